@@ -1,0 +1,1 @@
+"""Agents: prompting, parsing and history. Importing this loads no torch."""

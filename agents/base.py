@@ -1,0 +1,69 @@
+"""The contract of an agent: how a policy is asked to act."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rlhf.data import Action, Generation, Message, Role, Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy said.
+
+    Attributes:
+        text: decoded for reading and parsing; never tokenised again.
+        generation: ids and log-probs as sampled.
+    """
+
+    text: str
+    generation: Generation
+
+    @property
+    def message(self) -> Message:
+        """This reply as a message for a later prompt, carrying the sampled ids."""
+        return Message(Role.ASSISTANT, self.text, self.generation.token_ids)
+
+
+@runtime_checkable
+class PolicyHandle(Protocol):
+    """The policy as one episode sees it."""
+
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+        """Render `messages` and sample one reply. Raises EngineError; ContextFull when the prompt leaves no room."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What an agent may look at when it acts.
+
+    Attributes:
+        task: with `reference` removed.
+        opening: the environment's first observation.
+        turns: finished turns, oldest first.
+        admissible_actions: actions possible now; empty where the environment cannot list them.
+    """
+
+    task: Task
+    opening: str
+    turns: tuple[Turn, ...] = ()
+    admissible_actions: tuple[str, ...] = ()
+    admissible_before: tuple[tuple[str, ...], ...] = ()
+    """`[K]` the lists shown before each finished turn, so that an agent can rebuild its earlier prompts exactly."""
+
+    @property
+    def observation(self) -> str:
+        """The newest thing the environment said."""
+        return self.turns[-1].reply if self.turns else self.opening
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Turns a history into an action. A frozen dataclass: its fields are its recipe keys."""
+
+    async def act(self, history: History, policy: PolicyHandle) -> Action:
+        """Choose the next action; may call the policy more than once."""
+        ...

@@ -1,0 +1,129 @@
+"""The contract of a text environment.
+
+An environment is a frozen dataclass: its fields are its recipe keys. It lists tasks and starts episodes. An episode is
+one attempt and is used once: there is no reset. The smallest one:
+
+    @dataclass(frozen=True)
+    class Echo:
+        n_tasks: int = 100
+
+        def tasks(self, split: str) -> Iterable[Task]:
+            return [Task(id=f"echo/{split}/{i}", seed=i) for i in range(self.n_tasks)]
+
+        def start(self, task: Task) -> Episode:
+            return EchoEpisode(str(task.seed))
+
+    class EchoEpisode:
+        def __init__(self, word: str) -> None:
+            self.word, self.opening = word, StepResult(f"Say {word}.", state_key="start")
+
+        async def step(self, action: str) -> StepResult:
+            solved = action == self.word
+            return StepResult("Right." if solved else "Wrong.", reward=float(solved), terminated=True, success=solved)
+
+        async def close(self) -> None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rlhf.data import Task
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment answers.
+
+    Attributes:
+        reply: what the agent reads.
+        reward: reward of this step, in the environment's own units.
+        terminated: the task is over, won or lost.
+        truncated: the environment's own step limit cut the episode.
+        state_key: raw state after the step, without history; equal keys mean equal states. None if unknown.
+        success: at the end, whether the official criterion is met; None before.
+        valid: False if the environment did not understand the action.
+        admissible_actions: sorted actions possible now; empty where the environment cannot list them.
+    """
+
+    reply: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    state_key: str | None = None
+    success: bool | None = None
+    valid: bool = True
+    admissible_actions: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Episode(Protocol):
+    """One attempt at a task; used once.
+
+    `opening` is what the agent reads first. A synchronous `step` may be declared `async` and simply return. If the
+    environment's class sets `inline = True`, steps run on the event loop (only for steps well under a millisecond that
+    cannot hang); otherwise each runs in a worker thread under a time limit.
+    """
+
+    opening: StepResult
+
+    async def step(self, action: str) -> StepResult:
+        """Do one action."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; called once on every path, also after an error."""
+        ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Lists tasks and starts episodes. Frozen and picklable; its fields are its recipe keys."""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        """All tasks of a split (`train`, `dev`, `test`), in the same order every time."""
+        ...
+
+    def start(self, task: Task) -> Episode:
+        """Begin one attempt."""
+        ...
+
+
+@runtime_checkable
+class Oracle(Protocol):
+    """An environment that can demonstrate."""
+
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Actions that solve `task` from the state reached by `taken`, or None where it knows no way on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What an environment declares about itself; `rlhf check environment` holds it to them.
+
+    Attributes:
+        deterministic: one task and one list of actions give one transcript, in any process.
+        replayable: replaying the actions of an episode reaches the same state, so (task, actions) is a snapshot.
+        thread_safe: episodes may run in several threads at once.
+        inline: a step takes well under a millisecond and cannot hang, so it may run on the event loop.
+        oracle: `plan` is offered.
+        splits: names that `tasks` accepts.
+        package: distribution and version the episodes come from, for the run's record.
+    """
+
+    deterministic: bool = False
+    replayable: bool = False
+    thread_safe: bool = False
+    inline: bool = False
+    oracle: bool = False
+    splits: tuple[str, ...] = ("train", "test")
+    package: str = ""
+
+
+def properties_of(environment: object) -> Properties:
+    """The declared properties; an environment that declares none gets the cautious defaults."""
+    declared = getattr(environment, "properties", None)
+    return declared if isinstance(declared, Properties) else Properties()

@@ -1,0 +1,1 @@
+"""Rewards: rule-based verifiers and functions of a trajectory. Importing this loads no torch."""

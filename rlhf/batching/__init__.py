@@ -1,0 +1,1 @@
+"""Batching: from credit to flat rows, and from rows to packed tensors."""

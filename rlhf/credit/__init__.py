@@ -1,0 +1,1 @@
+"""Credit assignment: from a scored group to one number per sampled token."""

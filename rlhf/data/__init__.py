@@ -1,0 +1,28 @@
+"""The nouns of the pipeline: frozen dataclasses on the standard library."""
+
+from rlhf.data.generation import Finish, Generation, Prompt, SamplingParams
+from rlhf.data.messages import Message, Role
+from rlhf.data.scoring import Credit, Failure, Score, ScoredGroup, Verdict
+from rlhf.data.task import Task
+from rlhf.data.trajectory import Action, Outcome, Trajectory, Turn
+from rlhf.data.weights import PolicyWeights
+
+__all__ = [
+    "Action",
+    "Credit",
+    "Failure",
+    "Finish",
+    "Generation",
+    "Message",
+    "Outcome",
+    "PolicyWeights",
+    "Prompt",
+    "Role",
+    "SamplingParams",
+    "Score",
+    "ScoredGroup",
+    "Task",
+    "Trajectory",
+    "Turn",
+    "Verdict",
+]

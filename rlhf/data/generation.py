@@ -1,0 +1,102 @@
+"""Prompt and generation: token ids in, token ids and log-probs out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlhf.errors import DataError
+
+
+class Finish(StrEnum):
+    """Why sampling ended."""
+
+    STOP = "stop"  #: a stop token was sampled; it is the last id of the generation
+    LENGTH = "length"  #: the limit on new tokens, or the context, was reached
+    ABORT = "abort"  #: the caller gave up
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids given to the model for one call.
+
+    Attributes:
+        token_ids: `[P]`, at least one.
+        stop_ids: sampling ends after any of these; the sampled stop token is kept.
+    """
+
+    token_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise DataError("a prompt needs tokens", where="Prompt.token_ids", got="0 tokens", expected="at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample.
+
+    Attributes:
+        max_tokens: limit on new tokens.
+        temperature: 0 is greedy.
+        top_p: keep the smallest set of tokens with this much probability; 1 keeps all.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        seed: one seed gives one generation, whatever else is in the batch.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ok = self.max_tokens >= 1 and self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0
+        if not ok:
+            raise DataError(
+                "sampling parameters out of range",
+                where="SamplingParams",
+                got=repr(self),
+                expected="max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the model sampled for one prompt.
+
+    Attributes:
+        prompt: exactly what the model was given.
+        token_ids: `[T]` sampled ids, as sampled.
+        logprobs: `[T]` log-probs in nats of the distribution sampled from (temperature, top-p and top-k included).
+        finish: why sampling ended.
+        policy_version: version of the weights that sampled.
+    """
+
+    prompt: Prompt
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise DataError(
+                "ids and log-probs differ in length",
+                where="Generation",
+                got=f"{len(self.token_ids)} ids, {len(self.logprobs)} log-probs",
+                expected="one log-prob per sampled id",
+            )
+        if not all(math.isfinite(x) and x <= 1e-4 for x in self.logprobs):
+            raise DataError(
+                "a log-prob is not a finite number at most 0",
+                where="Generation.logprobs",
+                got=str([x for x in self.logprobs if not (math.isfinite(x) and x <= 1e-4)][:3]),
+            )
+
+    @property
+    def full_ids(self) -> tuple[int, ...]:
+        """Prompt and sampled ids, `[P + T]`."""
+        return self.prompt.token_ids + self.token_ids

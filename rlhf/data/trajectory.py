@@ -1,0 +1,112 @@
+"""Turn and trajectory: the record of a finished episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlhf.data.generation import Generation
+
+
+class Outcome(StrEnum):
+    """How an episode ended. The last five are failures of a part, not of the policy: nothing trains on them."""
+
+    SOLVED = "solved"
+    FAILED = "failed"  #: the environment ended the episode without success
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"  #: the context is full
+    TIMEOUT = "timeout"  #: the episode or one of its calls took longer than allowed
+    ENV_ERROR = "env_error"
+    AGENT_ERROR = "agent_error"
+    ENGINE_ERROR = "engine_error"
+    REWARD_ERROR = "reward_error"
+
+    @property
+    def is_failure_of_a_part(self) -> bool:
+        """Whether the record says nothing about the policy."""
+        return self in _PART_FAILURES
+
+
+_PART_FAILURES = frozenset(
+    {Outcome.TIMEOUT, Outcome.ENV_ERROR, Outcome.AGENT_ERROR, Outcome.ENGINE_ERROR, Outcome.REWARD_ERROR}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an agent decided in one turn.
+
+    Attributes:
+        text: what the environment is given.
+        generations: every call of the policy behind it, in order.
+        error: why the text could not be read as an action; the environment is then not stepped and the agent reads
+            this as its next observation.
+    """
+
+    text: str
+    generations: tuple[Generation, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An action and the environment's reply.
+
+    Attributes:
+        action: what the agent did.
+        reply: what the agent read in return.
+        reward: the environment's own reward of this turn.
+        state_key: raw environment state in which the action was chosen, for state-level credit; None if unknown.
+        valid: False if the action could not be parsed, or the environment did not understand it.
+    """
+
+    action: Action
+    reply: str
+    reward: float = 0.0
+    state_key: str | None = None
+    valid: bool = True
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """The policy's calls of this turn."""
+        return self.action.generations
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The record of a finished episode.
+
+    Attributes:
+        task_id: the task attempted; the key of its group.
+        attempt: number of this attempt within the group, from 0.
+        opening: what the agent read first.
+        turns: in order.
+        outcome: how it ended.
+        detail: for an outcome that is an error, what happened.
+        duration_s: wall-clock seconds of the episode.
+        n_retries: earlier attempts that were thrown away because a part failed.
+    """
+
+    task_id: str
+    attempt: int
+    opening: str
+    turns: tuple[Turn, ...]
+    outcome: Outcome
+    detail: str = ""
+    duration_s: float = 0.0
+    n_retries: int = 0
+
+    @property
+    def solved(self) -> bool:
+        """Whether the environment's own success criterion was met."""
+        return self.outcome is Outcome.SOLVED
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """All generations in order, of all turns."""
+        return tuple(g for turn in self.turns for g in turn.generations)
+
+    @property
+    def n_tokens(self) -> int:
+        """Sampled tokens."""
+        return sum(len(g.token_ids) for g in self.generations)

@@ -1,0 +1,116 @@
+"""Every error this project raises, in one tree.
+
+RlhfError
+├── RecipeError          a recipe cannot be run as written: fix the YAML
+├── MissingPackageError  an optional package or program is absent: install it
+├── ModelError           a model folder cannot be read or does not fit: check the path
+├── DataError            a record breaks its own contract (lengths, ranges, NaN): a bug in a plugged-in part
+├── EnvError             an environment raised, hung or returned garbage
+├── RewardError          a reward raised or returned something that is no number
+├── AgentError           an agent raised or returned something that is no action
+├── EngineError          the rollout engine could not generate
+├── DeliveryError        weights did not reach the engine
+├── TrainingError        training cannot go on (too many failures, non-finite loss)
+└── CheckpointError      a checkpoint cannot be written or read
+
+A message has four parts: where, what was given, what was expected, what to do. Authors of plugged-in parts raise plain
+Python errors; `boundary` attributes them to the part that raised.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+
+class RlhfError(Exception):
+    """Base of all errors of this project.
+
+    Args:
+        what: one sentence that says what is wrong.
+        where: YAML path, task id, file or call where it happened.
+        got: what was given.
+        expected: what would have been accepted.
+        hint: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", got: str = "", expected: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.where, self.got, self.expected, self.hint = what, where, got, expected, hint
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.what}" if self.where else self.what]
+        for label, text in (("got", self.got), ("expected", self.expected), ("do", self.hint)):
+            if text:
+                lines.append(f"  {label + ':':<10}{text}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.where, self.got, self.expected, self.hint))
+
+
+def _rebuild(kind: type[RlhfError], what: str, where: str, got: str, expected: str, hint: str) -> RlhfError:
+    return kind(what, where=where, got=got, expected=expected, hint=hint)
+
+
+class RecipeError(RlhfError):
+    """A recipe cannot be run as written."""
+
+
+class MissingPackageError(RlhfError):
+    """An optional package or program is absent."""
+
+
+class ModelError(RlhfError):
+    """A model folder cannot be read, or the model does not fit its use."""
+
+
+class DataError(RlhfError, ValueError):
+    """A record breaks its own contract."""
+
+
+class EnvError(RlhfError):
+    """An environment raised, hung or returned garbage."""
+
+
+class RewardError(RlhfError):
+    """A reward raised or returned something that is no number."""
+
+
+class AgentError(RlhfError):
+    """An agent raised or returned something that is no action."""
+
+
+class EngineError(RlhfError):
+    """The rollout engine could not generate."""
+
+
+class DeliveryError(EngineError):
+    """Weights did not reach the engine."""
+
+
+class TrainingError(RlhfError):
+    """Training cannot go on."""
+
+
+class CheckpointError(RlhfError):
+    """A checkpoint cannot be written or read."""
+
+
+@contextmanager
+def boundary(kind: type[RlhfError], where: str, hint: str = "") -> Iterator[None]:
+    """Attribute any plain exception raised inside to `kind`, keeping the original as its cause."""
+    try:
+        yield
+    except RlhfError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise kind("raised an exception", where=where, got=text, hint=hint) from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else ""

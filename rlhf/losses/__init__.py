@@ -1,0 +1,1 @@
+"""Policy losses: arrays in, a scalar and metrics out."""

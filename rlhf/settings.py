@@ -1,0 +1,8 @@
+"""How a settings object is declared: a frozen pydantic dataclass whose fields are its YAML keys."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict
+
+#: Unknown keys and silent conversions are errors; fields may hold arbitrary objects of ours.
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
