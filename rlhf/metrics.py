@@ -1,0 +1,355 @@
+"""Every metric with its unit and meaning, and the places a run writes them to.
+
+A name that is not in `METRICS` is an error, so that a curve cannot vanish through a misspelling. Names that end in
+`/*` are families: `reward/*` admits `reward/format`. Units: `1` is a pure number, `share` lies in [0, 1].
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, Protocol
+
+from rlhf.errors import CheckpointError, DataError, MissingPackageError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as it appears in a log line; ends in `/*` for a family.
+        unit: unit of the value.
+        meaning: one line for the reader of a curve.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+
+
+_TABLE = """
+rollout/success                 | share      | episodes whose success criterion was met, failures of parts left out
+rollout/return_mean             | 1          | mean total score of the episodes
+rollout/return_std              | 1          | standard deviation of the total score over the episodes
+rollout/n_episodes              | episodes   | finished episodes, failures of parts left out
+rollout/n_groups                | groups     | tasks attempted
+rollout/n_generations           | calls      | calls of the policy
+rollout/n_turns_mean            | turns      | mean turns of an episode
+rollout/n_tokens                | tokens     | sampled tokens
+rollout/n_prompt_tokens         | tokens     | prompt tokens given to the model, cached ones included
+rollout/tokens_per_s            | tokens/s   | sampled tokens per second of rollout
+rollout/time_s                  | s          | wall-clock time of the rollout
+rollout/cached_share            | share      | prompt tokens whose keys and values were kept from an earlier call
+rollout/engine_share            | share      | rollout time spent inside the model's forward pass
+rollout/n_truncated_generations | calls      | generations cut by the limit on new tokens
+rollout/n_invalid_actions       | turns      | turns whose action could not be read or was not understood
+rollout/invalid_share           | share      | such turns among all turns
+rollout/n_failures              | attempts   | attempts that ended by the failure of a part, retries exhausted
+rollout/error_share             | share      | such attempts among all attempts
+rollout/n_retries               | attempts   | attempts thrown away and repeated because a part failed
+rollout/n_policy_versions       | versions   | different weights that sampled this step's tokens
+rollout/outcome/*               | episodes   | episodes that ended this way
+reward/*                        | 1          | mean unweighted value of this reward
+env/*                           | 1          | figure reported by the environment
+custom/*                        | 1          | figure reported by a plugged-in part
+credit/n_groups                 | groups     | groups credit was computed for
+credit/n_single_groups          | groups     | groups of one trajectory: no baseline, no signal
+credit/n_zero_std_groups        | groups     | groups whose trajectories all scored the same: no signal
+credit/n_state_groups           | states     | environment states that several turns of a group started from
+credit/n_state_singletons       | states     | environment states seen once: no state-level signal
+credit/advantage_abs_mean       | 1          | mean absolute advantage of a sampled token
+credit/advantage_std            | 1          | standard deviation of the advantage over the sampled tokens
+batch/n_samples                 | rows       | rows given to the trainer
+batch/n_tokens                  | tokens     | tokens in these rows, padding left out
+batch/n_policy_tokens           | tokens     | tokens that are trained on
+batch/n_rewritten_prompts       | prompts    | prompts that do not extend the one before: they begin a new row
+batch/n_dropped_groups          | groups     | groups left out because nothing can be learned from them
+batch/n_microbatches            | batches    | forward and backward passes
+batch/padding_share             | share      | computed tokens that are padding
+loss/total                      | 1          | the number that is minimised
+loss/policy                     | 1          | policy-gradient term
+loss/kl_ref                     | nats       | divergence from the frozen reference per token
+loss/entropy                    | nats       | entropy of the policy's next-token distribution
+loss/clip_high_share            | share      | tokens whose ratio was clipped from above
+loss/clip_low_share             | share      | tokens whose ratio was clipped from below
+loss/clip_dual_share            | share      | tokens at the bound for negative advantages
+loss/approx_kl                  | nats       | divergence of the policy from the one that made the trajectories, k3
+loss/ratio_mean                 | 1          | mean ratio of new to old probability
+loss/ratio_max                  | 1          | largest ratio of new to old probability
+loss/sampler_gap_mean           | nats       | mean absolute difference of the trainer's and the engine's log-probs
+loss/sampler_gap_max            | nats       | largest absolute difference of the trainer's and the engine's log-probs
+loss/sampler_weight_mean        | 1          | mean truncated importance weight for the difference of trainer and engine
+optimizer/lr                    | 1          | learning rate of the last update
+optimizer/grad_norm             | 1          | norm of the gradient before clipping
+optimizer/n_updates             | updates    | parameter updates
+optimizer/n_skipped             | updates    | updates left out because the gradient was not finite
+supervised/loss                 | nats       | cross-entropy per demonstrated token
+supervised/accuracy             | share      | demonstrated tokens that are the policy's likeliest
+supervised/n_tokens             | tokens     | demonstrated tokens trained on
+supervised/n_demonstrations     | episodes   | demonstrations trained on
+eval/success                    | share      | evaluation episodes whose success criterion was met
+eval/success_low                | share      | lower end of the 95% interval of eval/success
+eval/success_high               | share      | upper end of the 95% interval of eval/success
+eval/n_episodes                 | episodes   | evaluation episodes, failures of parts left out
+eval/n_errors                   | attempts   | evaluation attempts that ended by the failure of a part
+eval/return_mean                | 1          | mean total score of the evaluation episodes
+eval/n_turns_mean               | turns      | mean turns of an evaluation episode
+time/rollout_s                  | s          | making trajectories and scoring them
+time/train_s                    | s          | computing the loss and updating
+time/eval_s                     | s          | evaluating
+time/checkpoint_s               | s          | writing checkpoints
+time/publish_s                  | s          | giving new weights to the engine
+time/step_s                     | s          | the whole step
+memory/rss_gb                   | GB         | resident memory of the process, 1e9 bytes
+memory/peak_gb                  | GB         | highest resident memory of the process so far, 1e9 bytes
+"""
+
+
+def _parse(table: str) -> Mapping[str, Metric]:
+    rows = (tuple(cell.strip() for cell in line.split("|", 2)) for line in table.strip().splitlines())
+    return MappingProxyType({name: Metric(name, unit, meaning) for name, unit, meaning in rows})
+
+
+#: Every metric by its name.
+METRICS: Mapping[str, Metric] = _parse(_TABLE)
+_FAMILIES = tuple(name[:-1] for name in METRICS if name.endswith("/*"))
+
+
+def describe(name: str) -> Metric:
+    """The metric of that name, or the family that admits it.
+
+    Raises:
+        DataError: no such metric.
+    """
+    if name in METRICS and not name.endswith("/*"):
+        return METRICS[name]
+    for prefix in _FAMILIES:
+        if name.startswith(prefix) and len(name) > len(prefix) and name != prefix + "*":
+            return METRICS[prefix + "*"]
+    raise DataError(
+        "no such metric",
+        where="metrics",
+        got=repr(name),
+        expected="a name of rlhf.metrics.METRICS, or custom/<name>",
+        hint=nearest(name, METRICS),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """What was logged in one call.
+
+    Attributes:
+        step: optimiser step, counted as the caller counts.
+        stage: stage of the recipe.
+        time: seconds since 1970.
+        values: by name; None stands for a value that was not finite.
+    """
+
+    step: int
+    stage: str
+    time: float
+    values: Mapping[str, float | None]
+
+
+class Sink(Protocol):
+    """A place that log lines go to."""
+
+    def write(self, line: LogLine) -> None:
+        """Keep one line. Raises CheckpointError when it cannot."""
+        ...
+
+    def rewind(self, step: int, stage: str | None = None) -> None:
+        """Forget what was logged after that step."""
+        ...
+
+    def close(self) -> None:
+        """Flush and free."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Checks names and passes each line to every sink.
+
+    Attributes:
+        sinks: where lines go; none is fine.
+    """
+
+    sinks: Sequence[Sink] = field(default_factory=tuple)
+
+    def log(self, step: int, stage: str, values: Mapping[str, Any]) -> None:
+        """Log `values` (numbers, or arrays of one number) at `step`.
+
+        Raises:
+            DataError: an unknown name, or a value that is no number.
+            CheckpointError: a sink cannot be written.
+        """
+        line = LogLine(step, stage, time.time(), {name: _number(name, value) for name, value in values.items()})
+        for sink in self.sinks:
+            sink.write(line)
+
+    def rewind(self, step: int, stage: str | None = None) -> None:
+        """Forget what was logged after `step`, so that a resumed run draws each point once."""
+        for sink in self.sinks:
+            sink.rewind(step, stage)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self.sinks:
+            sink.close()
+
+
+def _number(name: str, value: Any) -> float | None:
+    describe(name)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
+        raise DataError("a metric is no number", where=name, got=repr(value)[:80], expected="a float") from error
+    return number if math.isfinite(number) else None
+
+
+class JsonlSink:
+    """Appends one JSON object per line: `{"step": 3, "stage": "policy_gradient", "time": ..., "rollout/success": 0.5}`.
+
+    Each line is flushed. A line torn by a killed process is dropped when the file is opened again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        with _disk(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(self.path)
+            self._file: IO[str] = self.path.open("a", encoding="utf-8")
+
+    def write(self, line: LogLine) -> None:
+        """Append and flush one line."""
+        record = {"step": line.step, "stage": line.stage, "time": round(line.time, 3), **line.values}
+        with _disk(self.path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def rewind(self, step: int, stage: str | None = None) -> None:
+        """Drop the lines after `step`.
+
+        Without `stage`, steps count through all stages and every line with a greater step goes. With `stage`, steps
+        count within a stage: lines after the last one of `stage` up to `step` go, those of later stages included.
+        """
+        self.close()
+        lines = read_metrics(self.path)
+        kept = _kept(lines, step, stage)
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        with _disk(self.path):
+            texts = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            temporary.write_text("".join(text for text, keep in zip(texts, kept, strict=False) if keep), "utf-8")
+            os.replace(temporary, self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the file."""
+        with _disk(self.path):
+            self._file.close()
+
+
+def _kept(lines: Sequence[LogLine], step: int, stage: str | None) -> list[bool]:
+    if stage is None:
+        return [line.step <= step for line in lines]
+    last = max((i for i, line in enumerate(lines) if line.stage == stage and line.step <= step), default=None)
+    if last is None:  # nothing of this stage was reached: it ends where the stage begins
+        last = next((i for i, line in enumerate(lines) if line.stage == stage), len(lines)) - 1
+    return [i <= last for i in range(len(lines))]
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)
+
+
+def read_metrics(path: Path) -> list[LogLine]:
+    """The lines of a `metrics.jsonl`, oldest first; a torn last line is left out.
+
+    Raises:
+        DataError: a line in the middle is no log line.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    return list(_log_lines(text[: text.rfind("\n") + 1].splitlines(), path))
+
+
+def _log_lines(texts: Iterable[str], path: Path) -> Iterator[LogLine]:
+    for number, text in enumerate(texts, start=1):
+        try:
+            record = json.loads(text)
+            step, stage, at = int(record.pop("step")), str(record.pop("stage")), float(record.pop("time"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError("not a log line", where=f"{path}:{number}", got=text[:80]) from error
+        yield LogLine(step, stage, at, record)
+
+
+class TensorboardSink:
+    """Writes event files for TensorBoard, one folder per stage, so that stages show as runs beside each other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self._writers: dict[str, Any] = {}
+
+    def write(self, line: LogLine) -> None:
+        """Write one scalar per finite value."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=v) for name, v in line.values.items() if v is not None]
+        event = Event(wall_time=line.time, step=line.step, summary=Summary(value=values))
+        with _disk(self.folder):
+            self._writer(line.stage).add_event(event)
+
+    def rewind(self, step: int, stage: str | None = None) -> None:
+        """Tell TensorBoard to forget points after `step`; the event of a session's start has that effect."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        stages = [stage] if stage else [p.name for p in self.folder.glob("*") if p.is_dir()]
+        for name in stages:
+            start = Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
+            self._writer(name).add_event(start)
+
+    def close(self) -> None:
+        """Flush and close every event file."""
+        with _disk(self.folder):
+            for writer in self._writers.values():
+                writer.close()
+        self._writers.clear()
+
+    def _writer(self, stage: str) -> Any:
+        if stage not in self._writers:
+            try:
+                from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            except ImportError as error:
+                raise MissingPackageError(
+                    "TensorBoard is not installed", where="metrics", hint="pip install tensorboard"
+                ) from error
+            with _disk(self.folder):
+                self._writers[stage] = EventFileWriter(str(self.folder / stage))
+        return self._writers[stage]
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            "metrics cannot be written",
+            where=str(path),
+            got=error.strerror or str(error),
+            hint="free disk space or mend the folder's rights, then resume the run",
+        ) from error
