@@ -124,7 +124,7 @@ _FAMILIES = tuple(name[:-1] for name in METRICS if name.endswith("/*"))
 
 
 def describe(name: str) -> Metric:
-    """The metric of that name, or the family that admits it.
+    """Return the metric of that name, or the family that admits it.
 
     Raises:
         DataError: no such metric.
@@ -277,7 +277,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def read_metrics(path: Path) -> list[LogLine]:
-    """The lines of a `metrics.jsonl`, oldest first; a torn last line is left out.
+    """Read the lines of a `metrics.jsonl`, oldest first; a torn last line is left out.
 
     Raises:
         DataError: a line in the middle is no log line.
