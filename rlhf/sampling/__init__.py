@@ -1,1 +1,1 @@
-"""TBD."""
+"""Which tasks next."""

@@ -1,1 +1,1 @@
-"""TBD."""
+"""Trainers: stages of a recipe, the optimiser, checkpoints, and the loop."""

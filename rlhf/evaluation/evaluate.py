@@ -1,0 +1,103 @@
+"""Evaluation: a fixed set of tasks, an interval, and errors apart from failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass as plain_dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.data import SamplingParams
+from rlhf.evaluation.statistics import wilson_interval
+from rlhf.rollout.collect import Collected, Collector
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Evaluation:
+    """Which tasks success is reported on, and how the policy samples there."""
+
+    split: str = "test"
+    """Tasks of the result; training never draws from it."""
+    n_tasks: Annotated[int, Field(ge=1)] = 200
+    """The first tasks of the split. At 200 the 95% interval is at most 7 points to each side."""
+    attempts: Annotated[int, Field(ge=1)] = 1
+    """Attempts at each task."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 takes the likeliest token."""
+    watch_split: str = "dev"
+    """Tasks of the evaluations during training."""
+    watch_n_tasks: Annotated[int, Field(ge=1)] = 64
+    seed: int = 20_000
+
+
+@plain_dataclass(frozen=True)
+class EvaluationResult:
+    """Success on a fixed set of tasks.
+
+    Attributes:
+        success: share of attempts solved, of those that say something about the policy.
+        low, high: 95% Wilson interval of `success`.
+        n: attempts behind it.
+        n_errors: attempts that failed for no fault of the policy; not in `n`.
+    """
+
+    success: float
+    low: float
+    high: float
+    n: int
+    n_errors: int
+    return_mean: float
+    n_turns_mean: float
+    split: str
+    collected: Collected
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Plain values for files and the command line."""
+        names = ("success", "low", "high", "n", "n_errors", "return_mean", "n_turns_mean", "split")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values under their metric names."""
+        return {
+            "eval/success": self.success,
+            "eval/success_low": self.low,
+            "eval/success_high": self.high,
+            "eval/n_episodes": float(self.n),
+            "eval/n_errors": float(self.n_errors),
+            "eval/return_mean": self.return_mean,
+            "eval/n_turns_mean": self.n_turns_mean,
+            "time/eval_s": self.collected.seconds,
+        }
+
+
+async def evaluate(
+    collector: Collector, settings: Evaluation, *, split: str | None = None, n_tasks: int | None = None
+) -> EvaluationResult:
+    """Attempt the first `n_tasks` tasks of `split` and count."""
+    split = split or settings.split
+    tasks = list(islice(collector.environment.tasks(split), n_tasks or settings.n_tasks))
+    sampling = SamplingParams(
+        max_tokens=collector.limits.max_tokens, temperature=settings.temperature, seed=settings.seed
+    )
+    # The step number keeps the seeds of evaluations apart from those of training, and equal between evaluations.
+    collected = await collector.collect(tasks, group_size=settings.attempts, sampling=sampling, step=-1)
+    trajectories = [t for g in collected.groups for t in g.trajectories]
+    n, n_solved = len(trajectories), sum(t.solved for t in trajectories)
+    low, high = wilson_interval(n_solved, n)
+    values = collected.metrics()
+    return EvaluationResult(
+        success=n_solved / max(n, 1),
+        low=low,
+        high=high,
+        n=n,
+        n_errors=sum(len(g.failures) for g in collected.groups),
+        return_mean=values["rollout/return_mean"],
+        n_turns_mean=values["rollout/n_turns_mean"],
+        split=split,
+        collected=collected,
+    )

@@ -1,0 +1,106 @@
+"""Collecting: tasks in, scored groups out. Training and evaluation both go through here."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.base import Agent
+from environments.base import Environment
+from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task
+from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.group import OnProgress, run_groups
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.score import Weighted, check_failures, score_group
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The groups of one step and how long they took."""
+
+    groups: tuple[ScoredGroup, ...]
+    seconds: float
+
+    @property
+    def n_episodes(self) -> int:
+        """Attempts, failed ones included."""
+        return sum(len(g.trajectories) + len(g.failures) for g in self.groups)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over trajectories, counts over everything; see `rlhf.metrics` for units."""
+        trajectories = [t for g in self.groups for t in g.trajectories]
+        scores = [s for g in self.groups for s in g.scores]
+        failures = [f for g in self.groups for f in g.failures]
+        turns = [turn for t in trajectories for turn in t.turns]
+        n = max(len(trajectories), 1)
+        n_tokens = sum(t.n_tokens for t in trajectories)
+        returns = [s.total for s in scores]
+        mean = sum(returns) / n
+        n_invalid = sum(not turn.valid for turn in turns)
+        values = {
+            "rollout/success": sum(t.solved for t in trajectories) / n,
+            "rollout/return_mean": mean,
+            "rollout/return_std": (sum((r - mean) ** 2 for r in returns) / n) ** 0.5,
+            "rollout/n_episodes": float(self.n_episodes),
+            "rollout/n_turns_mean": len(turns) / n,
+            "rollout/n_tokens": float(n_tokens),
+            "rollout/tokens_per_s": n_tokens / max(self.seconds, 1e-9),
+            "rollout/n_truncated_generations": float(
+                sum(g.finish is Finish.LENGTH for t in trajectories for g in t.generations)
+            ),
+            "rollout/n_invalid_actions": float(n_invalid),
+            "rollout/invalid_share": n_invalid / max(len(turns), 1),
+            "rollout/n_failures": float(len(failures)),
+            "rollout/error_share": len(failures) / max(self.n_episodes, 1),
+            "rollout/n_retries": float(sum(t.n_retries for t in trajectories)),
+            "time/rollout_s": self.seconds,
+        }
+        outcomes = Counter(t.outcome for t in trajectories) + Counter(f.outcome for f in failures)
+        values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
+        for name in scores[0].parts if scores else ():
+            values[f"reward/{name}"] = sum(s.parts[name].value for s in scores) / n
+        return values
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Everything an attempt needs, tied together once."""
+
+    environment: Environment
+    agent: Agent
+    rewards: Mapping[str, Weighted]
+    engine: RolloutEngine
+    renderer: Renderer
+    limits: Limits
+    seed: int
+    on_progress: OnProgress | None = None
+
+    async def collect(
+        self, tasks: Sequence[Task], *, group_size: int, sampling: SamplingParams, step: int
+    ) -> Collected:
+        """Attempt every task `group_size` times and score the attempts.
+
+        Raises:
+            TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
+        """
+        start = time.perf_counter()
+        attempts: list[Any] = await run_groups(
+            tasks,
+            self.environment,
+            self.agent,
+            self.engine,
+            self.renderer,
+            self.limits,
+            sampling,
+            group_size=group_size,
+            seed=self.seed,
+            step=step,
+            on_progress=self.on_progress,
+        )
+        groups = [await score_group(t, found, self.rewards) for t, found in zip(tasks, attempts, strict=True)]
+        check_failures(groups, self.limits)
+        return Collected(tuple(groups), time.perf_counter() - start)

@@ -1,0 +1,140 @@
+"""Demonstrations: trajectories played by an environment's oracle, spoilt to order, and their tokens.
+
+Playing and rendering are apart, because a tokenizer trained from scratch is trained on the text of the same
+demonstrations that it later encodes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from agents.base import History
+from environments.base import Environment, Oracle, StepResult
+from rlhf.data import Action, Finish, Generation, Message, Outcome, Task, Trajectory, Turn
+from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.seeds import stable_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A played trajectory without tokens, and the actions that were possible in each turn."""
+
+    task: Task
+    trajectory: Trajectory
+    admissible: tuple[tuple[str, ...], ...]
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """Everything that was said, for training a tokenizer."""
+        yield self.trajectory.opening
+        for turn in self.trajectory.turns:
+            yield turn.action.text
+            yield turn.reply
+
+
+async def play(
+    environment: Environment,
+    tasks: Sequence[Task],
+    *,
+    random_share: float,
+    unsolved_share: float,
+    max_turns: int,
+    seed: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Demonstration]:
+    """Play each task once with the oracle; a random action now and then, and some tasks at random throughout."""
+    if not isinstance(environment, Oracle):
+        raise RecipeError(
+            "this environment cannot demonstrate",
+            where="stages: supervised",
+            got=type(environment).__name__,
+            expected="an environment with a method `plan(task, taken)`",
+            hint="remove the supervised stage, or start from a pretrained policy",
+        )
+    played = []
+    for i, task in enumerate(tasks):
+        rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
+        share = 1.0 if rng.random() < unsolved_share else random_share
+        played.append(await _play_one(environment, task, share, max_turns, rng))
+        on_progress(i + 1, len(tasks))
+    return played
+
+
+async def _play_one(
+    environment: Environment, task: Task, random_share: float, max_turns: int, rng: random.Random
+) -> Demonstration:
+    with boundary(EnvError, where=f"demonstration of {task.id}", hint="run `rlhf check environment`"):
+        episode = environment.start(task)
+        try:
+            return await _steps(environment, task, episode, random_share, max_turns, rng)
+        finally:
+            await episode.close()
+
+
+async def _steps(
+    environment: Environment, task: Task, episode: Any, random_share: float, max_turns: int, rng: random.Random
+) -> Demonstration:
+    state: StepResult = episode.opening
+    turns: list[Turn] = []
+    shown: list[tuple[str, ...]] = []
+    plan: list[str] | None = None
+    outcome = Outcome.TURN_LIMIT
+    while len(turns) < max_turns:
+        stray = rng.random() < random_share
+        if plan is None and not stray:
+            found = cast(Oracle, environment).plan(task, [t.action.text for t in turns])
+            plan = list(found) if found else []
+        if stray or not plan:
+            # An oracle that knows no way on leaves the rest to chance: an unsolved demonstration, like a planned one.
+            text, plan = rng.choice(state.admissible_actions or ("",)), None if stray else []
+        else:
+            text = plan.pop(0)
+        result = await episode.step(text)
+        shown.append(state.admissible_actions)
+        turns.append(Turn(Action(text), result.reply, result.reward, state.state_key, result.valid))
+        state = result
+        if state.terminated or state.truncated:
+            outcome = Outcome.SOLVED if state.success else Outcome.FAILED
+            break
+    trajectory = Trajectory(task.id, 0, episode.opening.reply, tuple(turns), outcome)
+    return Demonstration(task, trajectory, tuple(shown))
+
+
+def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: Renderer) -> list[Trajectory]:
+    """Give each demonstrated action the prompt and the tokens with which `agent` would have said it.
+
+    `agent` offers `messages(history)`, the prompt of its next call, and `write(action)`, the inverse of its parser.
+    """
+    for method in ("messages", "write"):
+        if not hasattr(agent, method):
+            raise RecipeError(
+                "this agent cannot be shown demonstrations",
+                where="agent",
+                got=type(agent).__name__,
+                expected=f"a method `{method}` beside `act`, as agents.chat.ChatAgent has",
+                hint="add the method, or remove the supervised stage",
+            )
+    return [_render_one(d, agent, renderer) for d in demonstrations]
+
+
+def _render_one(demonstration: Demonstration, agent: Any, renderer: Renderer) -> Trajectory:
+    task, played = demonstration.task, demonstration.trajectory
+    turns: list[Turn] = []
+    for k, turn in enumerate(played.turns):
+        history = History(
+            replace(task, reference=None),
+            played.opening,
+            tuple(turns),
+            demonstration.admissible[k],
+            demonstration.admissible[:k],
+        )
+        messages: Sequence[Message] = agent.messages(history)
+        prompt = renderer.prompt(messages)
+        ids = renderer.encode_reply(agent.write(turn.action.text))
+        generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=-1)
+        turns.append(replace(turn, action=Action(turn.action.text, (generation,))))
+    return replace(played, turns=tuple(turns))

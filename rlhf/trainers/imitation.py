@@ -1,0 +1,55 @@
+"""The supervised stage at work: demonstrations in, a policy that imitates them out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from rlhf.batching.pack import pack_minibatches
+from rlhf.batching.samples import Sample, make_samples
+from rlhf.data import Credit, Score, ScoredGroup, Trajectory
+from rlhf.losses.reduction import Reduction
+from rlhf.trainers.demonstrations import render
+from rlhf.trainers.run import Run
+from rlhf.trainers.supervised import Supervised
+from rlhf.trainers.trainer import TorchTrainer
+
+
+async def imitate(run: Run, stage: Supervised) -> None:
+    """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
+    demonstrations = run.demonstrations[run.state.stage]
+    samples = imitation_samples(render(demonstrations, run.collector.agent, run.collector.renderer))
+    n_batches = -(-len(samples) // stage.batch_size)
+    trainer = TorchTrainer(run.policy, stage.optimizer, stage.epochs * n_batches)
+    run.save(trainer.optimizer)
+    run.progress.stage("supervised", stage.epochs * n_batches, 0)
+    reduction = Reduction(kind="token_mean")
+    for epoch in range(stage.epochs):
+        run.reseed(epoch)
+        order = list(range(len(samples)))
+        random.Random(f"{run.seed}/supervised/{epoch}").shuffle(order)
+        for i in range(n_batches):
+            batch = [samples[j] for j in order[i * stage.batch_size : (i + 1) * stage.batch_size]]
+            [packed] = pack_minibatches(batch, 1, reduction, stage.max_tokens_per_microbatch, None)
+            values = trainer.imitate(packed)
+            run.log(
+                epoch * n_batches + i,
+                {
+                    **values,
+                    "supervised/n_demonstrations": float(len(demonstrations)),
+                    "supervised/n_tokens": float(sum(s.mask.sum() for s in batch)),
+                },
+            )
+            run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+    run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
+    await run.deliver()
+
+
+def imitation_samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
+    """Rows with an advantage of one on every demonstrated token."""
+    groups = [
+        ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns
+    ]
+    credits = [Credit((tuple((1.0,) * len(g.token_ids) for g in t.trajectories[0].generations),)) for t in groups]
+    samples, _ = make_samples(groups, credits, "trajectory")
+    return samples

@@ -1,0 +1,222 @@
+"""The policy: a causal language model with its tokenizer, from a folder, a hub, or from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.errors import ModelError
+from rlhf.rollout.attention import use_packed_attention
+from rlhf.settings import STRICT
+from rlhf.trainers.tokenizer import train_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Lora:
+    """Low-rank adapters (Hu et al., arXiv 2106.09685) by PEFT; the base weights stay frozen."""
+
+    rank: Annotated[int, Field(ge=1)] = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    rslora: bool = False
+    """Scale by alpha/sqrt(rank) (arXiv 2312.03732)."""
+
+    def wrap(self, model: Any) -> Any:
+        """`model` with trainable adapters."""
+        from peft import LoraConfig, get_peft_model
+
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules=targets,
+            use_rslora=self.rslora,
+            task_type="CAUSAL_LM",
+        )
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise ModelError(
+                "the adapter does not fit the model",
+                where="policy.lora.targets",
+                got=str(targets),
+                expected="names of linear layers of the model, or all-linear",
+                hint=str(error).splitlines()[0],
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FromScratch:
+    """A small model built in seconds, with a tokenizer trained on the environment's text. Saved like any other."""
+
+    family: Literal["qwen3", "llama"] = "qwen3"
+    hidden_size: Annotated[int, Field(ge=8)] = 128
+    intermediate_size: Annotated[int, Field(ge=8)] | None = None
+    """Width of the feed-forward layers; None is three times `hidden_size`."""
+    n_layers: Annotated[int, Field(ge=1)] = 4
+    n_heads: Annotated[int, Field(ge=1)] = 4
+    n_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    """None is as many as `n_heads`."""
+    vocab_size: Annotated[int, Field(ge=300)] = 2048
+    """Most tokens the tokenizer may learn."""
+    max_context: Annotated[int, Field(ge=16)] = 1024
+    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    lora: Lora | None = None
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.n_heads or (self.hidden_size // self.n_heads) % 2:
+            raise ValueError("hidden_size must be an even multiple of n_heads")
+        if self.n_heads % (self.n_kv_heads or self.n_heads):
+            raise ValueError("n_heads must be a multiple of n_kv_heads")
+
+    @property
+    def needs_texts(self) -> bool:
+        """The tokenizer is trained on the environment's text."""
+        return True
+
+    def build(self, seed: int, texts: Iterable[str] = ()) -> Policy:
+        """Train the tokenizer on `texts` and draw the weights from `seed`."""
+        from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+        tokenizer = train_tokenizer(texts, vocab_size=self.vocab_size, max_context=self.max_context)
+        common: dict[str, Any] = dict(
+            vocab_size=len(tokenizer),
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size or 3 * self.hidden_size,
+            num_hidden_layers=self.n_layers,
+            num_attention_heads=self.n_heads,
+            num_key_value_heads=self.n_kv_heads or self.n_heads,
+            head_dim=self.hidden_size // self.n_heads,
+            max_position_embeddings=self.max_context,
+            tie_word_embeddings=True,
+            initializer_range=self.initializer_range,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        config = Qwen3Config(**common) if self.family == "qwen3" else LlamaConfig(**common)
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return Policy.of(model, tokenizer, self.lora)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Pretrained:
+    """Any causal language model in Hugging Face format: a local folder, or a name on a hub."""
+
+    path: str
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    chat_template_kwargs: dict[str, bool | str | int] = Field(default_factory=dict)
+    """Passed to the tokenizer's chat template, e.g. {enable_thinking: false}."""
+    lora: Lora | None = None
+
+    @property
+    def needs_texts(self) -> bool:
+        """The tokenizer comes with the model."""
+        return False
+
+    def build(self, seed: int, texts: Iterable[str] = ()) -> Policy:
+        """Load model and tokenizer; `seed` draws the adapter's weights."""
+        torch.manual_seed(seed)
+        model, tokenizer = load_folder(self.path, dtype=self.dtype)
+        return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
+
+
+def load_folder(path: str, *, dtype: str = "float32") -> tuple[Any, Any]:
+    """Model and tokenizer of a Hugging Face folder or hub name. Raises ModelError saying what is missing."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = Path(path).expanduser()
+    local = folder.exists() or path.startswith((".", "/", "~"))
+    if local and not (folder / "config.json").is_file():
+        raise ModelError(
+            "no model in this folder",
+            where=f"policy.path {path}",
+            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder",
+            expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
+            hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
+        )
+    source = str(folder) if local else path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            "the model cannot be loaded",
+            where=f"policy.path {path}",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            expected="a readable causal language model with tokenizer",
+            hint="check the files" if local else "check the name and that the hub can be reached, or give a folder",
+        ) from error
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            "the tokenizer has no chat template",
+            where=f"policy.path {path}",
+            expected="chat_template.jinja or a chat_template in tokenizer_config.json",
+            hint="use an instruction-tuned model, or save a chat template beside the tokenizer",
+        )
+    return model, tokenizer
+
+
+@plain_dataclass
+class Policy:
+    """A live policy. The rollout engine and the trainer share `model`."""
+
+    model: Any
+    tokenizer: Any
+    chat_template_kwargs: dict[str, Any]
+    is_lora: bool
+    version: int = 0
+    reference: Any = None
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, lora: Lora | None, template: dict[str, Any] | None = None) -> Policy:
+        """Switch the model to packed attention and wrap it with adapters where asked."""
+        if lora is not None:
+            model = lora.wrap(model)
+        use_packed_attention(model)
+        model.eval()
+        return cls(model, tokenizer, dict(template or {}), lora is not None)
+
+    @property
+    def max_context(self) -> int:
+        """Positions the model was made for."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def n_parameters(self) -> int:
+        """All parameters, frozen ones included."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def keep_reference(self, start: Path) -> None:
+        """Keep the policy as it was at checkpoint `start`, frozen, for KL terms. Adapters need none: it is the base."""
+        if not self.is_lora:
+            self.reference, _ = load_folder(str(start / "policy"))
+            self.reference.requires_grad_(False).to(next(self.model.parameters()).device).eval()
+            use_packed_attention(self.reference)
+
+    @contextmanager
+    def as_reference(self) -> Iterator[Any]:
+        """The reference model, for a forward pass without gradient."""
+        with torch.no_grad():
+            if self.is_lora:
+                with self.model.disable_adapter():
+                    yield self.model
+            else:
+                if self.reference is None:
+                    raise ModelError("there is no reference model", where="Policy.as_reference", hint="call keep_reference")
+                yield self.reference
+
+    def save(self, folder: Path) -> None:
+        """Write an ordinary Hugging Face folder (an adapter: a PEFT folder with its base's name)."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)

@@ -1,0 +1,50 @@
+"""The policy-gradient stage: its recipe keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.batching.filters import Filters
+from rlhf.credit.estimator import AdvantageEstimator
+from rlhf.credit.grpo import GRPO
+from rlhf.losses.policy_loss import PolicyLoss
+from rlhf.losses.ppo_clip import PPOClip
+from rlhf.losses.reduction import Reduction
+from rlhf.settings import STRICT
+from rlhf.trainers.optimizer import AdamW
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PolicyGradient:
+    """Sample groups of trajectories, give every token its credit, update, deliver; repeat.
+
+    One step makes `tasks_per_step` x `group_size` episodes and `epochs` x `minibatches` optimiser updates.
+    """
+
+    steps: Annotated[int, Field(ge=1)] = 100
+    tasks_per_step: Annotated[int, Field(ge=1)] = 16
+    group_size: Annotated[int, Field(ge=1)] = 8
+    """Attempts at each task; the group whose statistics give the advantage."""
+    advantage: AdvantageEstimator = Field(default_factory=GRPO)
+    loss: PolicyLoss = Field(default_factory=PPOClip)
+    reduction: Reduction = Field(default_factory=Reduction)
+    filters: Filters = Field(default_factory=Filters)
+    layout: Literal["trajectory", "generation"] = "trajectory"
+    """One row per trajectory (folded where prompts extend each other), or one row per generation."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the step's samples."""
+    minibatches: Annotated[int, Field(ge=1)] = 1
+    """Optimiser updates in one pass; trajectories are kept whole."""
+    optimizer: AdamW = Field(default_factory=AdamW)
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the trainer divides its logits by it too."""
+    max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
+    """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
+    split: str = "train"
+    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 20
+    """Steps between checkpoints; the last step always writes one."""

@@ -1,0 +1,32 @@
+"""The supervised stage: imitate demonstrations made by the environment's oracle."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.settings import STRICT
+from rlhf.trainers.optimizer import AdamW
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Supervised:
+    """Next-token training on the actions of demonstrations; observations are masked.
+
+    The demonstrations are played by the environment's oracle. `random_share` and `unsolved_share` spoil them on
+    purpose, so that the policy that reinforcement learning starts from is weak but not hopeless.
+    """
+
+    n_demonstrations: Annotated[int, Field(ge=1)] = 512
+    random_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the actions drawn at random from the admissible ones; the oracle plans on from where they lead."""
+    unsolved_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the demonstrations that are random throughout."""
+    epochs: Annotated[int, Field(ge=1)] = 3
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    """Demonstrations per optimiser update."""
+    optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-3, schedule="cosine", warmup_steps=10))
+    max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
+    split: str = "train"
