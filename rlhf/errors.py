@@ -9,7 +9,8 @@ RlhfError
 ├── RewardError          a reward raised or returned something that is no number
 ├── AgentError           an agent raised or returned something that is no action
 ├── EngineError          the rollout engine could not generate
-├── DeliveryError        weights did not reach the engine
+│   ├── ContextFull      the prompt leaves no room for a new token
+│   └── DeliveryError    weights did not reach the engine
 ├── TrainingError        training cannot go on (too many failures, non-finite loss)
 └── CheckpointError      a checkpoint cannot be written or read
 
@@ -84,6 +85,10 @@ class AgentError(RlhfError):
 
 class EngineError(RlhfError):
     """The rollout engine could not generate."""
+
+
+class ContextFull(EngineError):
+    """The prompt leaves no room for a new token; an agent may catch this and ask with a shorter prompt."""
 
 
 class DeliveryError(EngineError):
