@@ -1,1 +1,1 @@
-"""TBD."""
+"""Views of runs and trajectories."""

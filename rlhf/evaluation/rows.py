@@ -1,0 +1,269 @@
+"""Records of attempts, and the rows of a Parquet table that they become.
+
+A prompt that extends the generation before it becomes its new tokens only; everything comes back exactly as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
+from rlhf.errors import DataError
+
+Phase = Literal["train", "eval"]
+Advantages = tuple[tuple[float, ...], ...]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRecord:
+    """A trajectory with what later stages added to it.
+
+    Attributes:
+        step: optimiser step it was made in.
+        stage: stage of the recipe.
+        phase: made to train on, or to evaluate.
+        task_id: the task attempted.
+        trajectory: the record of the episode.
+        score: its reward parts; None if it was not scored.
+        advantages: `[N][T]`: generation, sampled token; None if no credit was computed.
+    """
+
+    step: int
+    stage: str
+    phase: Phase
+    task_id: str
+    trajectory: Trajectory
+    score: Score | None = None
+    advantages: Advantages | None = None
+
+    def __post_init__(self) -> None:
+        if self.advantages is None:
+            return
+        shape = [len(g.token_ids) for g in self.trajectory.generations]
+        got = [len(row) for row in self.advantages]
+        if got != shape:
+            raise DataError("advantages do not match the tokens", where=self.task_id, got=str(got), expected=str(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """An attempt that ended by the failure of a part.
+
+    Attributes:
+        step: optimiser step it was made in.
+        stage: stage of the recipe.
+        phase: made to train on, or to evaluate.
+        task_id: the task attempted.
+        failure: what failed.
+    """
+
+    step: int
+    stage: str
+    phase: Phase
+    task_id: str
+    failure: Failure
+
+
+_IDS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float64())
+_TURN = pa.struct(
+    {
+        "text": pa.string(),
+        "error": pa.string(),
+        "reply": pa.string(),
+        "reward": pa.float64(),
+        "state_key": pa.string(),
+        "valid": pa.bool_(),
+        "n_generations": pa.int32(),
+    }
+)
+_GENERATION = pa.struct(
+    {
+        "extends": pa.bool_(),  # the prompt is the generation before, whole, then `prompt_ids`
+        "prompt_ids": _IDS,
+        "stop_ids": _IDS,
+        "token_ids": _IDS,
+        "logprobs": _FLOATS,
+        "finish": pa.string(),
+        "policy_version": pa.int64(),
+    }
+)
+_PART = pa.struct({"name": pa.string(), "value": pa.float64(), "why": pa.string(), "per_turn": _FLOATS})
+_COLUMNS: dict[str, Any] = {
+    "step": pa.int64(),
+    "stage": pa.string(),
+    "phase": pa.string(),
+    "task_id": pa.string(),
+    "attempt": pa.int64(),
+    "outcome": pa.string(),
+    "is_failure": pa.bool_(),
+    "retryable": pa.bool_(),
+    "solved": pa.bool_(),
+    "n_turns": pa.int64(),
+    "n_tokens": pa.int64(),
+    "detail": pa.string(),
+    "duration_s": pa.float64(),
+    "n_retries": pa.int64(),
+    "opening": pa.string(),
+    "turns": pa.list_(_TURN),
+    "generations": pa.list_(_GENERATION),
+    "score": pa.struct({"parts": pa.list_(_PART), "turns": _FLOATS, "total": pa.float64()}),
+    "advantages": pa.list_(_FLOATS),
+}
+#: Marks the files of this store and their version.
+FORMAT = {b"rlhf.trajectories": b"1"}
+SCHEMA = pa.schema(_COLUMNS, metadata=FORMAT)
+
+
+def encode(record: TrajectoryRecord) -> Row:
+    """Return the row of a trajectory."""
+    t = record.trajectory
+    return {
+        "step": record.step,
+        "stage": record.stage,
+        "phase": record.phase,
+        "task_id": _text(record.task_id),
+        "attempt": t.attempt,
+        "outcome": str(t.outcome),
+        "is_failure": False,
+        "solved": t.solved,
+        "n_turns": len(t.turns),
+        "n_tokens": t.n_tokens,
+        "detail": _text(t.detail),
+        "duration_s": t.duration_s,
+        "n_retries": t.n_retries,
+        "opening": _text(t.opening),
+        "turns": [_encode_turn(turn) for turn in t.turns],
+        "generations": _encode_generations(t.generations),
+        "score": _encode_score(record.score) if record.score is not None else None,
+        "advantages": record.advantages,
+    }
+
+
+def encode_failure(record: FailureRecord) -> Row:
+    """Return the row of an attempt that ended by the failure of a part."""
+    failure = record.failure
+    return {
+        "step": record.step,
+        "stage": record.stage,
+        "phase": record.phase,
+        "task_id": _text(record.task_id),
+        "attempt": failure.attempt,
+        "outcome": str(failure.outcome),
+        "detail": _text(failure.message),
+        "is_failure": True,
+        "retryable": failure.retryable,
+        "solved": False,
+    }
+
+
+def decode_failure(row: Row) -> FailureRecord:
+    """Return the record that `encode_failure` was given."""
+    failure = Failure(row["attempt"], Outcome(row["outcome"]), row["detail"], row["retryable"])
+    return FailureRecord(row["step"], row["stage"], row["phase"], row["task_id"], failure)
+
+
+def _encode_turn(turn: Turn) -> Row:
+    return {
+        "text": _text(turn.action.text),
+        "error": _text(turn.action.error),
+        "reply": _text(turn.reply),
+        "reward": turn.reward,
+        "state_key": _text(turn.state_key),
+        "valid": turn.valid,
+        "n_generations": len(turn.generations),
+    }
+
+
+def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
+    rows: list[Row] = []
+    before: tuple[int, ...] = ()
+    for g in generations:
+        prompt = g.prompt.token_ids
+        extends = bool(before) and prompt[: len(before)] == before
+        rows.append(
+            {
+                "extends": extends,
+                "prompt_ids": prompt[len(before) :] if extends else prompt,
+                "stop_ids": g.prompt.stop_ids,
+                "token_ids": g.token_ids,
+                "logprobs": g.logprobs,
+                "finish": str(g.finish),
+                "policy_version": g.policy_version,
+            }
+        )
+        before = g.full_ids
+    return rows
+
+
+def _encode_score(score: Score) -> Row:
+    parts = [
+        {"name": _text(name), "value": verdict.value, "why": _text(verdict.why), "per_turn": verdict.per_turn}
+        for name, verdict in score.parts.items()
+    ]
+    return {"parts": parts, "turns": score.turns, "total": score.total}
+
+
+def decode(row: Row) -> TrajectoryRecord:
+    """Return the record that `encode` was given."""
+    trajectory = Trajectory(
+        task_id=row["task_id"],
+        attempt=row["attempt"],
+        opening=row["opening"],
+        turns=_decode_turns(row["turns"], _decode_generations(row["generations"])),
+        outcome=Outcome(row["outcome"]),
+        detail=row["detail"],
+        duration_s=row["duration_s"],
+        n_retries=row["n_retries"],
+    )
+    advantages = None if row["advantages"] is None else tuple(map(tuple, row["advantages"]))
+    score = None if row["score"] is None else _decode_score(row["score"])
+    return TrajectoryRecord(row["step"], row["stage"], row["phase"], row["task_id"], trajectory, score, advantages)
+
+
+def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(
+            action=Action(t["text"], tuple(next(generations) for _ in range(t["n_generations"])), t["error"]),
+            reply=t["reply"],
+            reward=t["reward"],
+            state_key=t["state_key"],
+            valid=t["valid"],
+        )
+        for t in turns
+    )
+
+
+def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
+    before: tuple[int, ...] = ()
+    for row in rows:
+        prompt = (before if row["extends"] else ()) + tuple(row["prompt_ids"])
+        generation = Generation(
+            prompt=Prompt(prompt, tuple(row["stop_ids"])),
+            token_ids=tuple(row["token_ids"]),
+            logprobs=tuple(row["logprobs"]),
+            finish=Finish(row["finish"]),
+            policy_version=row["policy_version"],
+        )
+        before = generation.full_ids
+        yield generation
+
+
+def _decode_score(row: Row) -> Score:
+    parts = {
+        part["name"]: Verdict(part["value"], part["why"], None if part["per_turn"] is None else tuple(part["per_turn"]))
+        for part in row["parts"]
+    }
+    return Score(parts, tuple(row["turns"]), row["total"])
+
+
+def _text(text: str | None) -> str | None:
+    """UTF-8 has no lone surrogates: text that holds one is kept with the surrogate written out."""
+    try:
+        return None if text is None else text.encode().decode()
+    except UnicodeEncodeError:
+        return str(text).encode("utf-8", "backslashreplace").decode()

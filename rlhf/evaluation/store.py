@@ -1,0 +1,217 @@
+"""Every trajectory of every step in Parquet files: `<stage>-<phase>-<step>.parquet`, one row per attempt.
+
+Token ids, log-probs, scores and advantages come back exactly as they were. A prompt that extends the generation before
+it is stored as its new tokens only. Attempts that ended by the failure of a part are rows too, with `is_failure` set
+and no turns, so that counting `outcome` over a file counts every attempt. Any Parquet reader can open the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rlhf.data import Credit, Outcome, ScoredGroup
+from rlhf.errors import CheckpointError, DataError
+from rlhf.evaluation.rows import (
+    FORMAT,
+    SCHEMA,
+    FailureRecord,
+    Phase,
+    Row,
+    TrajectoryRecord,
+    decode,
+    decode_failure,
+    encode,
+    encode_failure,
+)
+
+__all__ = [
+    "FailureRecord",
+    "Phase",
+    "StoredStep",
+    "TrajectoryRecord",
+    "TrajectoryWriter",
+    "group_records",
+    "list_steps",
+    "read_failures",
+    "read_trajectories",
+]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StoredStep:
+    """One file of the store."""
+
+    stage: str
+    step: int
+    phase: str
+    path: Path
+
+
+def group_records(
+    group: ScoredGroup, credit: Credit | None = None, *, step: int, stage: str, phase: Phase
+) -> tuple[list[TrajectoryRecord], list[FailureRecord]]:
+    """Turn a scored group, and its credit where it has one, into records."""
+    records = [
+        TrajectoryRecord(step, stage, phase, group.task_id, t, s, credit.tokens_GNT[i] if credit else None)
+        for i, (t, s) in enumerate(zip(group.trajectories, group.scores, strict=True))
+    ]
+    return records, [FailureRecord(step, stage, phase, group.task_id, failure) for failure in group.failures]
+
+
+@dataclass
+class TrajectoryWriter:
+    """Writes one file per (stage, phase, step), whole or not at all.
+
+    A file that an earlier process left is replaced; a second write of the same step by this writer is an error.
+
+    Attributes:
+        folder: made if absent.
+    """
+
+    folder: Path
+    _written: set[Path] = field(default_factory=set, repr=False)
+
+    def write(self, records: Sequence[TrajectoryRecord], failures: Sequence[FailureRecord] = ()) -> list[Path]:
+        """Write all attempts of a step; returns the files.
+
+        Raises:
+            CheckpointError: the disk is full or the folder cannot be written.
+            DataError: a stage's name is no file name, or the step is already written.
+        """
+        rows: dict[Path, list[Row]] = defaultdict(list)
+        for record in records:
+            rows[self._path(record)].append(encode(record))
+        for failure in failures:
+            rows[self._path(failure)].append(encode_failure(failure))
+        for path in rows:
+            if path in self._written:
+                raise DataError("this step is already written", where=str(path), hint="write a step in one call")
+        for path, part in rows.items():
+            _write_file(path, part)
+            self._written.add(path)
+        return list(rows)
+
+    def write_groups(
+        self,
+        groups: Sequence[ScoredGroup],
+        credits: Sequence[Credit | None] | None = None,
+        *,
+        step: int,
+        stage: str,
+        phase: Phase,
+    ) -> list[Path]:
+        """Write scored groups, with their credit where there is any."""
+        paired = zip(groups, credits if credits is not None else [None] * len(groups), strict=True)
+        parts = [group_records(group, credit, step=step, stage=stage, phase=phase) for group, credit in paired]
+        return self.write([r for records, _ in parts for r in records], [f for _, fails in parts for f in fails])
+
+    def rewind(self, step: int, stage: str | None = None) -> None:
+        """Delete files of later steps, of one stage or of all, so that a resumed run leaves no stale ones."""
+        for stored in list_steps(self.folder):
+            if stored.step > step and stage in (None, stored.stage):
+                stored.path.unlink()
+                self._written.discard(stored.path)
+
+    def _path(self, record: TrajectoryRecord | FailureRecord) -> Path:
+        if not re.fullmatch(r"[\w.-]+", record.stage) or record.phase not in get_args(Phase) or record.step < 0:
+            raise DataError(
+                "no file can be named after this step",
+                where="TrajectoryWriter",
+                got=f"stage {record.stage!r}, phase {record.phase!r}, step {record.step}",
+                expected="a stage of letters, digits, '_', '.', '-'; phase train or eval; a step from 0",
+            )
+        return Path(self.folder) / f"{record.stage}-{record.phase}-{record.step:06d}.parquet"
+
+
+def list_steps(folder: Path) -> list[StoredStep]:
+    """List the files of a store, by stage, step and phase. A folder that does not exist is empty."""
+    found = []
+    for path in Path(folder).glob("*.parquet"):
+        if match := re.fullmatch(r"([\w.-]+)-(train|eval)-(\d+)", path.stem):
+            found.append(StoredStep(match[1], int(match[3]), match[2], path))
+    return sorted(found)
+
+
+def read_trajectories(
+    folder: Path,
+    *,
+    stage: str | None = None,
+    phase: Phase | None = None,
+    steps: Collection[int] | None = None,
+    task_id: str | None = None,
+    outcomes: Collection[Outcome] | None = None,
+    limit: int | None = None,
+) -> Iterator[TrajectoryRecord]:
+    """Yield the stored trajectories that pass every filter given, file by file, at most `limit`.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    left = limit
+    for stored in list_steps(folder):
+        if left == 0:
+            return
+        if stage in (None, stored.stage) and phase in (None, stored.phase) and (steps is None or stored.step in steps):
+            table = _read_file(stored.path)
+            keep = pc.invert(table["is_failure"])
+            if task_id is not None:
+                keep = pc.and_(keep, pc.equal(table["task_id"], task_id))
+            if outcomes is not None:
+                keep = pc.and_(keep, pc.is_in(table["outcome"], pa.array([str(o) for o in outcomes], pa.string())))
+            rows = table.filter(keep).slice(0, left).to_pylist()
+            yield from map(decode, rows)
+            left = None if left is None else left - len(rows)
+
+
+def read_failures(folder: Path, *, stage: str | None = None, phase: Phase | None = None) -> Iterator[FailureRecord]:
+    """Yield the stored attempts that ended by the failure of a part."""
+    columns = ["step", "stage", "phase", "task_id", "attempt", "outcome", "detail", "retryable", "is_failure"]
+    for stored in list_steps(folder):
+        if stage in (None, stored.stage) and phase in (None, stored.phase):
+            table = _read_file(stored.path, columns)
+            yield from map(decode_failure, table.filter(table["is_failure"]).to_pylist())
+
+
+def _write_file(path: Path, rows: list[Row]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with _disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _read_file(path: Path, columns: list[str] | None = None) -> Any:
+    try:
+        table = pq.read_table(path, columns=columns, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError("not a readable trajectory file", where=str(path), got=str(error)[:200]) from error
+    if not FORMAT.items() <= dict(table.schema.metadata or {}).items():
+        raise DataError("a trajectory file of another format", where=str(path), expected="format 1")
+    return table
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            "trajectories cannot be written",
+            where=str(path),
+            got=error.strerror or str(error),
+            hint="free disk space or mend the folder's rights, then resume the run",
+        ) from error
