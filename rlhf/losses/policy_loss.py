@@ -7,10 +7,12 @@ reduction is already inside `weights`: a loss is Σ weights · l, so that micro-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol, runtime_checkable
 
 import torch
+
+from rlhf.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,10 @@ class LossInputs:
         ref_logprobs: of the frozen reference, or None when no KL term is asked for.
         entropy: of the current policy's distribution at each token, or None; carries the gradient.
         advantages: one number per token.
-        weights: reduction coefficients; they sum to the reduction's normaliser over the whole global batch.
+        weights: reduction coefficients (`rlhf.losses.reduction`), computed over the whole minibatch.
         sequence_ids: int64, which trajectory a token belongs to.
+        n_minibatch_tokens: policy tokens of the whole minibatch, over all its micro-batches and processes; diagnostic
+            metrics are means over them. None: `weights` are used instead, which is the same for `token_mean`.
     """
 
     policy_logprobs: torch.Tensor
@@ -36,25 +40,55 @@ class LossInputs:
     sequence_ids: torch.Tensor
     ref_logprobs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
+    n_minibatch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        shapes = {
+            f.name: tuple(value.shape)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), torch.Tensor) and value.shape != (len(self.policy_logprobs),)
+        }
+        if shapes:
+            raise DataError(
+                "the arrays of a loss differ in shape",
+                where="LossInputs",
+                got=str(shapes),
+                expected=f"[N] with N = {len(self.policy_logprobs)}, as policy_logprobs",
+            )
+
+    def mean_share(self, values: torch.Tensor) -> torch.Tensor:
+        """Return this micro-batch's share of the minibatch's mean of `values` `[N]`: a detached scalar."""
+        if self.n_minibatch_tokens is None:
+            return (self.weights * values.detach()).sum()
+        return values.detach().sum() / max(self.n_minibatch_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """A scalar to differentiate, and sums for the log.
+    """A scalar to differentiate, and figures for the log.
 
     Attributes:
-        loss: scalar.
-        metrics: name -> sum over tokens of weight · value, detached; micro-batches add up to the batch's mean.
+        loss: scalar, Σ weights · l over the tokens of the micro-batch.
+        metrics: name -> this micro-batch's share, detached; the sum over the micro-batches and processes of a minibatch
+            is the figure to log. `loss/total` and `loss/policy` are sums with `weights`; the others are means over the
+            policy tokens of the minibatch.
+        metrics_max: name -> the largest value in this micro-batch, detached; the maximum over the micro-batches and
+            processes is the figure to log.
     """
 
     loss: torch.Tensor
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    metrics_max: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @runtime_checkable
 class PolicyLoss(Protocol):
-    """A frozen dataclass whose fields are its recipe keys."""
+    """A frozen dataclass whose fields are its recipe keys.
+
+    A loss that reads `ref_logprobs` also has an attribute `needs_ref`, and one that reads `entropy` an attribute
+    `needs_entropy`; where they are absent or False the trainer computes neither and passes None.
+    """
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        """The loss of one micro-batch's share of the global batch."""
+        """Return the loss of one micro-batch's share of the minibatch."""
         ...

@@ -1,0 +1,32 @@
+"""Dr.GRPO: GRPO without its two biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DrGRPO:
+    """A_i = R_i − mean R, the same for every token of trajectory i.
+
+    Not dividing by the deviation removes the extra weight of tasks that are nearly always or nearly never solved. The
+    bias towards long wrong answers goes only with a reduction that divides by a constant:
+    `reduction: {kind: seq_mean_token_sum_norm, max_tokens: ...}`. Equal scores and a lone trajectory give exactly 0.
+
+    Source: Understanding R1-Zero-like training, arXiv 2503.20783.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`."""
+        returns = group_returns(group)
+        return Credit(broadcast(group, normalise(returns, by_std=False)), group_counters(returns))

@@ -1,0 +1,127 @@
+"""Group statistics, and how a number per trajectory or per turn becomes a number per token.
+
+Everything here is pure Python on short lists: a group has a handful of trajectories and a step has tens of thousands of
+state groups, where the fixed cost of an array library would dominate. Sums are exact (`math.fsum`), so the order of a
+group's trajectories does not matter, not even in the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlhf.data import ScoredGroup
+from rlhf.errors import DataError
+
+TokensGNT = tuple[tuple[tuple[float, ...], ...], ...]
+
+#: Values closer than this, relative to the largest of them and 1, differ by rounding alone.
+_ROUNDING = 1e-12
+
+
+def group_returns(group: ScoredGroup) -> list[float]:
+    """Return `[G]`, the total score of each trajectory.
+
+    Raises:
+        DataError: a total is not finite.
+    """
+    returns = [score.total for score in group.scores]
+    if not all(math.isfinite(x) for x in returns):
+        raise DataError(
+            "a trajectory's score is not finite",
+            where=f"group {group.task_id}",
+            got=str(returns),
+            expected="finite numbers",
+            hint="a reward returned NaN or infinity: mend it, or let it raise so that the attempt is left out",
+        )
+    return returns
+
+
+def is_constant(values: Sequence[float]) -> bool:
+    """Whether all values are equal up to rounding; true for one value and for none."""
+    if len(values) < 2:
+        return True
+    low, high = min(values), max(values)
+    return high - low <= _ROUNDING * max(1.0, abs(low), abs(high))
+
+
+def mean_and_std(values: Sequence[float], ddof: int = 1) -> tuple[float, float]:
+    """Return the mean and the standard deviation sqrt(Σ (x − mean)² / (n − ddof)).
+
+    Values that are equal up to rounding have a deviation of exactly 0; no values have mean 0.
+    """
+    if not values:
+        return 0.0, 0.0
+    mean = math.fsum(values) / len(values)
+    if is_constant(values):
+        return mean, 0.0
+    return mean, math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - ddof))
+
+
+def normalise(
+    values: Sequence[float],
+    *,
+    by_std: bool,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    population: Sequence[float] | None = None,
+) -> list[float]:
+    """Return (x − mean) / (std + ε) for each value, or x − mean where `by_std` is False.
+
+    Mean and deviation are those of `population`, by default of `values` themselves. Where the population is constant,
+    has one member or none, every result is exactly 0: there is nothing to compare with.
+    """
+    population = values if population is None else population
+    if is_constant(population):
+        return [0.0] * len(values)
+    mean, std = mean_and_std(population, ddof)
+    scale = std + eps if by_std else 1.0
+    return [(x - mean) / scale for x in values]
+
+
+def spread(group: ScoredGroup, per_turn_GK: Sequence[Sequence[float]]) -> TokensGNT:
+    """Give each sampled token the number of its turn.
+
+    Args:
+        group: G trajectories.
+        per_turn_GK: `[G][K]`, one number for each turn of each trajectory.
+
+    Returns:
+        `[G][N][T]`: trajectory, generation (all turns in order), sampled token.
+
+    Raises:
+        DataError: the numbers do not match the turns.
+    """
+    got, expected = [len(row) for row in per_turn_GK], [len(t.turns) for t in group.trajectories]
+    if got != expected:
+        raise DataError(
+            "numbers per turn do not match the turns",
+            where=f"group {group.task_id}",
+            got=str(got),
+            expected=str(expected),
+        )
+    return tuple(
+        tuple(
+            (value,) * len(generation.token_ids)
+            for turn, value in zip(trajectory.turns, row, strict=True)
+            for generation in turn.generations
+        )
+        for trajectory, row in zip(group.trajectories, per_turn_GK, strict=True)
+    )
+
+
+def broadcast(group: ScoredGroup, values_G: Sequence[float]) -> TokensGNT:
+    """Give each sampled token the number of its trajectory; `[G]` to `[G][N][T]`."""
+    return spread(group, [[value] * len(t.turns) for t, value in zip(group.trajectories, values_G, strict=True)])
+
+
+def group_counters(returns_G: Sequence[float]) -> dict[str, float]:
+    """Counters of degenerate groups; they add up over the groups of a step.
+
+    A group whose attempts all failed has no trajectories and counts nowhere.
+    """
+    return {
+        "credit/n_groups": float(len(returns_G) > 0),
+        "credit/n_single_groups": float(len(returns_G) == 1),
+        "credit/n_zero_std_groups": float(len(returns_G) > 1 and is_constant(returns_G)),
+    }

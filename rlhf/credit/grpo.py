@@ -1,0 +1,46 @@
+"""GRPO: compare the trajectories of one task with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GRPO:
+    """A_i = (R_i − mean R) / (std R + ε), the same for every token of trajectory i.
+
+    R_i is the total score of trajectory i; mean and deviation are over the trajectories of one task, however many turns
+    each has. Degenerate groups: equal scores give exactly 0; a lone trajectory gives 0, or its score with
+    `single_group: raw`.
+
+    Source: DeepSeekMath, arXiv 2402.03300; deviation and ε as in verl, `compute_grpo_outcome_advantage`.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    normalize_std: bool = True
+    """Divide by the deviation; without it hard and easy tasks count as their scores do (see `dr_grpo`)."""
+    ddof: Literal[0, 1] = 1
+    """1 divides the sum of squares by G − 1, 0 by G."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation."""
+    single_group: Literal["zero", "raw"] = "zero"
+    """Advantage of a trajectory that is alone in its group: 0, or its score as verl has it (REINFORCE, no baseline)."""
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`."""
+        returns = group_returns(group)
+        if len(returns) == 1 and self.single_group == "raw":
+            advantages = returns
+        else:
+            advantages = normalise(returns, by_std=self.normalize_std, ddof=self.ddof, eps=self.eps)
+        return Credit(broadcast(group, advantages), group_counters(returns))

@@ -1,0 +1,33 @@
+"""RLOO: the others of the group are the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RLOO:
+    """A_i = R_i − mean of the other R_j = G / (G − 1) · (R_i − mean R), the same for every token of trajectory i.
+
+    The baseline of a trajectory does not depend on it, so the gradient is unbiased. Equal scores give exactly 0. A lone
+    trajectory has no baseline and gives 0 (published versions disagree: 0, or its score).
+
+    Source: Back to Basics, arXiv 2402.14740.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`."""
+        returns = group_returns(group)
+        correction = len(returns) / max(len(returns) - 1, 1)
+        advantages = [correction * x for x in normalise(returns, by_std=False)]
+        return Credit(broadcast(group, advantages), group_counters(returns))

@@ -1,0 +1,53 @@
+"""The clipped surrogate of PPO, with separate bounds and dual clip."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.losses.policy_loss import LossInputs, LossOutput
+from rlhf.losses.ratios import log_ratio
+from rlhf.losses.regularized import Regularized
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PPOClip(Regularized):
+    """l = max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high)), and where A < 0 at most c |A|; ρ = exp(log π − log π_old).
+
+    The outer max makes the surrogate pessimistic: a token stops pushing once its ratio has moved far enough the way its
+    advantage wants. The dual clip bounds the loss of a token that has become much likelier though its advantage is
+    negative. At ρ = 1 (one update per batch) the gradient is −A ∇log π: the plain policy gradient.
+
+    The defaults suit agents: clip-higher (ε_high 0.28, DAPO and RAGEN) keeps rare actions alive, without KL and entropy
+    terms. `clip_high: 0.2` is PPO's own setting and that of verl-agent, which adds `kl: k3, kl_coef: 0.01`.
+
+    Source: PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; clip-higher, DAPO, arXiv 2503.14476.
+    """
+
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low; 1 is no bound."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    """ε_high: a token with positive advantage pushes until its ratio is 1 + ε_high; .inf is no bound."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """c: largest loss per unit of negative advantage; null is no bound."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return the loss of one micro-batch's share of the minibatch."""
+        advantages = inputs.advantages
+        ratio = log_ratio(inputs.policy_logprobs, inputs.old_logprobs).exp()
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        surrogate = torch.maximum(-advantages * ratio, -advantages * clipped)
+        negative = advantages < 0
+        metrics = {
+            "loss/clip_high_share": inputs.mean_share(((advantages > 0) & (ratio > 1 + self.clip_high)).to(ratio)),
+            "loss/clip_low_share": inputs.mean_share((negative & (ratio < 1 - self.clip_low)).to(ratio)),
+        }
+        if self.dual_clip is not None:
+            bounded = torch.minimum(surrogate, -self.dual_clip * advantages)
+            surrogate = torch.where(negative, bounded, surrogate)
+            metrics["loss/clip_dual_share"] = inputs.mean_share((negative & (ratio > self.dual_clip)).to(ratio))
+        return self.output(inputs, surrogate, metrics)

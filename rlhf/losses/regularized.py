@@ -1,0 +1,86 @@
+"""What the policy losses share: a KL term, an entropy bonus, and how a loss per token becomes a LossOutput."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.errors import DataError
+from rlhf.losses.kl import KLKind, kl_estimate
+from rlhf.losses.policy_loss import LossInputs, LossOutput
+from rlhf.losses.ratios import ratio_metrics
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Regularized:
+    """Base of losses of the form Σ w · (l + β · KL(π, π_ref) − c · H(π)).
+
+    The terms are reduced with the same weights as the policy loss l. A subclass computes l `[N]` and calls `output`.
+    """
+
+    kl: KLKind | None = None
+    """Estimator of the divergence from the reference: k2, k3, k1+ or k3+ (`rlhf.losses.kl`); null needs no reference
+    model. With `kl_coef` 0 the divergence is measured and logged only."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """β, in units of loss per nat."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """c, the entropy bonus, in units of loss per nat."""
+
+    def __post_init__(self) -> None:
+        if self.kl == "k1":
+            raise ValueError(
+                "kl: k1 cannot be a loss term: the gradient of log π − log π_ref is zero on average. It belongs inside "
+                "a reward (which this loss does not see); use k2 (gradient of the reverse KL), k3, or k1+ (value "
+                "of k1, gradient of k2)"
+            )
+        if self.kl is None and self.kl_coef > 0:
+            raise ValueError(f"kl_coef: {self.kl_coef} has no effect while kl is null; set kl to k2, k3, k1+ or k3+")
+
+    @property
+    def needs_ref(self) -> bool:
+        """Whether `LossInputs.ref_logprobs` must be given."""
+        return self.kl is not None
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `LossInputs.entropy` must be given."""
+        return self.entropy_coef > 0
+
+    def output(
+        self, inputs: LossInputs, policy_loss: torch.Tensor, metrics: Mapping[str, torch.Tensor] | None = None
+    ) -> LossOutput:
+        """Add the terms to `policy_loss` `[N]`, reduce, and add the metrics that every loss logs.
+
+        Raises:
+            DataError: the reference's log-probs or the entropy are needed and not given.
+        """
+        per_token = policy_loss
+        means = dict(metrics or {})
+        if self.kl is not None:
+            estimate = kl_estimate(self.kl, inputs.policy_logprobs, _given(inputs.ref_logprobs, "ref_logprobs"))
+            means["loss/kl_ref"] = inputs.mean_share(estimate)
+            if self.kl_coef > 0:
+                per_token = per_token + self.kl_coef * estimate
+        if self.entropy_coef > 0:
+            per_token = per_token - self.entropy_coef * _given(inputs.entropy, "entropy")
+        loss = (inputs.weights * per_token).sum()
+        shared, largest = ratio_metrics(inputs)
+        totals = {"loss/total": loss.detach(), "loss/policy": (inputs.weights * policy_loss.detach()).sum()}
+        return LossOutput(loss, {**totals, **shared, **means}, largest)
+
+
+def _given(values: torch.Tensor | None, name: str) -> torch.Tensor:
+    if values is None:
+        raise DataError(
+            f"this loss needs {name}",
+            where=f"LossInputs.{name}",
+            got="None",
+            expected="one number per policy token",
+            hint="compute what the loss's needs_ref and needs_entropy ask for",
+        )
+    return values
