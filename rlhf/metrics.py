@@ -39,7 +39,7 @@ _TABLE = """
 rollout/success                 | share      | episodes whose success criterion was met, failures of parts left out
 rollout/return_mean             | 1          | mean total score of the episodes
 rollout/return_std              | 1          | standard deviation of the total score over the episodes
-rollout/n_episodes              | episodes   | finished episodes, failures of parts left out
+rollout/n_episodes              | episodes   | attempts, those included that ended by the failure of a part
 rollout/n_groups                | groups     | tasks attempted
 rollout/n_generations           | calls      | calls of the policy
 rollout/n_turns_mean            | turns      | mean turns of an episode
@@ -56,7 +56,15 @@ rollout/n_failures              | attempts   | attempts that ended by the failur
 rollout/error_share             | share      | such attempts among all attempts
 rollout/n_retries               | attempts   | attempts thrown away and repeated because a part failed
 rollout/n_policy_versions       | versions   | different weights that sampled this step's tokens
-rollout/outcome/*               | episodes   | episodes that ended this way
+rollout/n_solved                | episodes   | episodes that met the environment's success criterion
+rollout/n_failed                | episodes   | episodes that the environment ended without success
+rollout/n_turn_limit            | episodes   | episodes cut by the limit on turns
+rollout/n_token_limit           | episodes   | episodes cut because the context was full
+rollout/n_timeout               | attempts   | attempts that took longer than allowed
+rollout/n_env_error             | attempts   | attempts that ended by a failure of the environment
+rollout/n_agent_error           | attempts   | attempts that ended by a failure of the agent
+rollout/n_engine_error          | attempts   | attempts that ended by a failure of the engine
+rollout/n_reward_error          | attempts   | attempts that ended by a failure of a reward
 reward/*                        | 1          | mean unweighted value of this reward
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part
@@ -65,6 +73,7 @@ credit/n_single_groups          | groups     | groups of one trajectory: no base
 credit/n_zero_std_groups        | groups     | groups whose trajectories all scored the same: no signal
 credit/n_state_groups           | states     | environment states that several turns of a group started from
 credit/n_state_singletons       | states     | environment states seen once: no state-level signal
+credit/n_turns_without_state    | turns      | turns whose environment state is not known: no state-level signal
 credit/advantage_abs_mean       | 1          | mean absolute advantage of a sampled token
 credit/advantage_std            | 1          | standard deviation of the advantage over the sampled tokens
 batch/n_samples                 | rows       | rows given to the trainer
@@ -167,8 +176,8 @@ class Sink(Protocol):
         """Keep one line. Raises CheckpointError when it cannot."""
         ...
 
-    def rewind(self, step: int, stage: str | None = None) -> None:
-        """Forget what was logged after that step."""
+    def rewind(self, stage: str, step: int) -> None:
+        """Forget what was logged after that step of that stage."""
         ...
 
     def close(self) -> None:
@@ -197,10 +206,13 @@ class Metrics:
         for sink in self.sinks:
             sink.write(line)
 
-    def rewind(self, step: int, stage: str | None = None) -> None:
-        """Forget what was logged after `step`, so that a resumed run draws each point once."""
+    def rewind(self, stage: str, step: int) -> None:
+        """Forget what was logged after `step` of `stage`, later stages included, so that a resumed run has no doubles.
+
+        An empty `stage` forgets everything.
+        """
         for sink in self.sinks:
-            sink.rewind(step, stage)
+            sink.rewind(stage, step)
 
     def close(self) -> None:
         """Close every sink."""
@@ -237,19 +249,14 @@ class JsonlSink:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
 
-    def rewind(self, step: int, stage: str | None = None) -> None:
-        """Drop the lines after `step`.
-
-        Without `stage`, steps count through all stages and every line with a greater step goes. With `stage`, steps
-        count within a stage: lines after the last one of `stage` up to `step` go, those of later stages included.
-        """
+    def rewind(self, stage: str, step: int) -> None:
+        """Drop the lines behind the last one of `stage` up to `step`; where the stage has none, all from its first."""
         self.close()
-        lines = read_metrics(self.path)
-        kept = _kept(lines, step, stage)
+        n_kept = _n_kept(read_metrics(self.path), stage, step)
         temporary = self.path.with_name(self.path.name + ".tmp")
         with _disk(self.path):
             texts = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            temporary.write_text("".join(text for text, keep in zip(texts, kept, strict=False) if keep), "utf-8")
+            temporary.write_text("".join(texts[:n_kept]), "utf-8")
             os.replace(temporary, self.path)
             self._file = self.path.open("a", encoding="utf-8")
 
@@ -259,13 +266,13 @@ class JsonlSink:
             self._file.close()
 
 
-def _kept(lines: Sequence[LogLine], step: int, stage: str | None) -> list[bool]:
-    if stage is None:
-        return [line.step <= step for line in lines]
-    last = max((i for i, line in enumerate(lines) if line.stage == stage and line.step <= step), default=None)
-    if last is None:  # nothing of this stage was reached: it ends where the stage begins
-        last = next((i for i, line in enumerate(lines) if line.stage == stage), len(lines)) - 1
-    return [i <= last for i in range(len(lines))]
+def _n_kept(lines: Sequence[LogLine], stage: str, step: int) -> int:
+    if not stage:
+        return 0
+    reached = [i for i, line in enumerate(lines) if line.stage == stage and line.step <= step]
+    if reached:
+        return reached[-1] + 1
+    return next((i for i, line in enumerate(lines) if line.stage == stage), len(lines))
 
 
 def _drop_torn_line(path: Path) -> None:
@@ -313,14 +320,17 @@ class TensorboardSink:
         with _disk(self.folder):
             self._writer(line.stage).add_event(event)
 
-    def rewind(self, step: int, stage: str | None = None) -> None:
-        """Tell TensorBoard to forget points after `step`; the event of a session's start has that effect."""
+    def rewind(self, stage: str, step: int) -> None:
+        """Tell TensorBoard to forget points of `stage` after `step`; the event of a session's start has that effect.
+
+        Event files are only appended to: points of other stages stay, and are drawn over.
+        """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        stages = [stage] if stage else [p.name for p in self.folder.glob("*") if p.is_dir()]
-        for name in stages:
+        for name in [stage] if stage else [p.name for p in self.folder.glob("*") if p.is_dir()]:
             start = Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
-            self._writer(name).add_event(start)
+            with _disk(self.folder):
+                self._writer(name).add_event(start)
 
     def close(self) -> None:
         """Flush and close every event file."""

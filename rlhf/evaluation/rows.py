@@ -26,7 +26,7 @@ class TrajectoryRecord:
     Attributes:
         step: optimiser step it was made in.
         stage: stage of the recipe.
-        phase: made to train on, or to evaluate.
+        phase: `train` or `eval`.
         task_id: the task attempted.
         trajectory: the record of the episode.
         score: its reward parts; None if it was not scored.
@@ -35,7 +35,7 @@ class TrajectoryRecord:
 
     step: int
     stage: str
-    phase: Phase
+    phase: str
     task_id: str
     trajectory: Trajectory
     score: Score | None = None
@@ -57,14 +57,14 @@ class FailureRecord:
     Attributes:
         step: optimiser step it was made in.
         stage: stage of the recipe.
-        phase: made to train on, or to evaluate.
+        phase: `train` or `eval`.
         task_id: the task attempted.
         failure: what failed.
     """
 
     step: int
     stage: str
-    phase: Phase
+    phase: str
     task_id: str
     failure: Failure
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +40,6 @@ __all__ = [
     "StoredStep",
     "TrajectoryRecord",
     "TrajectoryWriter",
-    "group_records",
     "list_steps",
     "read_failures",
     "read_trajectories",
@@ -58,20 +56,9 @@ class StoredStep:
     path: Path
 
 
-def group_records(
-    group: ScoredGroup, credit: Credit | None = None, *, step: int, stage: str, phase: Phase
-) -> tuple[list[TrajectoryRecord], list[FailureRecord]]:
-    """Turn a scored group, and its credit where it has one, into records."""
-    records = [
-        TrajectoryRecord(step, stage, phase, group.task_id, t, s, credit.tokens_GNT[i] if credit else None)
-        for i, (t, s) in enumerate(zip(group.trajectories, group.scores, strict=True))
-    ]
-    return records, [FailureRecord(step, stage, phase, group.task_id, failure) for failure in group.failures]
-
-
 @dataclass
 class TrajectoryWriter:
-    """Writes one file per (stage, phase, step), whole or not at all.
+    """Writes one file per (stage, step, phase), whole or not at all.
 
     A file that an earlier process left is replaced; a second write of the same step by this writer is an error.
 
@@ -82,56 +69,74 @@ class TrajectoryWriter:
     folder: Path
     _written: set[Path] = field(default_factory=set, repr=False)
 
-    def write(self, records: Sequence[TrajectoryRecord], failures: Sequence[FailureRecord] = ()) -> list[Path]:
-        """Write all attempts of a step; returns the files.
+    def write(
+        self, stage: str, step: int, phase: str, records: Iterable[TrajectoryRecord | FailureRecord]
+    ) -> Path | None:
+        """Write all attempts of a step; returns the file, or None where there were no attempts.
 
         Raises:
             CheckpointError: the disk is full or the folder cannot be written.
-            DataError: a stage's name is no file name, or the step is already written.
+            DataError: a record of another step, a step already written, or a stage whose name is no file name.
         """
-        rows: dict[Path, list[Row]] = defaultdict(list)
-        for record in records:
-            rows[self._path(record)].append(encode(record))
-        for failure in failures:
-            rows[self._path(failure)].append(encode_failure(failure))
-        for path in rows:
-            if path in self._written:
-                raise DataError("this step is already written", where=str(path), hint="write a step in one call")
-        for path, part in rows.items():
-            _write_file(path, part)
-            self._written.add(path)
-        return list(rows)
+        path = self._path(stage, step, phase)
+        rows = [_row(record, stage, step, phase) for record in records]
+        if path in self._written:
+            raise DataError("this step is already written", where=str(path), hint="write a step in one call")
+        if not rows:
+            return None
+        _write_file(path, rows)
+        self._written.add(path)
+        return path
 
     def write_groups(
         self,
+        stage: str,
+        step: int,
+        phase: str,
         groups: Sequence[ScoredGroup],
         credits: Sequence[Credit | None] | None = None,
-        *,
-        step: int,
-        stage: str,
-        phase: Phase,
-    ) -> list[Path]:
-        """Write scored groups, with their credit where there is any."""
+    ) -> Path | None:
+        """Write scored groups with their failed attempts, and with their credit where there is any."""
         paired = zip(groups, credits if credits is not None else [None] * len(groups), strict=True)
-        parts = [group_records(group, credit, step=step, stage=stage, phase=phase) for group, credit in paired]
-        return self.write([r for records, _ in parts for r in records], [f for _, fails in parts for f in fails])
+        return self.write(stage, step, phase, [r for g, c in paired for r in _of_group(stage, step, phase, g, c)])
 
-    def rewind(self, step: int, stage: str | None = None) -> None:
-        """Delete files of later steps, of one stage or of all, so that a resumed run leaves no stale ones."""
+    def rewind(self, stage: str, step: int) -> None:
+        """Delete the files of later steps of `stage`; an empty `stage` means every file."""
         for stored in list_steps(self.folder):
-            if stored.step > step and stage in (None, stored.stage):
+            if not stage or (stored.stage == stage and stored.step > step):
                 stored.path.unlink()
                 self._written.discard(stored.path)
 
-    def _path(self, record: TrajectoryRecord | FailureRecord) -> Path:
-        if not re.fullmatch(r"[\w.-]+", record.stage) or record.phase not in get_args(Phase) or record.step < 0:
+    def _path(self, stage: str, step: int, phase: str) -> Path:
+        if not re.fullmatch(r"[\w.-]+", stage) or phase not in get_args(Phase) or step < 0:
             raise DataError(
                 "no file can be named after this step",
                 where="TrajectoryWriter",
-                got=f"stage {record.stage!r}, phase {record.phase!r}, step {record.step}",
+                got=f"stage {stage!r}, phase {phase!r}, step {step}",
                 expected="a stage of letters, digits, '_', '.', '-'; phase train or eval; a step from 0",
             )
-        return Path(self.folder) / f"{record.stage}-{record.phase}-{record.step:06d}.parquet"
+        return Path(self.folder) / f"{stage}-{phase}-{step:06d}.parquet"
+
+
+def _of_group(
+    stage: str, step: int, phase: str, group: ScoredGroup, credit: Credit | None
+) -> Iterator[TrajectoryRecord | FailureRecord]:
+    for i, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True)):
+        advantages = credit.tokens_GNT[i] if credit is not None else None
+        yield TrajectoryRecord(step, stage, phase, group.task_id, trajectory, score, advantages)
+    for failure in group.failures:
+        yield FailureRecord(step, stage, phase, group.task_id, failure)
+
+
+def _row(record: TrajectoryRecord | FailureRecord, stage: str, step: int, phase: str) -> Row:
+    if (record.stage, record.step, record.phase) != (stage, step, phase):
+        raise DataError(
+            "a record of another step",
+            where="TrajectoryWriter.write",
+            got=f"{record.stage} {record.phase} {record.step}",
+            expected=f"{stage} {phase} {step}",
+        )
+    return encode(record) if isinstance(record, TrajectoryRecord) else encode_failure(record)
 
 
 def list_steps(folder: Path) -> list[StoredStep]:
