@@ -1,17 +1,28 @@
-"""Samples: one flat token row with aligned mask, log-probs and advantages."""
+"""Samples: one flat token row with aligned mask, log-probs and advantages.
+
+A trajectory is cut into rows in one of two layouts, which give the same gradient under any reduction that counts
+trajectories: `generation`, one row for each call of the policy, or `trajectory`, where calls whose prompts extend each
+other share a row and so the forward pass over their common prefix.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from rlhf.data import Credit, Generation, ScoredGroup
 from rlhf.errors import DataError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+Layout = Literal["trajectory", "generation"]
+#: A generation that sampled something, and the credit of its tokens.
+_Credited = tuple[Generation, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,3 +56,107 @@ class Sample:
             raise DataError("an observation token carries an advantage or a log-prob", where="Sample")
         if not (np.isfinite(self.advantages).all() and np.isfinite(self.sampler_logprobs).all()):
             raise DataError("advantages and log-probs must be finite", where="Sample")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def n_policy_tokens(self) -> int:
+        """Tokens that are trained on."""
+        return int(np.count_nonzero(self.mask))
+
+
+def make_samples(
+    groups: Sequence[ScoredGroup], credits: Sequence[Credit], layout: Layout = "trajectory"
+) -> tuple[list[Sample], Mapping[str, float]]:
+    """Cut the trajectories of a step into rows.
+
+    The ids of a row are those the model was given and those it sampled; nothing is tokenised again. In layout
+    `trajectory` a generation continues the row of the one before it if its prompt begins with exactly the ids of that
+    row, and begins a new row if not: each such prompt is counted in `batch/n_rewritten_prompts`, in either layout.
+
+    Args:
+        groups: of one step.
+        credits: aligned with `groups`.
+        layout: how trajectories become rows.
+
+    Returns:
+        The rows, in the order of the trajectories, and counters. `Sample.group` is the index into `groups`;
+        `Sample.sequence` numbers the trajectories of all groups in order. A trajectory without sampled tokens has no
+        row.
+
+    Raises:
+        DataError: credit does not match the sampled tokens, or is not finite.
+    """
+    samples: list[Sample] = []
+    n_rewritten = n_without_tokens = sequence = 0
+    for number, (group, credit) in enumerate(zip(groups, credits, strict=True)):
+        _check_count(len(credit.tokens_GNT), len(group.trajectories), group, "trajectories")
+        for trajectory, credit_NT in zip(group.trajectories, credit.tokens_GNT, strict=True):
+            generations = trajectory.generations
+            _check_count(len(credit_NT), len(generations), group, "generations")
+            pairs = [pair for pair in zip(generations, credit_NT, strict=True) if pair[0].token_ids or pair[1]]
+            runs = list(_runs(pairs))
+            n_rewritten += max(len(runs) - 1, 0)
+            n_without_tokens += not runs
+            for run in runs:
+                samples.extend(_rows(run, layout, sequence, number, group))
+            sequence += 1
+    counters = sample_counters(samples) | {
+        "batch/n_rewritten_prompts": float(n_rewritten),
+        "batch/n_trajectories_without_tokens": float(n_without_tokens),
+    }
+    return samples, counters
+
+
+def sample_counters(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the numbers of rows, of their tokens, and of the tokens trained on."""
+    return {
+        "batch/n_samples": float(len(samples)),
+        "batch/n_tokens": float(sum(map(len, samples))),
+        "batch/n_policy_tokens": float(sum(s.n_policy_tokens for s in samples)),
+    }
+
+
+def _runs(pairs: Sequence[_Credited]) -> Iterator[list[_Credited]]:
+    """Yield the longest runs of generations of which each prompt begins with all ids of the generation before."""
+    run: list[_Credited] = []
+    seen: tuple[int, ...] = ()  # prompt and sampled ids of the generation before
+    for pair in pairs:
+        prompt = pair[0].prompt.token_ids
+        if run and prompt[: len(seen)] != seen:
+            yield run
+            run = []
+        run.append(pair)
+        seen = prompt + pair[0].token_ids
+    if run:
+        yield run
+
+
+def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, group: ScoredGroup) -> Iterator[Sample]:
+    """Yield the row of a run, or one row per generation; the rows of a run share one array of ids."""
+    full = run[-1][0].full_ids
+    ids = np.fromiter(full, np.int64, len(full))
+    ids.setflags(write=False)
+    for trained in [run] if layout == "trajectory" else [[pair] for pair in run]:
+        last = trained[-1][0]
+        n = len(last.prompt.token_ids) + len(last.token_ids)
+        mask = np.zeros(n, np.bool_)
+        logprobs, advantages = np.zeros(n, np.float32), np.zeros(n, np.float32)
+        for generation, credit_T in trained:
+            _check_count(len(credit_T), len(generation.token_ids), group, "sampled tokens")
+            start = len(generation.prompt.token_ids)
+            span = slice(start, start + len(generation.token_ids))
+            mask[span], logprobs[span], advantages[span] = True, generation.logprobs, credit_T
+        yield Sample(ids[:n], mask, logprobs, advantages, sequence, number)
+
+
+def _check_count(got: int, expected: int, group: ScoredGroup, what: str) -> None:
+    if got != expected:
+        raise DataError(
+            f"credit does not match the {what}",
+            where=f"group {group.task_id}",
+            got=f"credit for {got}",
+            expected=f"{expected} {what}",
+            hint="an advantage estimator gives one number per sampled token; Credit.check says where it does not",
+        )

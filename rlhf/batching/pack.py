@@ -1,0 +1,145 @@
+"""Packing: from rows to micro-batches of flat tensors, without padding.
+
+A minibatch is what one optimiser update sees; it is packed into micro-batches, each one forward and backward pass of at
+most so many tokens. The coefficients of the reduction are computed over the minibatch before it is packed, so the
+losses of its micro-batches add up and their number changes memory and speed only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlhf.batching.samples import Sample
+from rlhf.errors import DataError
+from rlhf.losses.reduction import Floats, Reduction
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedBatch:
+    """One micro-batch on the CPU: R rows end to end, T tokens, of which N are policy tokens.
+
+    Attributes:
+        token_ids: int64 `[T]`, the rows one after the other.
+        lengths: int64 `[R]`, tokens of each row; attention must not cross them.
+        select: int64 `[N]`, positions in `[T]` whose logits predict the policy tokens: the position before each, which
+            is always in the same row.
+        targets: int64 `[N]`, the policy tokens.
+        sampler_logprobs: float32 `[N]`, nats.
+        advantages: float32 `[N]`.
+        weights: float32 `[N]`, the reduction's coefficients over the whole minibatch.
+        sequence_ids: int64 `[N]`, which trajectory of the step each token belongs to.
+        n_minibatch_tokens: policy tokens of the whole minibatch.
+    """
+
+    token_ids: torch.Tensor
+    lengths: torch.Tensor
+    select: torch.Tensor
+    targets: torch.Tensor
+    sampler_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    sequence_ids: torch.Tensor
+    n_minibatch_tokens: int
+
+
+def pack_minibatches(
+    samples: Sequence[Sample],
+    n_minibatches: int,
+    reduction: Reduction,
+    max_tokens: int,
+    rng: np.random.Generator | None = None,
+) -> Iterator[list[PackedBatch]]:
+    """Yield the micro-batches of each minibatch, one minibatch at a time.
+
+    Args:
+        samples: rows of a step; none yield nothing.
+        n_minibatches: how many optimiser updates to make of them; fewer if there are fewer trajectories.
+        reduction: its coefficients are computed for each minibatch.
+        max_tokens: token budget of a micro-batch.
+        rng: shuffles trajectories over the minibatches; None takes them in order.
+    """
+    for rows in minibatches(samples, n_minibatches, rng):
+        counts = np.array([s.n_policy_tokens for s in rows])
+        weights = reduction(counts, np.array([s.sequence for s in rows]))
+        total = int(counts.sum())
+        yield [
+            collate([rows[i] for i in members], weights[members], n_minibatch_tokens=total)
+            for members in pack(rows, max_tokens)
+        ]
+
+
+def minibatches(
+    samples: Sequence[Sample], n_minibatches: int, rng: np.random.Generator | None = None
+) -> list[list[Sample]]:
+    """Split rows into minibatches of about equally many trajectories; the rows of a trajectory stay together.
+
+    The order within a minibatch is that of `samples`. One state of `rng` gives one split; None splits in order.
+    """
+    if n_minibatches < 1:
+        raise DataError("no minibatches asked for", where="minibatches", got=str(n_minibatches), expected="at least 1")
+    trajectories = np.array(list(dict.fromkeys(s.sequence for s in samples)), np.int64)
+    if rng is not None:
+        trajectories = rng.permutation(trajectories)
+    parts = np.array_split(trajectories, min(n_minibatches, len(trajectories))) if len(trajectories) else []
+    number = {int(t): i for i, part in enumerate(parts) for t in part}
+    split: list[list[Sample]] = [[] for _ in parts]
+    for sample in samples:
+        split[number[sample.sequence]].append(sample)
+    return split
+
+
+def pack(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+    """Distribute rows over micro-batches of at most `max_tokens` tokens: best fit, longest row first.
+
+    A row longer than the budget gets a micro-batch of its own, and a warning. The result depends on the lengths alone:
+    indices into `samples`, ascending in each micro-batch.
+    """
+    bins: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # (space left, number of the micro-batch), sorted
+    for i in sorted(range(len(samples)), key=lambda i: (-len(samples[i]), i)):
+        length = len(samples[i])
+        at = bisect_left(free, (length, -1))
+        space, number = free.pop(at) if at < len(free) else (max_tokens, len(bins))
+        if number == len(bins):
+            bins.append([])
+        bins[number].append(i)
+        insort(free, (space - length, number))
+    n_oversized = sum(len(s) > max_tokens for s in samples)
+    if n_oversized:
+        warnings.warn(
+            f"{n_oversized} of {len(samples)} rows are longer than the micro-batch budget of {max_tokens} tokens and "
+            "get a micro-batch of their own; raise max_tokens_per_microbatch or lower the episode's limits",
+            stacklevel=2,
+        )
+    return [sorted(members) for members in bins]
+
+
+def collate(samples: Sequence[Sample], weights_R: Floats, *, n_minibatch_tokens: int | None = None) -> PackedBatch:
+    """Lay rows end to end.
+
+    Args:
+        samples: R rows, at least one.
+        weights_R: coefficient of each policy token of each row.
+        n_minibatch_tokens: policy tokens of the minibatch these rows are part of; None if they are all of it.
+    """
+    token_ids = np.concatenate([s.token_ids for s in samples])
+    mask = np.concatenate([s.mask for s in samples])
+    positions = np.flatnonzero(mask)  # of the policy tokens; a row never starts with one (checked by Sample)
+    counts = np.array([s.n_policy_tokens for s in samples])
+    return PackedBatch(
+        token_ids=torch.from_numpy(token_ids),
+        lengths=torch.tensor([len(s) for s in samples]),
+        select=torch.from_numpy(positions - 1),
+        targets=torch.from_numpy(token_ids[positions]),
+        sampler_logprobs=torch.from_numpy(np.concatenate([s.sampler_logprobs for s in samples])[positions]),
+        advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[positions]),
+        weights=torch.from_numpy(np.repeat(weights_R, counts).astype(np.float32)),
+        sequence_ids=torch.from_numpy(np.repeat(np.array([s.sequence for s in samples]), counts)),
+        n_minibatch_tokens=int(counts.sum()) if n_minibatch_tokens is None else n_minibatch_tokens,
+    )
