@@ -8,7 +8,8 @@ one attempt and is used once: there is no reset. The smallest one:
         n_tasks: int = 100
 
         def tasks(self, split: str) -> Iterable[Task]:
-            return [Task(id=f"echo/{split}/{i}", seed=i) for i in range(self.n_tasks)]
+            first = {"train": 0, "test": 1_000_000}[split]
+            return [Task(id=f"echo/{split}/{i}", seed=first + i) for i in range(self.n_tasks)]
 
         def start(self, task: Task) -> Episode:
             return EchoEpisode(str(task.seed))
@@ -124,6 +125,6 @@ class Properties:
 
 
 def properties_of(environment: object) -> Properties:
-    """The declared properties; an environment that declares none gets the cautious defaults."""
+    """Return the declared properties; an environment that declares none gets the cautious defaults."""
     declared = getattr(environment, "properties", None)
     return declared if isinstance(declared, Properties) else Properties()

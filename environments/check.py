@@ -1,0 +1,355 @@
+"""Walk an environment through its promises and say which call broke which.
+
+    report = check_environment(MyEnvironment())
+    print(report)
+
+Nothing is patched and nothing is simulated: episodes are started, played, replayed and closed as a rollout does it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import math
+import pickle
+import random
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations, islice
+from typing import Any
+
+from environments.base import Properties, StepResult, properties_of
+from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
+from rlhf.data import Task
+from rlhf.data.report import Report, Walk, shorten
+
+_MOST_TASKS = 100_000
+_INLINE_S = 0.005
+_N_CLOSED = 6
+_TRIES = ("look", "wait", "yes", "1")  # where an environment does not list its actions
+_GARBAGE = ("", " \t\n", "\x00\x1b[2J\x07", "🙂é漢\u202e" * 20, "'; DROP TABLE --", '{"tool": ', "A" * 20_000)
+
+
+def check_environment(
+    environment: Any,
+    *,
+    n_tasks: int = 3,
+    max_steps: int = 30,
+    seed: int = 0,
+    other_process: bool = True,
+    call_limit_s: float = 60.0,
+) -> Report:
+    """Hold `environment` to the contract of `environments.base` and to the properties it declares.
+
+    Args:
+        environment: the object, as a recipe would build it.
+        n_tasks: tasks of the first split that are played; of each other split, one.
+        max_steps: longest random episode.
+        seed: of the random actions.
+        other_process: whether a deterministic environment is also replayed in a process with another hash seed.
+        call_limit_s: a call that takes longer has hung; the walk ends there.
+
+    Returns:
+        one finding per promise; the environment's own exceptions are findings, never raised.
+    """
+    walk = Walk(f"environment {type(environment).__name__}", call_limit_s)
+    check = _EnvironmentCheck(walk, environment, n_tasks, max_steps, random.Random(seed), other_process)
+    return walk.run(check.run)
+
+
+@dataclass
+class _EnvironmentCheck:
+    walk: Walk
+    environment: Any
+    n_tasks: int
+    max_steps: int
+    rng: random.Random
+    other_process: bool
+    step_times_s: list[float] = field(default_factory=list)
+
+    async def run(self) -> None:
+        copy = await self.settings_object()
+        tasks = await self.tasks()
+        played = [record for task in tasks if (record := await self.play(task)) is not None]
+        for record in played:
+            self.openings_and_keys(record)
+        if not played:
+            return
+        for action in played[0].results[0].admissible_actions[:10]:
+            await self.play(played[0].task, [action])
+        await self.garbage(played[0].task)
+        await self.replays(played, copy)
+        if self.properties.oracle:
+            await self.oracle(played)
+        await self.closing(played)
+        if self.properties.inline:
+            self.speed()
+
+    @property
+    def properties(self) -> Properties:
+        return properties_of(self.environment)
+
+    # --- the object and its tasks ------------------------------------------------------------------------------
+
+    async def settings_object(self) -> Any:
+        """Frozen, picklable, with properties of the right type. Gives the unpickled copy, or None."""
+        note = self.walk.note
+        params = getattr(type(self.environment), "__dataclass_params__", None)
+        note(bool(params and params.frozen), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
+        promise = "class: can be pickled"
+        ok, stored = await self.walk.call(promise, pickle.dumps, self.environment)
+        ok, copy = await self.walk.call(promise, pickle.loads, stored) if ok else (False, None)
+        if ok:
+            note(type(copy) is type(self.environment), promise, f"came back as {type(copy).__name__}")
+        ok, declared = await self.walk.call("properties: can be read", getattr, self.environment, "properties", None)
+        if ok and declared is not None:
+            note(isinstance(declared, Properties), "properties: is a Properties object", shorten(declared))
+        return copy
+
+    async def tasks(self) -> list[Task]:
+        """List every split twice and compare. Gives the tasks to play."""
+        chosen: list[Task] = []
+        contents: dict[str, Mapping[str, str]] = {}
+        for split in self.properties.splits:
+            listed = await self._listed(split)
+            if listed is None:
+                continue
+            self.walk.note(bool(listed), "tasks(): lists at least one task", f"none in split '{split}'")
+            ids = [t.id for t in listed]
+            twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
+            self.walk.note(twice is None, "tasks(): ids are unique", f"{twice!r} is more than once in '{split}'")
+            contents[split] = await self._contents(listed)
+            chosen += listed[: self.n_tasks if not chosen else 1]
+        promise = "tasks(): no task is in two splits"
+        for (one, a), (other, b) in combinations(contents.items(), 2):
+            shared = a.keys() & b.keys()
+            pair = next(((a[key], b[key]) for key in sorted(shared)), None)
+            got = f"{len(shared)} of '{one}' are in '{other}', such as {pair}: same seed, messages, reference and info"
+            self.walk.note(not shared, promise, got)
+        return chosen
+
+    async def _listed(self, split: str) -> list[Task] | None:
+        lists = []
+        for _ in range(2):
+            ok, tasks = await self.walk.call("tasks(): raises nothing", self._list, split, during=f"split '{split}'")
+            if not ok:
+                return None
+            strange = next((f"{shorten(t)} in '{split}'" for t in tasks if not isinstance(t, Task)), "")
+            if not self.walk.note(not strange, "tasks(): gives Task objects", strange):
+                return None
+            lists.append(tasks)
+        first, again = lists
+        change = next((f"{a.id!r}, then {b.id!r}" for a, b in zip(first, again, strict=False) if a != b), "")
+        got = f"split '{split}': {change or f'{len(first)} tasks, then {len(again)}'}"
+        self.walk.note(first == again, "tasks(): same tasks in the same order every time", got)
+        return list(first)
+
+    def _list(self, split: str) -> list[Task]:
+        return list(islice(self.environment.tasks(split), _MOST_TASKS))
+
+    async def _contents(self, tasks: Sequence[Task]) -> Mapping[str, str]:
+        """Map what makes each task the problem it is, apart from its name, to that name."""
+        contents: dict[str, str] = {}
+        for task in tasks:
+            encode = partial(json.dumps, dict(task.info), sort_keys=True)
+            _, info = await self.walk.call("Task.info: holds plain JSON values", encode, during=task.id)
+            contents[repr((task.seed, task.messages, task.reference, info))] = task.id
+        return contents
+
+    # --- playing -----------------------------------------------------------------------------------------------
+
+    async def start(self, task: Task, environment: Any = None) -> Any:
+        """Start an episode and look its opening over; None where either fails."""
+        maker = self.environment if environment is None else environment
+        ok, episode = await self.walk.call("start(): raises nothing", maker.start, task, during=task.id)
+        if not ok:
+            return None
+        opening = getattr(episode, "opening", None)
+        got = f"{task.id}: `opening` is {shorten(opening)}, expected a StepResult"
+        if not self.walk.note(isinstance(opening, StepResult), "start(): gives an episode with an opening", got):
+            return None
+        self.look_over(episode.opening, f"{task.id}, opening")
+        return episode
+
+    async def step(self, episode: Any, action: str, during: str) -> StepResult | None:
+        """Do one step, time it and look its result over; None if it raised or gave something else."""
+        begin = time.perf_counter()
+        during = f"{during}, action {shorten(action, 40)}"
+        ok, result = await self.walk.call("step(): raises nothing", episode.step, action, during=during)
+        self.step_times_s.append(time.perf_counter() - begin)
+        if not ok or not self.walk.note(
+            isinstance(result, StepResult), "step(): gives a StepResult", f"{during}: {shorten(result)}"
+        ):
+            return None
+        self.look_over(result, during)
+        return result if isinstance(result, StepResult) else None
+
+    async def close(self, episode: Any) -> None:
+        await self.walk.call("close(): raises nothing", episode.close)
+
+    def look_over(self, result: StepResult, during: str) -> None:
+        """Types and ranges of one answer."""
+
+        def note(ok: bool, promise: str, value: object) -> None:
+            self.walk.note(ok, f"StepResult.{promise}", "" if ok else f"{during}: got {shorten(value)}")
+
+        note(isinstance(result.reply, str), "reply: is text", result.reply)
+        number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
+        note(number, "reward: is a finite number", result.reward)
+        for name in ("terminated", "truncated", "valid"):
+            note(isinstance(getattr(result, name), bool), f"{name}: is a bool", getattr(result, name))
+        note(isinstance(result.state_key, str | None), "state_key: is text or None", result.state_key)
+        actions = result.admissible_actions
+        tidy = isinstance(actions, tuple) and all(isinstance(a, str) for a in actions)
+        tidy = tidy and list(actions) == sorted(set(actions))
+        note(tidy, "admissible_actions: a tuple of texts, sorted, each once", actions)
+        if result.terminated or result.truncated:
+            note(isinstance(result.success, bool), "success: True or False at the end", result.success)
+        else:
+            note(result.success is None, "success: None before the end", result.success)
+
+    async def play(
+        self, task: Task, actions: Sequence[str] | None = None, environment: Any = None
+    ) -> Transcript | None:
+        """Play `actions`, or at random; the transcript ends early where a step fails."""
+        episode = await self.start(task, environment)
+        if episode is None:
+            return None
+        done = Transcript(task, (), (episode.opening,))
+        while not done.over and len(done.actions) < (self.max_steps if actions is None else len(actions)):
+            i, listed = len(done.actions), done.results[-1].admissible_actions
+            action = self.rng.choice(listed or _TRIES) if actions is None else actions[i]
+            result = await self.step(episode, action, f"{task.id}, step {i}")
+            if result is None:
+                break
+            if action in listed:
+                promise, got = "step(): understands every admissible action", f"{task.id}, step {i}: {action!r}"
+                self.walk.note(result.valid, promise, got)
+            done = Transcript(task, (*done.actions, action), (*done.results, result))
+        await self.close(episode)
+        return done
+
+    # --- promises about transcripts ----------------------------------------------------------------------------
+
+    def openings_and_keys(self, record: Transcript) -> None:
+        opening = record.results[0]
+        self.walk.note(bool(opening.reply), "opening: says something", record.task.id)
+        over = opening.terminated or opening.truncated
+        self.walk.note(not over, "opening: the episode is not over yet", record.task.id)
+        keys = {r.state_key for r in record.results[:-1]}
+        replies = {r.reply for r in record.results[:-1]}
+        if keys != {None}:
+            got = f"{record.task.id}: {len(replies)} different replies, always {shorten(next(iter(keys)))}"
+            self.walk.note(len(keys) > 1 or len(replies) <= 2, "state_key: tells states apart", got)
+
+    async def garbage(self, task: Task) -> None:
+        """Text that no one meant as an action."""
+        episode = await self.start(task)
+        for text in _GARBAGE:
+            if episode is None:
+                return
+            result = await self.step(episode, text, f"{task.id}, garbage")
+            if result is not None and episode.opening.admissible_actions:
+                self.walk.note(
+                    not result.valid, "step(): garbage is not valid", f"{shorten(text)} counts as understood"
+                )
+            if result is None or result.terminated or result.truncated:
+                await self.close(episode)
+                episode = await self.start(task)
+        await self.close(episode)
+
+    async def replays(self, played: Sequence[Transcript], copy: Any) -> None:
+        """Play the same actions on a pickled copy, half of them in a new episode, and all in another process."""
+        deterministic, replayable = self.properties.deterministic, self.properties.replayable
+        for record in played:
+            if deterministic:
+                change = difference(record, await self.play(record.task, record.actions, copy))
+                self.walk.note(not change, "deterministic: same actions, same transcript", change)
+            if replayable:
+                half = record.actions[: len(record.actions) // 2]
+                change = difference(record, await self.play(record.task, half), len(half))
+                self.walk.note(not change, "replayable: same actions, same state", change)
+        if deterministic and self.other_process and copy is not None:
+            promise = "deterministic: same transcript and task ids in another process"
+            limit_s = 0.9 * self.walk.call_limit_s
+            ok, answer = await self.walk.call(promise, replay_elsewhere, self.environment, played[0], limit_s)
+            if ok:
+                again, ids = answer
+                here = first_ids(self.environment)
+                change = difference(played[0], again)
+                renamed = next((f"task id {a!r}, then {b!r}" for a, b in zip(here, ids, strict=False) if a != b), "")
+                self.walk.note(not change and here == ids, promise, change or renamed)
+
+    # --- the oracle --------------------------------------------------------------------------------------------
+
+    async def oracle(self, played: Sequence[Transcript]) -> None:
+        """Plans from the opening and after a few random actions must solve the task, where there are any."""
+        promise, got = "oracle: has a method plan(task, taken)", "oracle is declared, `plan` is missing"
+        if not self.walk.note(callable(getattr(self.environment, "plan", None)), promise, got):
+            return
+        n_solved = 0
+        for record in played:
+            n_solved += await self._plan_solves(record.task, ())
+            await self._plan_solves(record.task, record.actions[: min(3, len(record.actions) - record.over)])
+        seen = f"{n_solved} of {len(played)} tasks"
+        self.walk.note(n_solved > 0, "plan(): knows a way for some task", seen, seen=seen)
+
+    async def _plan_solves(self, task: Task, taken: Sequence[str]) -> bool:
+        during = f"{task.id} after {shorten(taken)}"
+        ok, path = await self.walk.call("plan(): raises nothing", self.environment.plan, task, taken, during=during)
+        if not ok or path is None:
+            return False
+        texts = isinstance(path, Sequence) and not isinstance(path, str) and all(isinstance(a, str) for a in path)
+        if not self.walk.note(texts, "plan(): gives a sequence of actions", f"{during}: {shorten(path)}"):
+            return False
+        record = await self.play(task, [*taken, *path])
+        solved = record is not None and record.solved
+        return self.walk.note(solved, "plan(): solves the task", f"{during}: {shorten(path)} does not")
+
+    # --- closing and speed -------------------------------------------------------------------------------------
+
+    async def closing(self, played: Sequence[Transcript]) -> None:
+        """Close twice, close after a step too many, and count what stays open over several episodes."""
+        before: dict[str, int] = {}
+        for i in range(_N_CLOSED + 1):
+            record = played[i % len(played)]
+            episode = await self.start(record.task)
+            if episode is None:
+                return
+            for action in record.actions if record.over else record.actions[:1]:
+                await self.step(episode, action, record.task.id)
+            if record.over:
+                with suppress(Exception):  # a step too many may raise; closing afterwards may not
+                    await awaited(episode.step("look"))
+            await self.close(episode)
+            await self.walk.call("close(): may be called twice", episode.close)
+            # What the first episode opened may be shared and stay open; what every further one leaves is a leak.
+            before = before or _held_open()
+        for what, n in _held_open().items():
+            more = n - before.get(what, n)
+            got = f"{more} more {what} after {_N_CLOSED} closed episodes"
+            self.walk.note(more < _N_CLOSED, f"close(): frees {what}", got)
+
+    def speed(self) -> None:
+        median_s = statistics.median(self.step_times_s)
+        seen = f"median {median_s * 1e3:.3g} ms over {len(self.step_times_s)} steps"
+        self.walk.note(median_s < _INLINE_S, f"inline: a step takes under {_INLINE_S * 1e3:g} ms", seen, seen=seen)
+
+
+def _held_open() -> dict[str, int]:
+    """Count what this process holds open; threads only, where psutil is not installed."""
+    gc.collect()
+    counts = {"threads": threading.active_count()}
+    if importlib.util.find_spec("psutil") is not None:
+        process = importlib.import_module("psutil").Process()
+        counts["child processes"] = len(process.children(recursive=True))
+        if hasattr(process, "num_fds"):
+            counts["file descriptors"] = process.num_fds()
+    return counts

@@ -1,0 +1,150 @@
+"""Finding, report and walk: how a contract checker says which call broke which promise."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One promise of a contract, kept or broken.
+
+    Attributes:
+        ok: whether the promise was kept.
+        promise: the call and what it promises, such as `tasks(): ids are unique`.
+        detail: what was got; for a kept promise, what was looked at.
+    """
+
+    ok: bool
+    promise: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings about one part.
+
+    Attributes:
+        subject: what was checked, for the reader.
+        findings: in the order in which the promises were first tried.
+    """
+
+    subject: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept. A report that looked at nothing is not ok."""
+        return bool(self.findings) and not self.broken
+
+    @property
+    def broken(self) -> tuple[Finding, ...]:
+        """The findings that are not ok."""
+        return tuple(finding for finding in self.findings if not finding.ok)
+
+    def __str__(self) -> str:
+        lines = [f"{self.subject}: {len(self.findings) - len(self.broken)} of {len(self.findings)} promises kept"]
+        for finding in self.findings:
+            lines.append(f"  {'kept  ' if finding.ok else 'BROKEN'}  {finding.promise}")
+            lines += [f"            {line}" for line in finding.detail.splitlines()]
+        return "\n".join(lines)
+
+
+class Walk:
+    """Collects findings while a checker walks a part through its promises.
+
+    A promise may be tried many times; it is listed once, and its first failure is what stays. The walk runs in a
+    thread of its own with its own event loop, so that it can be started from anywhere and a call that never returns
+    can be named.
+    """
+
+    def __init__(self, subject: str, call_limit_s: float = 60.0) -> None:
+        self.subject, self.call_limit_s = subject, call_limit_s
+        self._findings: dict[str, Finding] = {}
+        self._calling: tuple[str, float] | None = None
+
+    @property
+    def report(self) -> Report:
+        """What was found so far."""
+        return Report(self.subject, tuple(self._findings.values()))
+
+    def note(self, ok: bool, promise: str, got: str = "", *, seen: str = "") -> bool:
+        """Record whether `promise` was kept, and return that.
+
+        Args:
+            ok: whether it was kept.
+            promise: the call and what it promises.
+            got: what to tell if it was broken.
+            seen: what to tell if it was kept.
+        """
+        before = self._findings.get(promise)
+        if before is None or (before.ok and not ok):
+            self._findings[promise] = Finding(ok, promise, seen if ok else got)
+        return ok
+
+    async def call(self, promise: str, function: Callable[..., Any], *args: Any, during: str = "") -> tuple[bool, Any]:
+        """Call `function`, awaiting what it gives if need be; an exception breaks `promise`.
+
+        Args:
+            promise: what is promised, such as `step(): raises nothing`.
+            function: sync or async.
+            args: its arguments.
+            during: what the reader needs to repeat the call.
+
+        Returns:
+            whether it returned, and what.
+        """
+        self._calling = (promise, time.monotonic())
+        try:
+            value = function(*args)
+            if inspect.isawaitable(value):
+                value = await value
+        except (Exception, SystemExit) as error:
+            # A stranger's part is on trial here: whatever it raises is a finding, and the walk goes on.
+            self.note(False, promise, f"{during}: {describe(error)}" if during else describe(error))
+            return False, None
+        finally:
+            self._calling = None
+        self.note(True, promise)
+        return True, value
+
+    def run(self, steps: Callable[[], Coroutine[Any, Any, None]]) -> Report:
+        """Run `steps` to the end, or until one call takes longer than the limit."""
+        errors: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                asyncio.run(steps())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=body, name="contract check", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+            calling = self._calling
+            if calling is not None and time.monotonic() - calling[1] > self.call_limit_s:
+                name = calling[0].partition(":")[0]
+                self.note(False, f"{name}: returns", f"had not returned after {self.call_limit_s:g} s")
+                return self.report
+        if errors:
+            raise errors[0]
+        return self.report
+
+
+def describe(error: BaseException) -> str:
+    """Type and message of an exception on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shorten(value: object, limit: int = 100) -> str:
+    """`repr` of a value, cut to `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
