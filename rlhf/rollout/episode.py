@@ -1,0 +1,293 @@
+"""One attempt at one task: environment, agent and engine in turn, until a typed end.
+
+Whatever the parts do, `run_episode` returns a trajectory whose outcome says how it ended: an error of a part is a type
+of its own and never looks like a low reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from agents.base import Agent, History, Reply
+from environments.base import Environment, StepResult, properties_of
+from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, SamplingParams, Task, Trajectory, Turn
+from rlhf.errors import ContextFull, EngineError, boundary
+from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.live import Ended, LiveEpisode
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.seeds import stable_seed
+from rlhf.rollout.workers import Lanes, describe
+
+
+class Phase(StrEnum):
+    """What an episode waits for."""
+
+    ENVIRONMENT = "environment"
+    AGENT = "agent"
+    ENGINE = "engine"
+
+
+@dataclass(slots=True)
+class Watch:
+    """What can be seen of a running episode from outside.
+
+    Attributes:
+        phase: what it waits for.
+        since: `time.monotonic()` when that began.
+        n_tokens: sampled so far.
+    """
+
+    phase: Phase = Phase.ENVIRONMENT
+    since: float = field(default_factory=time.monotonic)
+    n_tokens: int = 0
+
+    def enter(self, phase: Phase) -> None:
+        """Note what is waited for from now on."""
+        self.phase, self.since = phase, time.monotonic()
+
+
+def lanes_of(environment: Environment) -> Lanes:
+    """Where the calls of the environment's episodes run, by its declared properties; see `rlhf.rollout.workers`."""
+    declared = properties_of(environment)
+    inline = declared.inline or getattr(environment, "inline", False) is True
+    return Lanes(inline=inline, shared=not declared.thread_safe, name=type(environment).__name__)
+
+
+async def run_episode(
+    task: Task,
+    environment: Environment,
+    agent: Agent,
+    engine: RolloutEngine,
+    renderer: Renderer,
+    limits: Limits,
+    sampling: SamplingParams,
+    *,
+    attempt: int = 0,
+    seed: int = 0,
+    session: str = "episode",
+    lanes: Lanes | None = None,
+    watch: Watch | None = None,
+) -> Trajectory:
+    """Attempt `task` once.
+
+    The environment's episode is closed and the engine's session released on every path, also when this is cancelled.
+
+    Args:
+        task: given whole to the environment, and without its reference to the agent.
+        environment: starts the episode; `start`, `step` and `close` may be plain or async functions.
+        agent: chooses the actions.
+        engine: samples for the agent.
+        renderer: makes its prompts.
+        limits: `max_tokens` of these is the limit of each generation.
+        sampling: temperature and the like; its `max_tokens` and `seed` are replaced for each call.
+        attempt: number within the group.
+        seed: with attempt, turn and call it gives the seed of each generation.
+        session: name of the engine's cache, unique among live episodes.
+        lanes: shared between the episodes of one environment; without them this episode makes its own.
+        watch: kept up to date while the episode runs.
+    """
+    own = lanes or lanes_of(environment)
+    begun = time.monotonic()
+    watch = watch or Watch()
+    policy = _Policy(engine, renderer, limits, sampling, seed, attempt, session, watch)
+    run = _Run(agent, limits, policy, watch, replace(task, reference=None))
+    live = LiveEpisode(environment, task, limits, own.open())
+    notes: list[str] = []
+    try:
+        outcome, detail = await run.play(live)
+    finally:
+        watch.enter(Phase.ENVIRONMENT)
+        try:
+            await live.close(notes)
+        finally:
+            await _release(engine, session, limits, notes)
+            if lanes is None:
+                await own.close()
+    return Trajectory(
+        task_id=task.id,
+        attempt=attempt,
+        opening=run.opening,
+        turns=tuple(run.turns),
+        outcome=outcome,
+        detail="\n".join(filter(None, [detail, *notes])),
+        duration_s=time.monotonic() - begun,
+    )
+
+
+class _Policy:
+    """The policy as one episode sees it; one object serves all turns, `begin_turn` tells them apart."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        renderer: Renderer,
+        limits: Limits,
+        sampling: SamplingParams,
+        seed: int,
+        attempt: int,
+        session: str,
+        watch: Watch,
+    ) -> None:
+        self._engine, self._renderer, self._limits, self._sampling = engine, renderer, limits, sampling
+        self._seed, self._attempt, self._session, self._watch = seed, attempt, session, watch
+        self._turn = self._n_calls = 0
+        self.generations: list[Generation] = []
+
+    def begin_turn(self, turn: int) -> None:
+        """Forget the calls of the last turn."""
+        self._turn, self._n_calls, self.generations = turn, 0, []
+
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+        """Render `messages` and sample one reply. Raises EngineError; ContextFull when the prompt leaves no room."""
+        call, self._n_calls = self._n_calls, self._n_calls + 1
+        prompt = self._renderer.prompt(messages)
+        generation = await self._sample(prompt, call, max_tokens)
+        self._watch.enter(Phase.AGENT)
+        self.generations.append(generation)
+        self._watch.n_tokens += len(generation.token_ids)
+        return Reply(self._renderer.reply_text(generation.token_ids), generation)
+
+    async def _sample(self, prompt: Prompt, call: int, max_tokens: int | None) -> Generation:
+        context = min(self._engine.max_context, self._limits.max_context or self._engine.max_context)
+        room = context - len(prompt.token_ids)
+        if room < 1:
+            raise ContextFull(
+                "the prompt leaves no room for a token",
+                where=self._session,
+                got=f"{len(prompt.token_ids)} tokens in a context of {context}",
+                hint="raise limits.max_context, lower limits.max_turns, or let the agent forget (history)",
+            )
+        limit = min(self._limits.max_tokens, room, max_tokens or self._limits.max_tokens)
+        seed = stable_seed(self._seed, self._attempt, self._turn, call)
+        self._watch.enter(Phase.ENGINE)
+        with boundary(EngineError, where="engine.generate"):
+            generation = await self._engine.generate(
+                prompt, replace(self._sampling, max_tokens=limit, seed=seed), self._session
+            )
+        _check_generation(generation, prompt, limit)
+        return generation
+
+
+class _Run:
+    """The loop of turns."""
+
+    def __init__(self, agent: Agent, limits: Limits, policy: _Policy, watch: Watch, task: Task) -> None:
+        self._agent, self._limits, self._policy, self._watch, self._task = agent, limits, policy, watch, task
+        self._shown: list[tuple[str, ...]] = []
+        self.opening = ""
+        self.turns: list[Turn] = []
+
+    async def play(self, live: LiveEpisode) -> tuple[Outcome, str]:
+        """Outcome, and what to tell the reader about it."""
+        limit = self._limits.episode_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                return await self._play(live)
+        except Ended as ended:
+            return ended.outcome, ended.detail
+        except TimeoutError:
+            return Outcome.TIMEOUT, f"the episode took longer than {limit:g} s; it waited for the {self._watch.phase}"
+
+    async def _play(self, live: LiveEpisode) -> tuple[Outcome, str]:
+        now = await live.start()
+        self.opening = now.reply
+        while not (now.terminated or now.truncated):
+            if len(self.turns) >= self._limits.max_turns:
+                return Outcome.TURN_LIMIT, f"limits.max_turns is {self._limits.max_turns}"
+            action = await self._act(now)
+            now = await self._take(live, action, now)
+        if now.success:
+            return Outcome.SOLVED, ""
+        if now.terminated:
+            return Outcome.FAILED, ""
+        return Outcome.TURN_LIMIT, "the environment's own step limit"
+
+    async def _act(self, now: StepResult) -> Action:
+        history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, tuple(self._shown))
+        self._policy.begin_turn(len(self.turns))
+        self._watch.enter(Phase.AGENT)
+        try:
+            action: Any = self._agent.act(history, self._policy)
+            if inspect.isawaitable(action):
+                action = await action
+        except Exception as error:
+            raise self._agent_ended(_engine_error(error) or error, now) from error
+        problem = _problem_of_action(action, self._policy.generations)
+        if problem:
+            raise Ended(Outcome.AGENT_ERROR, f"act: {problem}")
+        checked: Action = action
+        return checked
+
+    def _agent_ended(self, error: Exception, now: StepResult) -> Ended:
+        if isinstance(error, ContextFull):
+            if self._policy.generations:  # the turn has begun: what was sampled for it is the policy's doing
+                action = Action("", tuple(self._policy.generations), error=error.what)
+                self._add(Turn(action, error.what, state_key=now.state_key, valid=False), now)
+            return Ended(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
+        if isinstance(error, EngineError):
+            return Ended(Outcome.ENGINE_ERROR, describe(error))
+        return Ended(Outcome.AGENT_ERROR, f"act: {describe(error)}")
+
+    async def _take(self, live: LiveEpisode, action: Action, now: StepResult) -> StepResult:
+        if action.error is not None:
+            self._add(Turn(action, action.error, state_key=now.state_key, valid=False), now)
+            return now
+        self._watch.enter(Phase.ENVIRONMENT)
+        after = await live.step(action.text)
+        self._add(Turn(action, after.reply, after.reward, now.state_key, after.valid), now)
+        return after
+
+    def _add(self, turn: Turn, before: StepResult) -> None:
+        self.turns.append(turn)
+        self._shown.append(before.admissible_actions)
+
+
+async def _release(engine: RolloutEngine, session: str, limits: Limits, notes: list[str]) -> None:
+    try:
+        async with asyncio.timeout(limits.step_timeout_s):
+            await engine.release(session)
+    except Exception as error:  # the episode is over; the reader is told
+        notes.append(f"engine.release: {describe(error)}")
+
+
+def _engine_error(error: BaseException | None) -> EngineError | None:
+    """Find the engine's error behind what an agent raised: a group from parallel calls, or an error of its own."""
+    if error is None or isinstance(error, EngineError):
+        return error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error.__cause__,)
+    return next((found for e in inner if (found := _engine_error(e))), None)
+
+
+def _check_generation(generation: object, prompt: Prompt, limit: int) -> None:
+    """Raise EngineError unless the engine answered what it was asked."""
+    if not isinstance(generation, Generation):
+        problem = f"returned {type(generation).__name__}, expected Generation"
+    elif generation.finish is Finish.ABORT:
+        problem = "gave the call up"
+    elif generation.prompt != prompt:
+        problem = "answered for another prompt"
+    elif len(generation.token_ids) > limit:
+        problem = f"sampled {len(generation.token_ids)} tokens, at most {limit} were asked for"
+    else:
+        return
+    raise EngineError(problem, where="engine.generate")
+
+
+def _problem_of_action(action: object, sampled: Sequence[Generation]) -> str:
+    """Say what is wrong with what an agent returned; empty if nothing is."""
+    if not isinstance(action, Action):
+        return f"returned {type(action).__name__}, expected rlhf.data.Action"
+    if not isinstance(action.text, str) or not isinstance(action.error, str | None):
+        return "Action.text is no text, or Action.error neither text nor None"
+    kept = {id(g) for g in action.generations}
+    lost = sum(id(g) not in kept for g in sampled)
+    if lost:
+        return f"{lost} of {len(sampled)} generations are missing from Action.generations; nothing would train on them"
+    return ""

@@ -1,0 +1,254 @@
+"""Many attempts at once: every task, `group_size` times."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from agents.base import Agent
+from environments.base import Environment
+from rlhf.data import Outcome, SamplingParams, Task, Trajectory
+from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.episode import Phase, Watch, lanes_of, run_episode
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.seeds import stable_seed
+
+#: Failures that a fresh try may mend. A timeout is not among them: it has used up its time already.
+RETRYABLE = frozenset({Outcome.ENV_ERROR, Outcome.ENGINE_ERROR})
+
+_REPORT_EVERY_S = 0.2
+_runs = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a rollout stands.
+
+    Attributes:
+        n_episodes: attempts to make.
+        n_done: attempts that are over, failed ones included.
+        n_failed: attempts in which a part failed for good.
+        n_retries: attempts thrown away and begun again.
+        n_running: attempts now alive.
+        n_waiting_environment: of these, waiting for the environment.
+        n_waiting_engine: of these, waiting for the engine.
+        n_tokens: sampled so far.
+        longest_wait_s: seconds for which one attempt has been waiting for the same thing.
+        waits_for: that attempt, and what it waits for.
+    """
+
+    n_episodes: int
+    n_done: int = 0
+    n_failed: int = 0
+    n_retries: int = 0
+    n_running: int = 0
+    n_waiting_environment: int = 0
+    n_waiting_engine: int = 0
+    n_tokens: int = 0
+    longest_wait_s: float = 0.0
+    waits_for: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"{self.n_done}/{self.n_episodes} episodes"]
+        parts += [f"{self.n_failed} failed"] * bool(self.n_failed)
+        parts += [f"{self.n_waiting_engine} at the engine"] * bool(self.n_waiting_engine)
+        parts += [f"{self.n_waiting_environment} at the environment"] * bool(self.n_waiting_environment)
+        parts += [f"{self.longest_wait_s:.0f} s for {self.waits_for}"] * (self.longest_wait_s >= 5)
+        return ", ".join(parts)
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class _Board:
+    """What is going on, for the progress."""
+
+    n_episodes: int
+    n_done: int = 0
+    n_failed: int = 0
+    n_retries: int = 0
+    n_tokens: int = 0
+    live: dict[str, Watch] = field(default_factory=dict)
+
+    def progress(self) -> Progress:
+        phases = [w.phase for w in self.live.values()]
+        name, oldest = min(self.live.items(), key=lambda item: item[1].since, default=("", Watch()))
+        return Progress(
+            n_episodes=self.n_episodes,
+            n_done=self.n_done,
+            n_failed=self.n_failed,
+            n_retries=self.n_retries,
+            n_running=len(phases),
+            n_waiting_environment=phases.count(Phase.ENVIRONMENT),
+            n_waiting_engine=phases.count(Phase.ENGINE),
+            n_tokens=self.n_tokens + sum(w.n_tokens for w in self.live.values()),
+            longest_wait_s=time.monotonic() - oldest.since if name else 0.0,
+            waits_for=f"the {oldest.phase} of {name}" if name else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One attempt to make: which task of the list, its how-manieth occurrence, which attempt."""
+
+    index: int
+    task: Task
+    occurrence: int
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        """For the reader; unique within the rollout."""
+        again = f", occurrence {self.occurrence}" if self.occurrence else ""
+        return f"{self.task.id}{again}, attempt {self.attempt}"
+
+
+async def run_groups(
+    tasks: Sequence[Task],
+    environment: Environment,
+    agent: Agent,
+    engine: RolloutEngine,
+    renderer: Renderer,
+    limits: Limits,
+    sampling: SamplingParams,
+    *,
+    group_size: int,
+    seed: int,
+    step: int = 0,
+    on_progress: OnProgress | None = None,
+) -> list[list[Trajectory]]:
+    """Attempt each task `group_size` times, at most `limits.max_concurrent` at once, begun in the order of the tasks.
+
+    An attempt in which the environment or the engine failed is made afresh up to `limits.max_retries` times, with the
+    same seed, so that a passing failure changes nothing. What fails for good is returned like the rest: a trajectory
+    whose outcome says so.
+
+    Args:
+        tasks: a task that occurs twice gets two groups, with different seeds.
+        environment: shared by all attempts.
+        agent: likewise.
+        engine: likewise.
+        renderer: likewise.
+        limits: of episodes and of their number.
+        sampling: temperature and the like.
+        group_size: attempts per task.
+        seed: with step, task and attempt it gives the seed of every generation.
+        step: number of the optimiser step.
+        on_progress: called some times a second, also while everything waits, and at the end.
+
+    Returns:
+        `[tasks][group_size]`, in order, whatever finished first.
+    """
+    jobs = _jobs(tasks, group_size)
+    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, _Board(len(jobs)))
+    try:
+        async with _reporting(rollout.board, on_progress):
+            found = await _in_order(jobs, rollout.attempt, limits.max_concurrent)
+    finally:
+        await rollout.lanes.close()
+    return [found[i * group_size : (i + 1) * group_size] for i in range(len(tasks))]
+
+
+class _Rollout:
+    """What all attempts have in common."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        agent: Agent,
+        engine: RolloutEngine,
+        renderer: Renderer,
+        limits: Limits,
+        sampling: SamplingParams,
+        seed: int,
+        step: int,
+        board: _Board,
+    ) -> None:
+        self._parts = (environment, agent, engine, renderer, limits, sampling)
+        self._max_retries, self._seed, self._step = limits.max_retries, seed, step
+        self._number = next(_runs)
+        self.board, self.lanes = board, lanes_of(environment)
+
+    async def attempt(self, job: _Job) -> Trajectory:
+        """Make one attempt, afresh where that may help."""
+        retry = 0
+        trajectory = await self._once(job, retry)
+        while trajectory.outcome in RETRYABLE and retry < self._max_retries:
+            retry += 1
+            self.board.n_retries += 1
+            trajectory = await self._once(job, retry)
+        self.board.n_done += 1
+        self.board.n_failed += trajectory.outcome.is_failure_of_a_part
+        return replace(trajectory, n_retries=retry)
+
+    async def _once(self, job: _Job, retry: int) -> Trajectory:
+        watch = self.board.live[job.name] = Watch()
+        try:
+            return await run_episode(
+                job.task,
+                *self._parts,
+                attempt=job.attempt,
+                seed=stable_seed(self._seed, self._step, job.task.id, job.occurrence),
+                session=f"{self._number}/{job.index}/{job.attempt}/{retry}",
+                lanes=self.lanes,
+                watch=watch,
+            )
+        finally:
+            del self.board.live[job.name]
+            self.board.n_tokens += watch.n_tokens
+
+
+def _jobs(tasks: Sequence[Task], group_size: int) -> list[_Job]:
+    seen: dict[str, int] = {}
+    jobs = []
+    for index, task in enumerate(tasks):
+        occurrence = seen[task.id] = seen.get(task.id, -1) + 1
+        jobs += [_Job(index, task, occurrence, attempt) for attempt in range(group_size)]
+    return jobs
+
+
+async def _in_order(
+    jobs: Sequence[_Job], work: Callable[[_Job], Awaitable[Trajectory]], max_concurrent: int
+) -> list[Trajectory]:
+    """Work on all jobs, begun in order; when one raises or this is cancelled, the others are cancelled and awaited."""
+    results: dict[int, Trajectory] = {}
+    waiting: Iterator[tuple[int, _Job]] = iter(enumerate(jobs))
+
+    async def runner() -> None:
+        for number, job in waiting:
+            results[number] = await work(job)
+
+    runners = [asyncio.create_task(runner()) for _ in range(min(max_concurrent, len(jobs)))]
+    try:
+        await asyncio.gather(*runners)
+    finally:
+        for task in runners:
+            task.cancel()
+        await asyncio.gather(*runners, return_exceptions=True)
+    return [results[number] for number in range(len(jobs))]
+
+
+@asynccontextmanager
+async def _reporting(board: _Board, on_progress: OnProgress | None) -> AsyncIterator[None]:
+    if on_progress is None:
+        yield
+        return
+
+    async def report() -> None:
+        while True:
+            on_progress(board.progress())
+            await asyncio.sleep(_REPORT_EVERY_S)
+
+    reporter = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporter.cancel()
+        await asyncio.gather(reporter, return_exceptions=True)
+    on_progress(board.progress())

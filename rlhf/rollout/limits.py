@@ -1,0 +1,38 @@
+"""Limits of rollouts: nothing here waits for ever."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.settings import STRICT
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Limits:
+    """How far an episode may go, and how much may go wrong."""
+
+    max_turns: Annotated[int, Field(ge=1)] = 20
+    """Actions of one episode; those that could not be parsed count."""
+    max_tokens: Annotated[int, Field(ge=1)] = 64
+    """New tokens of one generation."""
+    max_context: Annotated[int, Field(ge=2)] | None = None
+    """Prompt and generation together; the engine's own limit where none is given."""
+    step_timeout_s: _Seconds = 30.0
+    """One `step` or `close` of an environment."""
+    episode_timeout_s: _Seconds = 300.0
+    """One attempt from start to end."""
+    start_timeout_s: _Seconds = 60.0
+    """One `start` of an environment."""
+    reward_timeout_s: _Seconds = 60.0
+    """One reward of one trajectory."""
+    max_retries: Annotated[int, Field(ge=0)] = 1
+    """Fresh tries of an attempt in which the environment or the engine failed."""
+    max_error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share of failed attempts above which the run stops and says why."""
+    max_concurrent: Annotated[int, Field(ge=1)] = 64
+    """Episodes alive at a time."""

@@ -1,0 +1,216 @@
+"""Messages to token ids, and sampled ids to text.
+
+What the policy sampled is never tokenised again. A prompt is
+
+    first segment + reply ids + glue + reply ids + glue + ...
+
+where the first segment is everything before the first sampled reply, written by the chat template as a whole, and the
+glue is what the template writes between two replies: the end of the turn, the messages in between, the header of the
+next reply. The glue is found by rendering a short conversation whose reply is a marker and keeping what follows the
+marker. Each prompt therefore extends the previous prompt and its generation, also with templates that rewrite the past
+(Qwen3 removes earlier reasoning): what was sampled stays as the model saw it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from rlhf.data import Generation, Message, Prompt, Role
+from rlhf.errors import DataError, ModelError, boundary, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARKER = "marker7c1e4b"
+_PROBE = (Message(Role.USER, "x"), Message(Role.ASSISTANT, _MARKER))
+#: Private-use characters around control tokens that a message spells out; such text is encoded as ordinary text.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_DEFUSED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
+_THINK, _THINK_END = "<think>", "</think>"
+
+
+class Renderer:
+    """Turns messages into prompts for one tokenizer and its chat template.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        chat_template_kwargs: variables of the template, such as `enable_thinking`; unknown ones are an error.
+        generation_config: anything with `eos_token_id` (one or several), whose ids end a reply too.
+        cache_size: distinct pieces of text whose ids are remembered.
+
+    Attributes:
+        stop_ids: any of these ends a reply; the template's own end of turn comes first.
+        opens_thinking: whether the header of a reply already contains `<think>`, so that replies begin inside it.
+
+    Raises:
+        ModelError: no chat template, a template that cannot be used, an unknown template variable, or no stop token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        generation_config: object | None = None,
+        cache_size: int = 4096,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        self._check_template()
+        self._special = _special_ids(tokenizer)
+        self._hidden = frozenset(i for text, i in self._special.items() if text not in (_THINK, _THINK_END))
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._first = lru_cache(cache_size)(self._make_first)
+        self._glue = lru_cache(cache_size)(self._make_glue)
+        with boundary(ModelError, where="chat template", hint="the template must take user and assistant messages"):
+            closed = self._after_marker(self._render(_PROBE, header=False))
+            headed = self._after_marker(self._render(_PROBE, header=True))
+        self.opens_thinking = headed.rstrip().endswith(_THINK)
+        self.stop_ids = self._find_stop_ids(closed, generation_config)
+
+    def prompt(self, messages: Sequence[Message]) -> Prompt:
+        """Token ids of `messages` and of the header of the next reply.
+
+        Raises:
+            DataError: no messages, a conversation that opens with a sampled reply, or one the template refuses.
+        """
+        replies = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT and m.token_ids is not None]
+        borders = [*replies, len(messages)]
+        if borders[0] == 0:
+            raise DataError(
+                "nothing comes before the first reply",
+                where="Renderer.prompt",
+                got=f"{len(messages)} messages",
+                expected="at least one message before the first sampled reply",
+            )
+        ids = list(self._first(tuple(messages[: borders[0]])))
+        for reply, following in zip(replies, borders[1:], strict=True):
+            sampled = messages[reply].token_ids or ()
+            ids += sampled
+            ids += self._without_doubled_end(sampled, self._glue(tuple(messages[reply + 1 : following])))
+        return Prompt(tuple(ids), self.stop_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` for reading and parsing: control tokens are left out, `<think>` and `</think>` are kept."""
+        kept = [i for i in ids if i not in self._hidden]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def reply_text(self, ids: Sequence[int]) -> str:
+        """`decode`, with the `<think>` in front that the template's header has already opened."""
+        text = self.decode(ids)
+        return f"{_THINK}\n{text}" if self.opens_thinking else text
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """Ids with which the policy would say `text` and end its turn: the inverse of `reply_text`.
+
+        For demonstrations and scripted policies only; what a policy sampled is never encoded again.
+        """
+        if self.opens_thinking:
+            inside = text.startswith(_THINK)
+            text = text.removeprefix(_THINK).removeprefix("\n") if inside else f"\n{_THINK_END}\n\n{text}"
+        return (*self._encode(self._defused(text)), self.stop_ids[0])
+
+    @staticmethod
+    def extends(previous: Generation, prompt: Prompt) -> bool:
+        """Whether `prompt` begins with everything of `previous`, so that both fit in one row and share a cache."""
+        full = previous.full_ids
+        return prompt.token_ids[: len(full)] == full
+
+    def _check_template(self) -> None:
+        if not self.tokenizer.chat_template:
+            raise ModelError(
+                "the tokenizer has no chat template",
+                where=str(self.tokenizer.name_or_path) or "tokenizer",
+                hint="use an instruction-tuned model, or set `chat_template` in the model's tokenizer_config.json",
+            )
+        with boundary(ModelError, where="chat template"):
+            template = str(self.tokenizer.get_chat_template())
+        words = set(re.findall(r"\w+", template))
+        for name in self.chat_template_kwargs:
+            if name not in words:
+                raise ModelError(
+                    "the chat template has no such variable",
+                    where=f"chat_template_kwargs.{name}",
+                    got=name,
+                    expected="a variable that the template uses",
+                    hint=nearest(name, words),
+                )
+
+    def _make_first(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
+            return self._encode(self._render(messages, header=True))
+
+    def _make_glue(self, between: tuple[Message, ...]) -> tuple[int, ...]:
+        with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
+            return self._encode(self._after_marker(self._render((*_PROBE, *between), header=True)))
+
+    def _render(self, messages: Sequence[Message], *, header: bool) -> str:
+        conversation = [{"role": m.role.value, "content": self._defused(m.content)} for m in messages]
+        text = self.tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=header, **self.chat_template_kwargs
+        )
+        return str(text)
+
+    def _after_marker(self, text: str) -> str:
+        _, found, rest = text.partition(_MARKER)
+        if not found:
+            raise ModelError(
+                "the chat template drops what the assistant says",
+                where="chat template",
+                expected="a template that writes the content of assistant messages",
+            )
+        return rest
+
+    def _defused(self, text: str) -> str:
+        """`text` with the control tokens that it spells out marked, so that an observation cannot fake a turn."""
+        text = text.replace(_OPEN, "").replace(_CLOSE, "")
+        return self._control.sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        ids: list[int] = []
+        for i, piece in enumerate(_DEFUSED.split(text)):
+            plain = piece.replace(_OPEN, "").replace(_CLOSE, "")
+            if plain:
+                ids += self.tokenizer.encode(plain, add_special_tokens=False, split_special_tokens=bool(i % 2))
+        return tuple(ids)
+
+    def _find_stop_ids(self, after_reply: str, generation_config: object | None) -> tuple[int, ...]:
+        end = next(iter(self.tokenizer.encode(after_reply.lstrip(), add_special_tokens=False)), None)
+        found = [end] if end in self._special.values() else []
+        for owner in (self.tokenizer, generation_config):
+            eos = getattr(owner, "eos_token_id", None)
+            found += eos if isinstance(eos, list | tuple) else [eos]
+        stop_ids = tuple(dict.fromkeys(i for i in found if i is not None))
+        if not stop_ids:
+            raise ModelError(
+                "nothing ends a reply",
+                where=str(self.tokenizer.name_or_path) or "tokenizer",
+                got="no eos token, and no special token after a reply in the chat template",
+                hint="set `eos_token` in the model's tokenizer_config.json",
+            )
+        return stop_ids
+
+    def _without_doubled_end(self, sampled: Sequence[int], glue: tuple[int, ...]) -> tuple[int, ...]:
+        """`glue` without its end of turn, where the policy sampled that itself.
+
+        Some templates write white space before the end of turn, which the policy did not; it goes too.
+        """
+        if not sampled or sampled[-1] not in self.stop_ids:
+            return glue
+        for i, token in enumerate(glue):
+            if token == sampled[-1]:
+                return glue[i + 1 :]
+            if token in self._hidden or self.decode((token,)).strip():
+                break
+        return glue
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Text and id of every control token. The named ones miss those that a tokenizer file merely marks special."""
+    named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    added = ((t.content, i) for i, t in tokenizer.added_tokens_decoder.items() if t.special)
+    return {str(text): int(i) for text, i in (*named, *added)}

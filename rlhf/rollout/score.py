@@ -1,0 +1,178 @@
+"""From finished attempts to a scored group: rewards are called, weighted and spread over the turns.
+
+A reward that raises, hangs or returns no number makes its attempt a failure. It never makes it a zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory, Verdict
+from rlhf.errors import DataError, EnvError, RewardError, TrainingError
+from rlhf.rollout.group import RETRYABLE
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.workers import CallError, CallTimeout, InlineLane, Lane, Lanes
+
+_TIMEOUT_S = Limits().reward_timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A reward under its name in the recipe.
+
+    Attributes:
+        name: key of the part in scores and metrics.
+        weight: factor in the total.
+        reward: called with (task, trajectory); a plain function or object, or an async one.
+    """
+
+    name: str
+    weight: float
+    reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]]
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.weight):
+            raise DataError("a weight is not a finite number", where=f"reward {self.name}", got=repr(self.weight))
+
+
+async def score_group(
+    task: Task,
+    trajectories: Sequence[Trajectory],
+    rewards: Mapping[str, Weighted],
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> ScoredGroup:
+    """Score the attempts at one task.
+
+    An async reward runs on the present event loop. A plain one runs in a worker thread, one call at a time, unless it
+    has the attribute `inline = True`, by which it says that it is quick and cannot hang.
+
+    Args:
+        task: with its reference, for the rewards.
+        trajectories: attempts, failed ones included; those become failures of the group.
+        rewards: parts of the score.
+        timeout_s: limit of each call.
+
+    Returns:
+        The group, in the order of `trajectories`. The total of a trajectory is Σ weight · value over the parts. A part
+        with per-turn values counts on those turns, any other on the last turn; a trajectory without turns, which holds
+        no token to train on, has a total alone.
+
+    Raises:
+        DataError: no rewards, or an attempt at another task.
+    """
+    if not rewards:
+        raise DataError("nothing to score with", where=task.id, got="0 rewards", expected="at least 1")
+    lanes = Lanes(shared=True, name="reward")
+    scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
+    try:
+        judged = await asyncio.gather(*(scorer.judge(t) for t in trajectories))
+    finally:
+        await lanes.close()
+    pairs = [(t, s) for t, s in zip(trajectories, judged, strict=True) if isinstance(s, Score)]
+    return ScoredGroup(
+        task_id=task.id,
+        trajectories=tuple(t for t, _ in pairs),
+        scores=tuple(s for _, s in pairs),
+        failures=tuple(f for f in judged if isinstance(f, Failure)),
+    )
+
+
+def error_fraction(groups: Sequence[ScoredGroup]) -> float:
+    """Share of attempts that failed for no fault of the policy; 0 where there are no attempts."""
+    n_failed = sum(len(g.failures) for g in groups)
+    n_attempts = n_failed + sum(len(g.trajectories) for g in groups)
+    return n_failed / n_attempts if n_attempts else 0.0
+
+
+def check_failures(groups: Sequence[ScoredGroup], limits: Limits) -> None:
+    """Raise TrainingError, with the commonest message, where more than `max_error_fraction` of the attempts failed."""
+    fraction = error_fraction(groups)
+    if fraction <= limits.max_error_fraction:
+        return
+    failures = [f for g in groups for f in g.failures]
+    (outcome, message), count = Counter((f.outcome, f.message) for f in failures).most_common(1)[0]
+    kinds = Counter(f.outcome.value for f in failures)
+    raise TrainingError(
+        f"{fraction:.0%} of the attempts failed for no fault of the policy; the commonest of {len(failures)} "
+        f"failures ({count} times): {outcome.value}: {message}",
+        where="rollout",
+        got=", ".join(f"{n} {kind}" for kind, n in kinds.most_common()),
+        expected=f"at most {limits.max_error_fraction:.0%} (limits.max_error_fraction)",
+        hint="mend the part that fails (`rlhf check` finds more), or raise the limit",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    """What the attempts of one group have in common."""
+
+    task: Task
+    rewards: Mapping[str, Weighted]
+    threads: Lane
+    timeout_s: float
+
+    async def judge(self, trajectory: Trajectory) -> Score | Failure:
+        """Score one attempt, or say why it cannot be."""
+        outcome = trajectory.outcome
+        if outcome.is_failure_of_a_part:
+            return Failure(trajectory.attempt, outcome, trajectory.detail, outcome in RETRYABLE)
+        try:
+            parts = {name: await self._verdict(w, trajectory) for name, w in self.rewards.items()}
+        except RewardError as error:
+            return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error))
+        return _total(parts, self.rewards, len(trajectory.turns))
+
+    async def _verdict(self, weighted: Weighted, trajectory: Trajectory) -> Verdict:
+        where, reward = f"reward {weighted.name}", weighted.reward
+        is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
+        lane = InlineLane() if is_async or getattr(reward, "inline", False) is True else self.threads
+        try:
+            said = await lane.call(reward, self.task, trajectory, timeout_s=self.timeout_s)
+        except (CallTimeout, CallError, EnvError) as error:
+            raise RewardError(str(error), where=where) from error
+        return _checked(said, len(trajectory.turns), where)
+
+
+def _checked(said: Any, n_turns: int, where: str) -> Verdict:
+    """Return `said` as a verdict. Raises RewardError."""
+    if isinstance(said, Real) and math.isfinite(said):
+        return Verdict(float(said))
+    if not isinstance(said, Verdict):
+        raise RewardError("returned no finite number", where=where, got=repr(said)[:200], expected="float or Verdict")
+    if said.per_turn is None:
+        return said
+    if len(said.per_turn) != n_turns:
+        raise RewardError(
+            "per_turn does not match the turns",
+            where=where,
+            got=f"{len(said.per_turn)} values",
+            expected=f"{n_turns} values",
+        )
+    if n_turns and not math.isclose(math.fsum(said.per_turn), said.value, rel_tol=1e-6, abs_tol=1e-9):
+        raise RewardError(
+            "per_turn does not sum to the value",
+            where=where,
+            got=f"{math.fsum(said.per_turn):g}",
+            expected=f"{said.value:g}",
+        )
+    return said
+
+
+def _total(parts: Mapping[str, Verdict], rewards: Mapping[str, Weighted], n_turns: int) -> Score:
+    turns = [0.0] * n_turns
+    for name, verdict in parts.items():
+        weight = rewards[name].weight
+        if verdict.per_turn is not None:
+            turns = [turn + weight * x for turn, x in zip(turns, verdict.per_turn, strict=True)]
+        elif turns:
+            turns[-1] += weight * verdict.value
+    total = math.fsum(rewards[name].weight * verdict.value for name, verdict in parts.items())
+    return Score(parts, tuple(turns), total)
