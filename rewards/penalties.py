@@ -1,0 +1,49 @@
+"""Small costs that shape how an agent acts. Their values are at most 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.data import Task, Trajectory, Verdict
+from rlhf.settings import STRICT
+
+_Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class InvalidActionPenalty:
+    """Minus `penalty` on each turn whose action could not be parsed, or was not understood by the environment.
+
+    Per turn, as in verl-agent (Feng et al. 2025, arXiv 2505.10978). It gives a group whose attempts all fail alike a
+    spread of its own, which an estimator that divides by the group's deviation then magnifies: keep it small.
+    """
+
+    inline: ClassVar[bool] = True
+
+    penalty: _Cost = 0.1
+    """Subtracted for each invalid action."""
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Count the invalid turns."""
+        per_turn = tuple(0.0 if turn.valid else -self.penalty for turn in trajectory.turns)
+        n_invalid = sum(not turn.valid for turn in trajectory.turns)
+        return Verdict(math.fsum(per_turn), why=f"{n_invalid} invalid actions", per_turn=per_turn)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TurnCost:
+    """Minus `cost` on each turn, so that a shorter way is a better one."""
+
+    inline: ClassVar[bool] = True
+
+    cost: _Cost = 0.01
+    """Subtracted for each turn."""
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Count the turns."""
+        per_turn = (-self.cost,) * len(trajectory.turns)
+        return Verdict(math.fsum(per_turn), why=f"{len(per_turn)} turns", per_turn=per_turn)
