@@ -1,0 +1,42 @@
+"""Loss inputs from plain numbers, for tests of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlhf.losses.policy_loss import LossInputs
+
+
+def inputs(
+    policy: Sequence[float] | torch.Tensor,
+    advantages: Sequence[float],
+    old: Sequence[float] | None = None,
+    **more: Any,
+) -> LossInputs:
+    """Float64 inputs, weights of a token mean unless given; `policy` is a leaf that collects gradients."""
+    policy = torch.as_tensor(policy, dtype=torch.float64)
+    leaf = policy if policy.requires_grad else policy.clone().requires_grad_()
+    n = len(leaf)
+
+    def tensor(values: object) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.float64)
+
+    old_logprobs = leaf.detach().clone() if old is None else tensor(old)
+    tensors = {name: tensor(more.pop(name)) for name in ("weights", "ref_logprobs", "entropy") if name in more}
+    return LossInputs(
+        policy_logprobs=leaf,
+        old_logprobs=old_logprobs,
+        sampler_logprobs=tensor(more.pop("sampler", old_logprobs)),
+        advantages=tensor(advantages),
+        sequence_ids=torch.zeros(n, dtype=torch.int64),
+        **{"weights": torch.full((n,), 1 / max(n, 1), dtype=torch.float64), **tensors},
+        **more,
+    )
+
+
+def gradient(loss: torch.Tensor, given: LossInputs) -> list[float]:
+    """∂loss / ∂ policy_logprobs, `[N]`."""
+    return torch.autograd.grad(loss, given.policy_logprobs)[0].tolist()

@@ -1,0 +1,73 @@
+"""KL estimators: worked example, and exact expectations of values and gradients over a small distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.losses.kl import kl_estimate
+
+logits = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    # d = .2: d; d² / 2; e^-.2 - 1 + .2
+    [("k1", 0.2), ("k2", 0.02), ("k3", 0.018731), ("k1+", 0.2), ("k3+", 0.018731)],
+)
+def test_worked_example(kind, expected):
+    assert kl_estimate(kind, torch.tensor([-1.0]), torch.tensor([-1.2])).item() == pytest.approx(expected, abs=1e-6)
+
+
+def expectation(kind, policy_logits, ref_logits):
+    """E over x ~ π of the estimate at x, and of its gradient in the logits of π; π itself is not differentiated."""
+    leaf = torch.tensor(policy_logits, dtype=torch.float64, requires_grad=True)
+    log_policy = torch.log_softmax(leaf, 0)
+    estimate = kl_estimate(kind, log_policy, torch.log_softmax(torch.tensor(ref_logits, dtype=torch.float64), 0))
+    value = (log_policy.exp().detach() * estimate).sum()
+    return value.item(), torch.autograd.grad(value, leaf)[0]
+
+
+def divergence(policy_logits, ref_logits, *, reverse):
+    """Exact KL(π ‖ π_ref), or KL(π_ref ‖ π), and its gradient in the logits of π."""
+    leaf = torch.tensor(policy_logits, dtype=torch.float64, requires_grad=True)
+    p, q = torch.log_softmax(leaf, 0), torch.log_softmax(torch.tensor(ref_logits, dtype=torch.float64), 0)
+    value = (p.exp() * (p - q)).sum() if reverse else (q.exp() * (q - p)).sum()
+    return value.item(), torch.autograd.grad(value, leaf)[0]
+
+
+@given(logits, logits)
+def test_k1_and_k3_are_unbiased_values(policy, ref):
+    exact, _ = divergence(policy, ref, reverse=True)
+    for kind in ("k1", "k1+"):
+        assert expectation(kind, policy, ref)[0] == pytest.approx(exact, abs=1e-9)
+    # |d| is small enough here that the bound on k3 binds nowhere below 10
+    if max(abs(a - b) for a, b in zip(policy, ref, strict=True)) < 1:
+        for kind in ("k3", "k3+"):
+            assert expectation(kind, policy, ref)[0] == pytest.approx(exact, abs=1e-9)
+
+
+@given(logits, logits)
+def test_the_gradient_of_k1_vanishes(policy, ref):
+    assert torch.allclose(expectation("k1", policy, ref)[1], torch.zeros(3, dtype=torch.float64), atol=1e-12)
+
+
+@given(logits, logits)
+def test_k2_and_the_plus_kinds_have_the_gradient_of_the_reverse_kl(policy, ref):
+    _, exact = divergence(policy, ref, reverse=True)
+    for kind in ("k2", "k1+", "k3+"):
+        assert torch.allclose(expectation(kind, policy, ref)[1], exact, atol=1e-9)
+
+
+@given(st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3), st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3))
+def test_k3_has_the_gradient_of_the_forward_kl(policy, ref):
+    _, exact = divergence(policy, ref, reverse=False)
+    assert torch.allclose(expectation("k3", policy, ref)[1], exact, atol=1e-9)
+
+
+@given(st.floats(-100, 0), st.floats(-100, 0))
+def test_k3_is_never_negative_and_bounded(policy, ref):
+    value = kl_estimate("k3", torch.tensor([policy]), torch.tensor([ref])).item()
+    assert 0 <= value <= 20  # 10 where π is much the smaller, d = 20 at most where it is the larger
