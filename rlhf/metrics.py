@@ -51,9 +51,9 @@ rollout/cached_share            | share      | prompt tokens whose keys and valu
 rollout/engine_share            | share      | rollout time spent inside the model's forward pass
 rollout/n_truncated_generations | calls      | generations cut by the limit on new tokens
 rollout/n_invalid_actions       | turns      | turns whose action could not be read or was not understood
-rollout/invalid_share           | share      | such turns among all turns
+rollout/invalid_share           | share      | turns with an invalid action among all turns
 rollout/n_failures              | attempts   | attempts that ended by the failure of a part, retries exhausted
-rollout/error_share             | share      | such attempts among all attempts
+rollout/error_share             | share      | attempts that ended by the failure of a part among all attempts
 rollout/n_retries               | attempts   | attempts thrown away and repeated because a part failed
 rollout/n_policy_versions       | versions   | different weights that sampled this step's tokens
 rollout/n_solved                | episodes   | episodes that met the environment's success criterion
@@ -90,7 +90,7 @@ loss/entropy                    | nats       | entropy of the policy's next-toke
 loss/clip_high_share            | share      | tokens whose ratio was clipped from above
 loss/clip_low_share             | share      | tokens whose ratio was clipped from below
 loss/clip_dual_share            | share      | tokens at the bound for negative advantages
-loss/approx_kl                  | nats       | divergence of the policy from the one that made the trajectories, k3
+loss/approx_kl                  | nats       | divergence from the policy that made the trajectories, k3
 loss/ratio_mean                 | 1          | mean ratio of new to old probability
 loss/ratio_max                  | 1          | largest ratio of new to old probability
 loss/sampler_gap_mean           | nats       | mean absolute difference of the trainer's and the engine's log-probs

@@ -42,6 +42,7 @@ __all__ = [
     "TrajectoryWriter",
     "list_steps",
     "read_failures",
+    "read_successes",
     "read_trajectories",
 ]
 
@@ -177,6 +178,18 @@ def read_trajectories(
             rows = table.filter(keep).slice(0, left).to_pylist()
             yield from map(decode, rows)
             left = None if left is None else left - len(rows)
+
+
+def read_successes(folder: Path, *, stage: str, phase: Phase = "eval") -> dict[str, list[bool]]:
+    """Read whether each attempt of each task was solved, failures of parts left out; what `compare_paired` takes."""
+    found: dict[str, list[bool]] = {}
+    for stored in list_steps(folder):
+        if (stored.stage, stored.phase) == (stage, phase):
+            table = _read_file(stored.path, ["task_id", "outcome", "solved"])
+            for task_id, outcome, solved in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
+                if not Outcome(outcome).is_failure_of_a_part:
+                    found.setdefault(task_id, []).append(solved)
+    return found
 
 
 def read_failures(folder: Path, *, stage: str | None = None, phase: Phase | None = None) -> Iterator[FailureRecord]:

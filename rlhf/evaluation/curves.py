@@ -1,0 +1,100 @@
+"""The learning curves of a report: which metrics, over which steps, with which intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlhf.evaluation.figures import Band, Series, line_chart, smooth
+from rlhf.evaluation.run_data import Curve, RunData
+from rlhf.metrics import describe
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What one chart shows: metrics with the legend's word for each."""
+
+    title: str
+    metrics: tuple[tuple[str, str], ...]
+
+
+CHARTS = (
+    Chart("Return", (("rollout/return_mean", "return"),)),
+    Chart("Difference of trainer and engine", (("loss/sampler_gap_mean", "mean"), ("loss/sampler_gap_max", "largest"))),
+    Chart("Entropy", (("loss/entropy", "entropy"),)),
+    Chart("Divergence", (("loss/approx_kl", "from sampling policy"), ("loss/kl_ref", "from reference"))),
+    Chart("Invalid actions", (("rollout/invalid_share", "invalid"),)),
+    Chart("Length of an episode", (("rollout/n_turns_mean", "turns"),)),
+    Chart("Gradient", (("optimizer/grad_norm", "gradient norm"),)),
+    Chart("Speed of the rollout", (("rollout/tokens_per_s", "tokens per second"),)),
+    Chart("Imitation of demonstrations", (("supervised/loss", "loss"),)),
+)
+
+
+def learning_curves(run: RunData) -> str:
+    """Return the charts as HTML: success first and wide, then whatever else the run logged."""
+    drawn = [*_success(run), *(svg for chart in CHARTS for svg in _chart(run, chart))]
+    if not drawn:
+        return '<p class="soft">Nothing was logged.</p>'
+    wide = " wide" if run.values("rollout/success") else ""
+    figures = [f'<figure class="card{wide if i == 0 else ""}">{svg}</figure>' for i, svg in enumerate(drawn)]
+    note = '<p class="soft">Thin lines are single steps, thick lines the mean over neighbouring steps.</p>'
+    return f'{note}<div class="charts">{"".join(figures)}</div>'
+
+
+def _success(run: RunData) -> Iterator[str]:
+    series: list[Series] = []
+    bands: list[Band] = []
+    training = run.curves("rollout/success")
+    for curve in training:
+        series += _smoothed(curve, _label("training episodes", curve, training))
+    evaluated = [c for c in run.curves("eval/success") if not training or c.stage in {t.stage for t in training}]
+    for curve in evaluated:
+        label = _label("unseen tasks, 95% interval", curve, evaluated)
+        series.append(Series(label, curve.steps, curve.values, "points"))
+        ends = [{c.stage: c for c in run.curves(f"eval/success_{end}")}.get(curve.stage) for end in ("low", "high")]
+        if all(end is not None and len(end.steps) == len(curve.steps) for end in ends):
+            low, high = ([v if v is not None else 0.0 for v in end.values] for end in ends if end is not None)
+            bands.append(Band(label, curve.steps, low, high))
+    if series:
+        yield line_chart(
+            series,
+            "Success",
+            "training step",
+            "share of the episodes that met the environment's criterion",
+            bands,
+            percent=True,
+            y_range=(0.0, 1.0),
+            width=1120,
+            height=340,
+            standalone=False,
+        )
+
+
+def _chart(run: RunData, chart: Chart) -> Iterator[str]:
+    series: list[Series] = []
+    shown = [(describe(name), label) for name, label in chart.metrics if run.values(name)]
+    for metric, label in shown:
+        curves = run.curves(metric.name)
+        for curve in curves:
+            series += _smoothed(curve, _label(label, curve, curves))
+    if not shown:
+        return
+    metric = shown[0][0]
+    unit = metric.unit if metric.unit not in ("share", "1") else ""
+    y_label = unit if len(shown) > 1 else ", ".join(filter(None, (metric.meaning, unit)))
+    percent = metric.unit == "share"
+    yield line_chart(series, chart.title, "step", y_label, percent=percent, width=400, height=236, standalone=False)
+
+
+def _smoothed(curve: Curve, label: str) -> list[Series]:
+    """Return the curve, and where it is long a faint one behind its moving mean."""
+    window = max(1, len(curve.steps) // 15) // 2 * 2 + 1
+    if window < 3:
+        return [Series(label, curve.steps, curve.values)]
+    raw = Series(label, curve.steps, curve.values, "faint")
+    return [raw, Series(label, curve.steps, smooth(curve.values, window))]
+
+
+def _label(words: str, curve: Curve, among: list[Curve]) -> str:
+    return words if len(among) == 1 else f"{words} ({curve.stage})"

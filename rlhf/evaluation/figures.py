@@ -1,0 +1,349 @@
+"""Charts as SVG text, drawn in plain Python: learning curves and intervals, for the report and for the docs.
+
+A chart follows light and dark mode, says in words what it shows (for a screen reader), and gives each point's numbers
+on hover. `line_chart` and `interval_chart` return a whole `<svg>` element; with `standalone` it carries its own styles
+and may be saved as a `.svg` file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+from rlhf.errors import DataError
+
+#: Styles of every chart. A page that holds charts puts them in its own style sheet once.
+STYLE = """
+.fig { --ink: #1d2330; --soft: #667085; --grid: #e4e7ec; --paper: #ffffff;
+  --c0: #2563c9; --c1: #c2590a; --c2: #1d7f55; --c3: #7b46c9;
+  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; font-size: 12px; }
+@media (prefers-color-scheme: dark) {
+  .fig { --ink: #e6e9ef; --soft: #98a2b3; --grid: #2f3643; --paper: #171b22;
+    --c0: #74a7ff; --c1: #ffa657; --c2: #5fcf9b; --c3: #c4a1ff; } }
+.fig text { fill: var(--soft); }
+.fig .title { fill: var(--ink); font-size: 14px; font-weight: 600; }
+.fig .value { fill: var(--ink); font-weight: 600; }
+.fig .grid { stroke: var(--grid); stroke-width: 1; }
+.fig .axis { stroke: var(--soft); stroke-width: 1; }
+.fig .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.fig .faint { fill: none; stroke-width: 1; opacity: .35; }
+.fig .band { opacity: .16; stroke: none; }
+.fig .whisker { stroke-width: 1.5; }
+.fig .dot { stroke: var(--paper); stroke-width: 1.5; }
+.fig .hit { fill: transparent; }
+"""
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 58, 38
+_N_COLOURS = 4
+_MAX_HOVER = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve.
+
+    Attributes:
+        label: name in the legend; series of one label share a colour and an entry.
+        x: `[N]` positions, ascending.
+        y: `[N]` values; None or NaN leaves a gap.
+        kind: `line`; `faint`, a thin line behind a smoothed one; `points`, marks without a line.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    kind: Literal["line", "faint", "points"] = "line"
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(
+                "x and y differ in length", where=f"series {self.label}", got=f"{len(self.x)}, {len(self.y)}"
+            )
+
+    @property
+    def finite(self) -> list[tuple[float, float]]:
+        """Points that have a value."""
+        return [(float(x), float(y)) for x, y in zip(self.x, self.y, strict=True) if y is not None and math.isfinite(y)]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The interval around the series of the same label: whiskers if that one is drawn as points, else a shade.
+
+    Attributes:
+        label: of the series.
+        x: `[N]` positions.
+        low: `[N]` lower ends.
+        high: `[N]` upper ends.
+    """
+
+    label: str
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+def line_chart(
+    series: Sequence[Series],
+    title: str,
+    x_label: str,
+    y_label: str,
+    bands: Sequence[Band] = (),
+    *,
+    percent: bool = False,
+    y_range: tuple[float, float] | None = None,
+    width: int = 560,
+    height: int = 280,
+    standalone: bool = True,
+) -> str:
+    """Draw curves over one x axis.
+
+    Args:
+        series: curves, drawn in order.
+        title: heading.
+        x_label: what x counts.
+        y_label: what y is, with its unit.
+        bands: intervals around series.
+        percent: write y in [0, 1] as percentages.
+        y_range: fixed ends of the y axis; otherwise they fit the data.
+        width: in pixels; the chart scales with its container.
+        height: in pixels.
+        standalone: carry styles along, for a file of its own.
+    """
+    write = percent_text if percent else number_text
+    frame = _Frame.around(series, bands, y_range, width, height)
+    colour = _colours(series)
+    body = [*_axes(frame, x_label, write), *_heading(title, y_label, series, colour, width)]
+    points = {s.label for s in series if s.kind == "points"}
+    body += [_band(frame, band, colour[band.label], band.label in points) for band in bands if band.label in colour]
+    for one in series:
+        body += _curve(frame, one, colour[one.label])
+    for one in series:
+        if one.kind != "faint":
+            body += _hover(frame, one, x_label, write)
+    return _svg(body, _words(title, series, x_label, write), width, height, standalone)
+
+
+def interval_chart(
+    rows: Sequence[tuple[str, float, float, float]], title: str, *, width: int = 560, standalone: bool = True
+) -> str:
+    """Draw shares with their intervals, one row each, on an axis from 0% to 100%.
+
+    Args:
+        rows: label, value, lower end, upper end.
+        title: said to a screen reader.
+        width: in pixels.
+        standalone: carry styles along, for a file of its own.
+    """
+    left, pitch, top = 14 + 7 * max((len(label) for label, *_ in rows), default=4), 34, 10
+    bottom = top + pitch * len(rows)
+    span = width - left - 96
+
+    def at(share: float) -> float:
+        return left + span * share
+
+    body = []
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        body.append(f'<line class="grid" x1="{at(share):.1f}" x2="{at(share):.1f}" y1="{top}" y2="{bottom}"/>')
+        body.append(f'<text x="{at(share):.1f}" y="{bottom + 16}" text-anchor="middle">{share:.0%}</text>')
+    for i, (label, value, low, high) in enumerate(rows):
+        y, paint = top + pitch * (i + 0.5), f"var(--c{0 if i == len(rows) - 1 else 1})"
+        body += [
+            f'<text x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>',
+            f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" stroke-width="10" stroke-linecap="round" '
+            f'style="stroke:{paint}" opacity=".28"/>',
+            f'<circle class="dot" cx="{at(value):.1f}" cy="{y}" r="6.5" style="fill:{paint}">'
+            f"<title>{escape(_words_of(label, value, low, high))}</title></circle>",
+            f'<text class="value" x="{left + span + 16}" y="{y + 4:.1f}">{percent_text(value)}</text>',
+        ]
+    words = "; ".join(
+        f"{label}: {percent_text(v)}, interval {percent_text(a)} to {percent_text(b)}" for label, v, a, b in rows
+    )
+    return _svg(body, f"{title}. {words}.", width, bottom + 26, standalone)
+
+
+def _words_of(label: str, value: float, low: float, high: float) -> str:
+    return f"{label}: {percent_text(value)}, interval {percent_text(low)} to {percent_text(high)}"
+
+
+def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
+    """Average each value with its neighbours in a centred window, cut short at both ends; gaps stay out of it."""
+    half = window // 2
+    result: list[float | None] = []
+    for i in range(len(values)):
+        near = [v for v in values[max(0, i - half) : i + half + 1] if v is not None and math.isfinite(v)]
+        result.append(sum(near) / len(near) if near else None)
+    return result
+
+
+def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
+    """Return about `n` round numbers (1, 2 or 5 times a power of ten) from `low` to `high`, both ends included."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / n
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Data ranges and where they lie on the drawing."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    width: int
+    height: int
+
+    @classmethod
+    def around(
+        cls,
+        series: Sequence[Series],
+        bands: Sequence[Band],
+        y_range: tuple[float, float] | None,
+        width: int,
+        height: int,
+    ) -> _Frame:
+        points = [p for s in series for p in s.finite]
+        xs = [x for x, _ in points] or [0.0, 1.0]
+        ys = [y for _, y in points] + [y for b in bands for y in (*b.low, *b.high) if math.isfinite(y)]
+        low, high = y_range or (min(ys, default=0.0), max(ys, default=1.0))
+        if y_range is None:
+            low = 0.0 if 0 <= low < high * 0.6 else low  # an axis from zero where it costs little
+            pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+            low, high = (low if low == 0 and high > 0 else low - pad), high + pad
+        x0, x1 = min(xs), max(xs)
+        return cls(x0, x1 if x1 > x0 else x0 + 1, low, high, width, height)
+
+    def x(self, value: float) -> float:
+        return _LEFT + (self.width - _LEFT - _RIGHT) * (value - self.x0) / (self.x1 - self.x0)
+
+    def y(self, value: float) -> float:
+        inside = min(max(value, self.y0), self.y1)
+        return self.height - _BOTTOM - (self.height - _TOP - _BOTTOM) * (inside - self.y0) / (self.y1 - self.y0)
+
+
+def _colours(series: Sequence[Series]) -> dict[str, str]:
+    labels = list(dict.fromkeys(s.label for s in series))
+    return {label: f"var(--c{i % _N_COLOURS})" for i, label in enumerate(labels)}
+
+
+def _axes(frame: _Frame, x_label: str, write: Callable[[float], str]) -> Iterator[str]:
+    right, base = frame.width - _RIGHT, frame.height - _BOTTOM
+    for value in nice_ticks(frame.y0, frame.y1):
+        y = frame.y(value)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{write(value)}</text>'
+    whole = [v for v in nice_ticks(frame.x0, frame.x1, 7) if v == int(v)] or [frame.x0, frame.x1]
+    for value in whole:
+        yield f'<text x="{frame.x(value):.1f}" y="{base + 17}" text-anchor="middle">{number_text(value)}</text>'
+    yield f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{base}" y2="{base}"/>'
+    yield f'<text x="{(_LEFT + right) / 2:.1f}" y="{frame.height - 5}" text-anchor="middle">{escape(x_label)}</text>'
+
+
+def _heading(title: str, y_label: str, series: Sequence[Series], colour: dict[str, str], width: int) -> Iterator[str]:
+    yield f'<text class="title" x="8" y="20">{escape(title)}</text>'
+    yield f'<text x="8" y="40">{escape(y_label)}</text>'
+    if len(colour) < 2:
+        return
+    kinds = {s.label: s.kind for s in reversed(series) if s.kind != "faint"}
+    x = width - _RIGHT - sum(_entry(label) for label in colour)
+    for label, paint in colour.items():
+        mark = (
+            f'<circle class="dot" cx="{x + 7:.1f}" cy="36" r="4.5" style="fill:{paint}"/>'
+            if kinds.get(label) == "points"
+            else f'<line class="line" x1="{x:.1f}" x2="{x + 14:.1f}" y1="36" y2="36" style="stroke:{paint}"/>'
+        )
+        yield f'{mark}<text x="{x + 19:.1f}" y="40">{escape(label)}</text>'
+        x += _entry(label)
+
+
+def _entry(label: str) -> float:
+    """Width of a legend entry; fonts differ, so it is generous."""
+    return 36 + 6.7 * len(label)
+
+
+def _curve(frame: _Frame, series: Series, paint: str) -> Iterator[str]:
+    if series.kind == "points":
+        for x, y in series.finite:
+            yield f'<circle class="dot" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="4.5" style="fill:{paint}"/>'
+        return
+    for run in _runs(series):
+        d = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in run)
+        yield f'<polyline class="{series.kind}" points="{d}" style="stroke:{paint}"/>'
+        if len(run) == 1 and series.kind == "line":  # a line of one point is invisible
+            yield f'<circle cx="{frame.x(run[0][0]):.1f}" cy="{frame.y(run[0][1]):.1f}" r="3" style="fill:{paint}"/>'
+
+
+def _runs(series: Series) -> Iterator[list[tuple[float, float]]]:
+    """Split a curve at its gaps."""
+    run: list[tuple[float, float]] = []
+    for x, y in zip(series.x, series.y, strict=True):
+        if y is not None and math.isfinite(y):
+            run.append((float(x), float(y)))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _band(frame: _Frame, band: Band, paint: str, whiskers: bool) -> str:
+    ends = [(frame.x(x), frame.y(a), frame.y(b)) for x, a, b in zip(band.x, band.low, band.high, strict=True)]
+    if whiskers:
+        lines = (f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{a:.1f}" y2="{b:.1f}"/>' for x, a, b in ends)
+        return f'<g class="whisker" style="stroke:{paint}">{"".join(lines)}</g>'
+    there = [f"{x:.1f},{b:.1f}" for x, _, b in ends]
+    back = [f"{x:.1f},{a:.1f}" for x, a, _ in reversed(ends)]
+    return f'<polygon class="band" points="{" ".join(there + back)}" style="fill:{paint}"/>'
+
+
+def _hover(frame: _Frame, series: Series, x_label: str, write: Callable[[float], str]) -> Iterator[str]:
+    points = series.finite
+    for x, y in points[:: max(1, -(-len(points) // _MAX_HOVER))]:
+        words = f"{series.label}, {x_label} {number_text(x)}: {write(y)}"
+        at = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}"'
+        yield f'<circle class="hit" {at} r="7"><title>{escape(words)}</title></circle>'
+
+
+def _words(title: str, series: Sequence[Series], x_label: str, write: Callable[[float], str]) -> str:
+    parts = []
+    for one in series:
+        if one.kind != "faint" and (points := one.finite):
+            (x0, y0), (x1, y1) = points[0], points[-1]
+            parts.append(
+                f"{one.label}: {write(y0)} at {x_label} {number_text(x0)}, {write(y1)} at {x_label} {number_text(x1)}"
+            )
+    return f"{title}. {'; '.join(parts) or 'No data'}."
+
+
+def _svg(body: Sequence[str], words: str, width: int, height: float, standalone: bool) -> str:
+    style = f"<style>{STYLE}</style>" if standalone else ""
+    size = f'width="{width}" height="{height}"' if standalone else 'width="100%"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" aria-label="{escape(words)}" '
+        f'viewBox="0 0 {width} {height}" {size}>{style}{"".join(body)}</svg>'
+    )
+
+
+def percent_text(value: float) -> str:
+    """Write a share as a percentage with at most one decimal."""
+    text = f"{100 * value:.1f}"
+    return text.removesuffix(".0") + "%"
+
+
+def number_text(value: float) -> str:
+    """Write a number briefly: 0.25, 12k, 3.1e-6."""
+    size = abs(value)
+    if size >= 10_000:
+        return f"{value / 1000:.4g}k" if size < 1e6 else f"{value / 1e6:.4g}M"
+    if 0 < size < 0.001:
+        digits, power = f"{value:.1e}".split("e")
+        return f"{digits.removesuffix('.0')}e{int(power)}"
+    return f"{value:.4g}"

@@ -1,0 +1,201 @@
+"""What a reader of a run must know before trusting it: the quiet failures, looked for in its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf.evaluation.figures import number_text, percent_text
+from rlhf.evaluation.run_data import RunData
+
+Level = Literal["fine", "look", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One figure that shows whether a run can be trusted.
+
+    Attributes:
+        name: what is looked at.
+        value: the figure, for reading.
+        level: `fine`; `look`, worth a look; `problem`, results may mean nothing.
+        words: what the figure says.
+        hint: what to do about it; empty where it is fine.
+    """
+
+    name: str
+    value: str
+    level: Level
+    words: str
+    hint: str = ""
+
+
+def findings(run: RunData) -> list[Finding]:
+    """Look for quiet failures; what the run did not log is not reported on."""
+    checks = (_gap, _truncated, _errors, _invalid, _signal, _limits, _updates, _finite, _overlap)
+    return [finding for check in checks for finding in check(run)]
+
+
+def _gap(run: RunData) -> Iterator[Finding]:
+    means, peaks = run.values("loss/sampler_gap_mean"), run.values("loss/sampler_gap_max")
+    if not means:
+        return
+    worst = max(means)
+    level = _level(worst, look=0.02, problem=0.1)
+    hint = "see whether temperature, precision and chat template agree between engine and trainer"
+    peak = f", at most {number_text(max(peaks))} on one token" if peaks else ""
+    yield Finding(
+        "Trainer and engine",
+        f"{number_text(worst)} nats",
+        level,
+        f"Mean difference of the log-probs that trainer and engine give to the same tokens, in the worst step{peak}.",
+        hint if level != "fine" else "",
+    )
+
+
+def _truncated(run: RunData) -> Iterator[Finding]:
+    cut, calls = sum(run.values("rollout/n_truncated_generations")), _n_generations(run)
+    if not calls:
+        return
+    share = cut / calls
+    now = run.setting("limits.max_tokens")
+    yield Finding(
+        "Cut generations",
+        percent_text(share),
+        _level(share, look=0.005, problem=0.05),
+        f"{cut:.0f} of {calls:.0f} generations were cut by the limit on new tokens.",
+        f"raise limits.max_tokens{f' (now {now})' if now is not None else ''}" if cut else "",
+    )
+
+
+def _n_generations(run: RunData) -> float:
+    if counted := sum(run.values("rollout/n_generations")):
+        return counted
+    episodes, turns = run.values("rollout/n_episodes"), run.values("rollout/n_turns_mean")
+    return sum(n * k for n, k in zip(episodes, turns, strict=False))
+
+
+def _errors(run: RunData) -> Iterator[Finding]:
+    failed, attempts = sum(run.values("rollout/n_failures")), sum(run.values("rollout/n_episodes"))
+    failed_eval = sum(int(result.get("n_errors") or 0) for result in run.results.values())
+    if not attempts and not run.results:
+        return
+    share = failed / attempts if attempts else 0.0
+    level = _level(share, look=1e-9, problem=0.05)
+    yield Finding(
+        "Failed parts",
+        percent_text(share),
+        "look" if level == "fine" and failed_eval else level,
+        f"{failed:.0f} attempts in training and {failed_eval} in evaluation ended by the failure of a part "
+        "(environment, agent, engine, reward, time limit). They are neither scored nor trained on.",
+        "read their messages below" if failed or failed_eval else "",
+    )
+
+
+def _invalid(run: RunData) -> Iterator[Finding]:
+    if not (shares := run.values("rollout/invalid_share")):
+        return
+    last = _mean(shares[-_quarter(shares) :])
+    yield Finding(
+        "Invalid actions",
+        percent_text(last),
+        _level(last, look=0.1, problem=0.5),
+        "Turns whose action could not be read or was not understood, in the last quarter of training.",
+        "show the admissible actions (agent), or demonstrate the format first" if last >= 0.1 else "",
+    )
+
+
+def _signal(run: RunData) -> Iterator[Finding]:
+    flat = sum(run.values("credit/n_zero_std_groups")) + sum(run.values("credit/n_single_groups"))
+    groups = sum(run.values("credit/n_groups"))
+    if not groups:
+        return
+    share = flat / groups
+    yield Finding(
+        "Groups without signal",
+        percent_text(share),
+        _level(share, look=0.6, problem=0.95),
+        "Groups whose trajectories all scored the same: nothing is learned from comparing them.",
+        "choose tasks nearer to the policy's ability, or a larger group_size" if share >= 0.6 else "",
+    )
+
+
+def _limits(run: RunData) -> Iterator[Finding]:
+    attempts = sum(run.values("rollout/n_episodes"))
+    for metric, key, name in (
+        ("rollout/n_turn_limit", "limits.max_turns", "Episodes cut by the turn limit"),
+        ("rollout/n_token_limit", "limits.max_context", "Episodes cut by a full context"),
+    ):
+        counts = run.values(metric)
+        recent = sum(counts[-_quarter(counts) :]) if counts else 0.0
+        episodes = run.values("rollout/n_episodes")
+        share = recent / (sum(episodes[-_quarter(episodes) :]) or 1.0) if attempts else 0.0
+        if share >= 0.2:
+            now = run.setting(key)
+            yield Finding(
+                name,
+                percent_text(share),
+                "look",
+                "Share of the episodes in the last quarter of training that a limit ended, not the environment.",
+                f"see whether {key}{f' ({now})' if now is not None else ''} leaves room to finish",
+            )
+
+
+def _updates(run: RunData) -> Iterator[Finding]:
+    skipped, done = run.values("optimizer/n_skipped"), run.values("optimizer/n_updates")
+    if skipped and max(skipped) > 0:
+        yield Finding(
+            "Skipped updates",
+            f"{max(skipped):.0f}",
+            "look",
+            "Updates left out because the gradient was not finite.",
+            "lower optimizer.lr, or look for extreme rewards",
+        )
+    if done and max(done) == 0:
+        yield Finding(
+            "No updates",
+            "0",
+            "problem",
+            "The policy was never changed: every step was left with nothing to train on.",
+            "look at the groups without signal and at the filters",
+        )
+
+
+def _finite(run: RunData) -> Iterator[Finding]:
+    names = sorted({name for line in run.lines for name, value in line.values.items() if value is None})
+    if names:
+        yield Finding(
+            "Values that are not finite",
+            str(len(names)),
+            "problem",
+            f"These metrics were NaN or infinite at least once: {', '.join(names)}.",
+            "lower optimizer.lr, or look for extreme rewards",
+        )
+
+
+def _overlap(run: RunData) -> Iterator[Finding]:
+    points = list(run.results.values())
+    if len(points) < 2:
+        return
+    first, last = points[0], points[-1]
+    if last["low"] <= first["high"] and first["low"] <= last["high"]:
+        yield Finding(
+            "Intervals overlap",
+            f"n = {last.get('n', 0)}",
+            "look",
+            "The intervals before and after overlap: the difference may be chance.",
+            "evaluate on more tasks (evaluation.n_tasks), or train longer",
+        )
+
+
+def _level(value: float, *, look: float, problem: float) -> Level:
+    return "problem" if value >= problem else "look" if value >= look else "fine"
+
+
+def _quarter(values: list[float]) -> int:
+    return max(1, len(values) // 4)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,258 @@
+"""The report of a run: one self-contained HTML page, made from the run folder's files alone.
+
+It answers, in this order: did it learn (success before and after on unseen tasks, with intervals), can the figure be
+trusted (the gap between trainer and engine first), how did it go (curves), what does the agent do (trajectories), and
+what exactly was run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from rlhf.errors import CheckpointError
+from rlhf.evaluation import figures, transcript
+from rlhf.evaluation.curves import learning_curves
+from rlhf.evaluation.figures import interval_chart, number_text, percent_text
+from rlhf.evaluation.findings import Finding, findings
+from rlhf.evaluation.run_data import RunData
+from rlhf.evaluation.statistics import Comparison, compare_paired
+from rlhf.evaluation.store import read_failures, read_successes
+from rlhf.metrics import describe
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html` into a run folder; returns its path. A run that was stopped early has a report too.
+
+    Raises:
+        CheckpointError: the folder holds no run, or the page cannot be written.
+        DataError: a file of the run is damaged.
+    """
+    folder = Path(run_folder)
+    page = render_report(RunData.read(folder))
+    path = folder / "report.html"
+    temporary = path.with_name("report.html.tmp")
+    try:
+        temporary.write_text(page, "utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise CheckpointError(
+            "the report cannot be written", where=str(path), got=error.strerror or str(error), hint="free disk space"
+        ) from error
+    return path
+
+
+def render_report(run: RunData) -> str:
+    """Return the page's HTML."""
+    script = _resource("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_resource("report.html")).substitute(
+        title=escape(f"Run {run.name}"),
+        subtitle=_subtitle(run),
+        style=_resource("report.css") + figures.STYLE,
+        script=script,
+        script_hash=f"sha256-{digest}",
+        headline=_headline(run),
+        trust=_trust(run),
+        curves=learning_curves(run),
+        trajectories=_trajectories(run),
+        facts=_facts(run),
+    )
+
+
+def _resource(name: str) -> str:
+    return (files("rlhf.evaluation") / "templates" / name).read_text("utf-8")
+
+
+def _subtitle(run: RunData) -> str:
+    parts = []
+    if kind := run.setting("environment.kind"):
+        parts.append(str(kind))
+    if steps := [c for c in run.curves("rollout/success") if c.steps]:
+        parts.append(f"{sum(len(c.steps) for c in steps)} steps")
+    if episodes := sum(run.values("rollout/n_episodes")):
+        parts.append(f"{episodes:,.0f} training episodes")
+    if seconds := _duration(run):
+        parts.append(f"{seconds / 60:.0f} min {seconds % 60:.0f} s" if seconds >= 60 else f"{seconds:.0f} s")
+    if (seed := run.setting("seed")) is not None:
+        parts.append(f"seed {seed}")
+    return escape(" · ".join(parts))
+
+
+def _duration(run: RunData) -> float:
+    return run.lines[-1].time - run.lines[0].time if run.lines else 0.0
+
+
+def _headline(run: RunData) -> str:
+    if not run.results:
+        return (
+            '<section class="card hero" aria-label="Result"><p>This run has no evaluation yet: it was stopped before '
+            "its end, or evaluation is switched off. What follows is what it did so far.</p></section>"
+        )
+    points = list(run.results.items())
+    numbers = [f"<span>{percent_text(points[-1][1]['success'])}</span>"]
+    if len(points) > 1:
+        first = percent_text(points[0][1]["success"])
+        numbers.insert(0, f'<span class="from">{first}</span><span class="arrow" aria-label="to">→</span>')
+    rows = [(name, p["success"], p["low"], p["high"]) for name, p in points]
+    last = points[-1][1]
+    split = f" ({escape(str(last['split']))} split)" if "split" in last else ""
+    errors = sum(int(p.get("n_errors") or 0) for _, p in points)
+    left_out = f" {errors} attempts ended by the failure of a part and are left out." if errors else ""
+    return (
+        '<section class="card hero" aria-label="Result"><div>'
+        f'<div class="figures">{"".join(numbers)}</div>'
+        f'<p class="what">success on {last.get("n", "?")} unseen tasks{split}</p>{_compared(run)}'
+        f'<p class="soft">Bars are 95% Wilson intervals.{left_out}</p></div>'
+        f"<div>{interval_chart(rows, 'Success on unseen tasks', standalone=False)}</div></section>"
+    )
+
+
+def _compared(run: RunData) -> str:
+    """Say how first and last evaluation differ on the tasks both attempted."""
+    names = list(run.results)
+    folder = run.folder / "trajectories"
+    if len(names) < 2:
+        return ""
+    first, last = (read_successes(folder, stage=name) for name in (names[0], names[-1]))
+    result: Comparison = compare_paired(first, last)
+    if result.difference.n < 2:
+        return ""
+    d = result.difference
+    chance = "p < 0.0001" if result.p_value < 1e-4 else f"p = {result.p_value:.2g}"
+    return (
+        f'<p class="soft">On the same {d.n} tasks: <b>{100 * d.value:+.1f} points</b>, 95% interval '
+        f"{100 * d.low:+.1f} to {100 * d.high:+.1f}; {result.n_better} tasks better, {result.n_worse} worse "
+        f"({chance}, exact sign test).</p>"
+    )
+
+
+def _trust(run: RunData) -> str:
+    found = findings(run)
+    if not found:
+        return '<p class="soft">Nothing was logged that could tell.</p>'
+    order = {"problem": 0, "look": 1, "fine": 2}
+    # The gap between trainer and engine leads, whatever it is; then what is wrong.
+    tiles = "".join(_tile(f) for f in [*found[:1], *sorted(found[1:], key=lambda f: order[f.level])])
+    return f'<div class="tiles">{tiles}</div>{_failures(run)}'
+
+
+def _tile(finding: Finding) -> str:
+    words = {"fine": "fine", "look": "worth a look", "problem": "problem"}[finding.level]
+    hint = f'<p class="hint">Do: {escape(finding.hint)}</p>' if finding.hint else ""
+    return (
+        f'<div class="card tile is-{finding.level}"><div class="head"><h3>{escape(finding.name)}</h3>'
+        f'<span class="badge {finding.level}">{words}</span></div><div class="figure">{escape(finding.value)}</div>'
+        f"<p>{escape(finding.words)}</p>{hint}</div>"
+    )
+
+
+def _failures(run: RunData) -> str:
+    counted = Counter((r.failure.outcome, r.failure.message) for r in read_failures(run.folder / "trajectories"))
+    if not counted:
+        return ""
+    rows = [(str(n), outcome, message[:300]) for (outcome, message), n in counted.most_common(8)]
+    table = _table(("attempts", "outcome", "message"), rows)
+    return (
+        f'<details class="card" style="margin-top:12px"><summary>Failed attempts by message</summary>{table}</details>'
+    )
+
+
+def _trajectories(run: RunData) -> str:
+    picked = transcript.choose(run.folder / "trajectories")
+    if not picked:
+        return '<p class="soft">No trajectories are stored.</p>'
+    tokenizer = transcript.load_tokenizer(run.folder)
+    scale = max((abs(a) for _, r in picked for row in r.advantages or () for a in row), default=0.0)
+    end = number_text(scale)
+    legend = (
+        '<div class="legend"><span>Advantage of each sampled token: '
+        f'<span>−{end}</span><span class="scale" role="img" aria-label="red is negative, blue is positive"></span>'
+        f"<span>+{end}</span></span><span>Underlined: sampled by the policy. Grey: read by it. Point at a token, or "
+        "focus a trajectory and press <kbd>←</kbd> <kbd>→</kbd>, for its log-prob and advantage.</span></div>"
+    )
+    return legend + "".join(_article(i, caption, r, tokenizer, scale) for i, (caption, r) in enumerate(picked))
+
+
+def _article(index: int, caption: str, record: Any, tokenizer: Any | None, scale: float) -> str:
+    t = record.trajectory
+    score = ""
+    if record.score is not None:
+        parts = ", ".join(f"{name} {number_text(v.value)}" for name, v in record.score.parts.items())
+        score = f" · score {number_text(record.score.total)}" + (f" ({escape(parts)})" if parts else "")
+    versions = sorted({g.policy_version for g in t.generations})
+    version = f" · policy version {', '.join(map(str, versions))}" if versions else ""
+    credit = "" if record.advantages is not None else " · no advantages in evaluation"
+    return (
+        f'<article class="card trajectory"><details{" open" if index < 2 else ""}><summary><h3>{escape(caption)}</h3>'
+        f'<span class="soft">{escape(record.task_id)} · {len(t.turns)} turns · {t.n_tokens} sampled tokens{score}'
+        f'{version}{credit}</span></summary><div class="inner">{transcript.transcript(record, tokenizer, scale)}</div>'
+        "</details></article>"
+    )
+
+
+def _facts(run: RunData) -> str:
+    cards = []
+    if run.recipe:
+        cards.append(f'<div class="card"><h3>Recipe, resolved</h3><pre tabindex="0">{escape(run.recipe)}</pre></div>')
+    side = ""
+    if run.versions:
+        side += f'<div class="card"><h3>Versions and hardware</h3>{_table((), _flat(run.versions))}</div>'
+    if times := _times(run):
+        side += f'<div class="card" style="margin-top:12px"><h3>Where the time went</h3>{_table((), times)}</div>'
+    if run.facts:
+        side += f'<div class="card" style="margin-top:12px"><h3>Result</h3>{_table((), _flat(run.facts))}</div>'
+    cards.append(f"<div>{side}</div>" if side else "")
+    return f'<div class="facts">{"".join(cards)}</div>{_all_metrics(run)}'
+
+
+def _times(run: RunData) -> list[tuple[str, str]]:
+    names = ("time/rollout_s", "time/train_s", "time/eval_s", "time/publish_s", "time/checkpoint_s")
+    rows = [(describe(name).meaning, f"{sum(values):.1f} s") for name in names if (values := run.values(name))]
+    if peak := run.values("memory/rss_gb"):
+        rows.append(("resident memory, most at any step", f"{max(peak):.2f} GB"))
+    return rows
+
+
+def _all_metrics(run: RunData) -> str:
+    rows = []
+    for name in sorted({name for line in run.lines for name in line.values}):
+        metric = describe(name)
+        if values := run.values(name):
+            rows.append((name, number_text(values[0]), number_text(values[-1]), metric.unit, metric.meaning))
+    if not rows:
+        return ""
+    table = _table(("metric", "first", "last", "unit", "meaning"), rows)
+    return f'<details class="card" style="margin-top:12px"><summary>All {len(rows)} metrics</summary>{table}</details>'
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Write nested values as rows of (dotted name, text)."""
+    rows = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", str(value)))
+    return rows
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = []
+    for row in rows:
+        first, *rest = (escape(str(cell)) for cell in row)
+        cells = f'<th scope="row">{first}</th>' + "".join(
+            f'<td class="n">{c}</td>' if len(c) < 12 else f"<td>{c}</td>" for c in rest
+        )
+        body.append(f"<tr>{cells}</tr>")
+    start = f"<thead><tr>{top}</tr></thead>" if top else ""
+    return f'<div class="scroll"><table>{start}<tbody>{"".join(body)}</tbody></table></div>'

@@ -1,0 +1,117 @@
+"""What a report is made from: the files of a run folder, read once. Each of them may be missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import CheckpointError, DataError
+from rlhf.metrics import LogLine, read_metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric over the steps of one stage."""
+
+    stage: str
+    steps: list[int]
+    values: list[float | None]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The files of a run folder.
+
+    Attributes:
+        folder: of the run.
+        lines: of `metrics.jsonl`, oldest first.
+        results: named evaluations of `result.json`, in its order, each with `success`, `low`, `high`, `n`, `n_errors`.
+        facts: other plain values of `result.json`.
+        recipe: text of `recipe.yaml`.
+        settings: `recipe.yaml` as plain values.
+        versions: `versions.json`.
+    """
+
+    folder: Path
+    lines: list[LogLine]
+    results: dict[str, dict[str, Any]]
+    facts: dict[str, Any]
+    recipe: str
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> RunData:
+        """Read a run folder.
+
+        Raises:
+            CheckpointError: the folder holds no run.
+            DataError: a file is damaged.
+        """
+        folder = Path(folder)
+        if not any((folder / name).exists() for name in ("metrics.jsonl", "recipe.yaml", "result.json")):
+            raise CheckpointError(
+                "no run in this folder", where=str(folder), expected="recipe.yaml, metrics.jsonl or result.json"
+            )
+        result = _parsed(folder / "result.json", json.loads)
+        recipe = (folder / "recipe.yaml").read_text("utf-8") if (folder / "recipe.yaml").is_file() else ""
+        points = {name: value for name, value in result.items() if isinstance(value, dict) and "success" in value}
+        return cls(
+            folder=folder,
+            lines=read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else [],
+            results=points,
+            facts={name: value for name, value in result.items() if name not in points},
+            recipe=recipe,
+            settings=_parsed(folder / "recipe.yaml", _yaml),
+            versions=_parsed(folder / "versions.json", json.loads),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the run: of its recipe, else of its folder."""
+        return str(self.settings.get("name") or self.folder.resolve().name)
+
+    def curves(self, name: str) -> list[Curve]:
+        """Values of a metric for each stage that logged it, in order."""
+        found: dict[str, Curve] = {}
+        for line in self.lines:
+            if name in line.values:
+                curve = found.setdefault(line.stage, Curve(line.stage, [], []))
+                curve.steps.append(line.step)
+                curve.values.append(line.values[name])
+        return list(found.values())
+
+    def values(self, name: str) -> list[float]:
+        """All finite values of a metric, of all stages, in order."""
+        return [v for curve in self.curves(name) for v in curve.values if v is not None]
+
+    def setting(self, path: str) -> Any:
+        """Value of a recipe key such as `limits.max_tokens`, or None."""
+        value: Any = self.settings
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = parse(path.read_text("utf-8"))
+    except ValueError as error:
+        raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+    if not isinstance(value, dict):
+        raise DataError("this file holds no mapping", where=str(path), got=type(value).__name__)
+    return value

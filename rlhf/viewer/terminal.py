@@ -1,0 +1,175 @@
+"""Trajectories in the terminal: a table of many, and one turn by turn or token by token.
+
+Text of models and environments is printed as it is: markup in it has no effect and control characters are made visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from rlhf.data import Failure, Outcome, Score, Trajectory, Turn
+
+_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code != 10} | {127: "␡"}
+_OUTCOME_STYLES = {Outcome.SOLVED: "bold green", Outcome.FAILED: "yellow", Outcome.TURN_LIMIT: "yellow"}
+
+
+class Record(Protocol):
+    """A stored trajectory, with its score and `[N][T]` advantages where it has any."""
+
+    @property
+    def step(self) -> int: ...  # noqa: D102
+    @property
+    def stage(self) -> str: ...  # noqa: D102
+    @property
+    def phase(self) -> str: ...  # noqa: D102
+    @property
+    def task_id(self) -> str: ...  # noqa: D102
+    @property
+    def trajectory(self) -> Trajectory: ...  # noqa: D102
+    @property
+    def score(self) -> Score | None: ...  # noqa: D102
+    @property
+    def advantages(self) -> Sequence[Sequence[float]] | None: ...  # noqa: D102
+
+
+class FailedAttempt(Protocol):
+    """A stored attempt that ended by the failure of a part."""
+
+    @property
+    def step(self) -> int: ...  # noqa: D102
+    @property
+    def task_id(self) -> str: ...  # noqa: D102
+    @property
+    def failure(self) -> Failure: ...  # noqa: D102
+
+
+#: Token ids to the text that each of them adds.
+Pieces = Callable[[Sequence[int]], Sequence[str]]
+
+
+def trajectory_table(records: Iterable[Record]) -> Table:
+    """List trajectories, one a row, numbered from 0 in the order given."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("#", "step", "score", "turns", "tokens", "invalid", "s"):
+        table.add_column(name, justify="right")
+    for name in ("outcome", "made to", "task"):
+        table.add_column(name, overflow="fold")
+    for i, record in enumerate(records):
+        t = record.trajectory
+        n_invalid = sum(not turn.valid for turn in t.turns)
+        table.add_row(
+            str(i),
+            str(record.step),
+            f"{record.score.total:+.3g}" if record.score is not None else "",
+            str(len(t.turns)),
+            str(t.n_tokens),
+            str(n_invalid) if n_invalid else "",
+            f"{t.duration_s:.1f}",
+            Text(str(t.outcome), style=_outcome_style(t.outcome)),
+            _plain(f"{record.phase} ({record.stage})"),
+            _plain(record.task_id),
+        )
+    return table
+
+
+def failure_table(failures: Iterable[FailedAttempt]) -> Table:
+    """List attempts that ended by the failure of a part, one a row."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("step", "outcome", "task", "message"):
+        table.add_column(name, overflow="fold")
+    for record in failures:
+        outcome = Text(str(record.failure.outcome), style="bold red")
+        table.add_row(str(record.step), outcome, _plain(record.task_id), _plain(record.failure.message))
+    return table
+
+
+def show_trajectory(record: Record, console: Console, tokens: bool = False, pieces: Pieces | None = None) -> None:
+    """Print one trajectory.
+
+    Args:
+        record: what to show.
+        console: where to.
+        tokens: list every sampled token with its id, log-prob (nats) and advantage.
+        pieces: gives the text of each token; ids are shown without it.
+    """
+    t = record.trajectory
+    title = _plain(record.task_id, "bold")
+    title.append_text(_plain(f"  {record.stage}, {record.phase}, step {record.step}, attempt {t.attempt}", "dim"))
+    console.print(Rule(title, align="left", style="dim"))
+    console.print(_plain(t.opening, "dim"))
+    first = 0
+    for k, turn in enumerate(t.turns):
+        rows = record.advantages[first : first + len(turn.generations)] if record.advantages is not None else None
+        first += len(turn.generations)
+        reward = record.score.turns[k] if record.score is not None else turn.reward
+        console.print(_action_line(k, turn, reward, rows))
+        if tokens:
+            for table in _token_tables(turn, rows, pieces):
+                console.print(Padding(table, (0, 0, 0, 4)))
+        console.print(_plain(turn.reply, "dim"))
+    console.print(_end_line(record))
+
+
+def _action_line(k: int, turn: Turn, reward: float, rows: Sequence[Sequence[float]] | None) -> Text:
+    line = Text()
+    line.append(f"{k + 1:>3} > ", "bold cyan")
+    line.append_text(_plain(turn.action.text or "(nothing)", "bold"))
+    if reward:
+        line.append(f"  reward {reward:+.3g}", "green" if reward > 0 else "red")
+    if not turn.valid:
+        line.append_text(_plain(f"  invalid: {turn.action.error or 'not understood'}", "red"))
+    if advantages := [a for row in rows or () for a in row]:
+        mean = sum(advantages) / len(advantages)
+        line.append(f"  advantage {mean:+.3g}", "blue" if mean > 0 else "red" if mean < 0 else "dim")
+    return line
+
+
+def _token_tables(turn: Turn, rows: Sequence[Sequence[float]] | None, pieces: Pieces | None) -> Iterator[Table]:
+    for j, generation in enumerate(turn.generations):
+        table = Table(header_style="dim", box=None, pad_edge=False)
+        table.add_column("token")
+        for name in ("id", "log-prob", "advantage"):
+            table.add_column(name, justify="right")
+        texts = pieces(generation.token_ids) if pieces is not None else [""] * len(generation.token_ids)
+        for i, token_id in enumerate(generation.token_ids):
+            advantage = rows[j][i] if rows is not None else None
+            table.add_row(
+                _plain(texts[i].replace("\n", "↵"), _shade(advantage)),
+                str(token_id),
+                f"{generation.logprobs[i]:.3f}",
+                f"{advantage:+.3g}" if advantage is not None else "",
+            )
+        yield table
+
+
+def _end_line(record: Record) -> Text:
+    t = record.trajectory
+    line = Text(str(t.outcome), _outcome_style(t.outcome))
+    if t.detail:
+        line.append_text(_plain(f": {t.detail}", "red"))
+    if record.score is not None:
+        parts = ", ".join(f"{name} {verdict.value:.3g}" for name, verdict in record.score.parts.items())
+        line.append_text(_plain(f"  score {record.score.total:+.3g}" + (f" ({parts})" if parts else ""), "not bold"))
+    line.append(f"  {t.n_tokens} tokens, {t.duration_s:.1f} s", "dim not bold")
+    return line
+
+
+def _shade(advantage: float | None) -> str:
+    if not advantage:
+        return ""
+    return "blue" if advantage > 0 else "red"
+
+
+def _outcome_style(outcome: Outcome) -> str:
+    return "bold red" if outcome.is_failure_of_a_part else _OUTCOME_STYLES.get(outcome, "yellow")
+
+
+def _plain(text: str, style: str = "") -> Text:
+    return Text(text.translate(_CONTROLS), style=style)
