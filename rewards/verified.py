@@ -1,0 +1,47 @@
+"""A verifier as a reward: the last action of a trajectory is the answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rewards.base import Verifier
+from rlhf.data import Task, Trajectory, Verdict
+from rlhf.errors import RewardError
+
+
+def is_verifier(part: Callable[..., Any]) -> bool:
+    """Whether the first two parameters are an answer and a reference, by their names or as texts."""
+    try:
+        parameters = list(inspect.signature(part).parameters.values())[:2]
+    except (TypeError, ValueError):
+        return False
+    named = {"answer", "reference"} & {p.name for p in parameters}
+    texts = len(parameters) == 2 and all(p.annotation in (str, "str") for p in parameters)
+    return bool(named) or texts
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Asks `verifier` whether the text of the last action matches the task's reference; no action at all earns 0.
+
+    A recipe names the verifier itself: `kind: ./my_verifier.py:judge`.
+    """
+
+    verifier: Verifier
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float:
+        """Judge the last action. Raises RewardError where the task has no reference."""
+        if task.reference is None:
+            raise RewardError(
+                "the task has no reference for the verifier",
+                where=f"{getattr(self.verifier, '__name__', type(self.verifier).__name__)}, task {task.id}",
+                got="None",
+                expected="Task.reference",
+                hint="use a reward of (task, trajectory), or an environment whose tasks have references",
+            )
+        if not trajectory.turns:
+            return Verdict(0.0, why="no action")
+        return self.verifier(trajectory.turns[-1].action.text, task.reference)

@@ -1,0 +1,57 @@
+"""The command line. Arguments are read before anything heavy is imported, so that help and mistakes are quick."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rlhf.commands import browse, check, evaluate, show, train
+from rlhf.commands.output import STATE
+
+
+class _Group(TyperGroup):
+    """Takes `--debug` anywhere: whoever is told to run again with it appends it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Move `--debug` to the front, then parse as usual."""
+        if "--debug" in args:
+            args = ["--debug", *(arg for arg in args if arg != "--debug")]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="rlhf",
+    help="Post-train language-model agents with reinforcement learning, from a recipe.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False) -> None:
+    """Post-train language-model agents with reinforcement learning, from a recipe."""
+    STATE.debug = debug
+
+
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("show")(show.show)
+app.command("check")(check.check)
+app.command("recipes")(browse.recipes)
+app.command("trajectories")(browse.trajectories)
+app.command("report")(browse.report)
+app.command("version")(browse.version)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `rlhf` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What a recipe comes to: episodes, turns, tokens, updates, parameters and memory, before anything runs.
+
+Figures that depend on what the policy does are upper bounds and named so. Memory is in bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import ModelError
+from rlhf.evaluation.statistics import wilson_interval
+from rlhf.recipe.checks import policy_gradient_stages, supervised_stages
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
+    from rlhf.trainers.policy import FromScratch, Pretrained
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def arithmetic(recipe: Recipe) -> dict[str, Any]:
+    """Return the batch arithmetic of `recipe` as plain values."""
+    model, config = meta_model(recipe.policy)
+    return {
+        "stages": [
+            *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
+            *({"stage": path, **_policy_gradient(stage, recipe)} for path, stage in policy_gradient_stages(recipe)),
+        ],
+        "policy": _policy(model),
+        "memory_bytes": _memory(recipe, model, config),
+        "evaluation": _evaluation(recipe),
+        "cuts": _cuts(recipe, int(config.max_position_embeddings)),
+    }
+
+
+def meta_model(policy: FromScratch | Pretrained) -> tuple[Any, Any]:
+    """Return the policy's model without memory for its parameters, adapters included, and its configuration.
+
+    A from-scratch model has at most so many parameters: its tokenizer may learn fewer tokens than it is allowed to.
+
+    Raises:
+        ModelError: the configuration of a pretrained model cannot be read.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config(policy)
+    with torch.device("meta"):
+        auto: Any = AutoModelForCausalLM
+        model = auto.from_config(config)
+        if policy.lora is not None:
+            model = policy.lora.wrap(model)
+    return model, config
+
+
+def _config(policy: FromScratch | Pretrained) -> Any:
+    from rlhf.trainers.policy import FromScratch
+
+    if isinstance(policy, FromScratch):
+        return _from_scratch_config(policy)
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(policy.path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            "the model's configuration cannot be read",
+            where=f"policy.path {policy.path}",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            expected="a folder with config.json, or a name on a hub that can be reached",
+            hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
+        ) from error
+
+
+def _from_scratch_config(policy: FromScratch) -> Any:
+    from transformers import LlamaConfig, Qwen3Config
+
+    kind = Qwen3Config if policy.family == "qwen3" else LlamaConfig
+    return kind(
+        vocab_size=policy.vocab_size,
+        hidden_size=policy.hidden_size,
+        intermediate_size=policy.intermediate_size or 3 * policy.hidden_size,
+        num_hidden_layers=policy.n_layers,
+        num_attention_heads=policy.n_heads,
+        num_key_value_heads=policy.n_kv_heads or policy.n_heads,
+        head_dim=policy.hidden_size // policy.n_heads,
+        max_position_embeddings=policy.max_context,
+        tie_word_embeddings=True,
+    )
+
+
+def _supervised(stage: Any) -> dict[str, Any]:
+    return {
+        "kind": "supervised",
+        "n_demonstrations": stage.n_demonstrations,
+        "n_updates": stage.epochs * -(-stage.n_demonstrations // stage.batch_size),
+    }
+
+
+def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
+    episodes = stage.tasks_per_step * stage.group_size
+    turns = episodes * recipe.limits.max_turns
+    return {
+        "kind": "policy_gradient",
+        "n_steps": stage.steps,
+        "episodes_per_step": episodes,
+        "max_turns_per_step": turns,
+        "max_sampled_tokens_per_step": turns * recipe.limits.max_tokens,
+        "max_samples_per_step": episodes if stage.layout == "trajectory" else turns,
+        "updates_per_step": stage.epochs * stage.minibatches,
+        "episodes_per_update": episodes / stage.minibatches,
+        "n_episodes": stage.steps * episodes,
+        "n_updates": stage.steps * stage.epochs * stage.minibatches,
+    }
+
+
+def _policy(model: Any) -> dict[str, Any]:
+    return {
+        "n_parameters": sum(p.numel() for p in model.parameters()),
+        "n_trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
+    size = _BYTES[getattr(recipe.policy, "dtype", "float32")]
+    counts = _policy(model)
+    lora = recipe.policy.lora is not None
+    reference = any(getattr(stage.loss, "needs_ref", False) for _, stage in policy_gradient_stages(recipe)) and not lora
+    micro = max((getattr(stage, "max_tokens_per_microbatch", 0) for stage in recipe.stages), default=0)
+    text = config.get_text_config()
+    parts = {
+        "weights": counts["n_parameters"] * size,
+        "gradients": counts["n_trainable"] * size,
+        "adam": 2 * counts["n_trainable"] * size,
+        "reference": counts["n_parameters"] * 4 if reference else 0,
+    }
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    context = recipe.limits.max_context or text.max_position_embeddings
+    sessions = min(recipe.engine.max_sessions, recipe.limits.max_concurrent)
+    return {
+        **parts,
+        "training_total": sum(parts.values()),
+        # Keys and values of every token of every live episode, were each to fill its context.
+        "max_kv_cache": 2 * text.num_hidden_layers * heads * width * size * context * sessions,
+        # Logits, their log-softmax and its gradient in float32, were every token of a micro-batch a policy token.
+        "max_logits": 3 * 4 * text.vocab_size * micro,
+    }
+
+
+def _evaluation(recipe: Recipe) -> dict[str, Any]:
+    n = recipe.evaluation.n_tasks * recipe.evaluation.attempts
+    low, high = wilson_interval(n / 2, n)
+    return {"split": recipe.evaluation.split, "n_episodes": n, "half_width_at_half": (high - low) / 2}
+
+
+def _cuts(recipe: Recipe, model_context: int) -> dict[str, str]:
+    """Which settings cut something short, and what they cut."""
+    limits = recipe.limits
+    cuts = {
+        "limits.max_tokens": f"a generation at {limits.max_tokens} tokens",
+        "limits.max_turns": f"an episode at {limits.max_turns} turns",
+        "limits.episode_timeout_s": f"an episode at {limits.episode_timeout_s:g} s",
+    }
+    if limits.max_context is not None:
+        cuts["limits.max_context"] = f"an episode when prompt and generation reach {limits.max_context} tokens"
+    else:
+        cuts["the policy's context"] = f"an episode when prompt and generation reach {model_context} tokens"
+    steps = getattr(recipe.environment, "max_steps", None)
+    if steps is not None:
+        cuts["environment.max_steps"] = f"an episode at {steps} steps, by the environment"
+    return cuts

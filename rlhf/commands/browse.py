@@ -1,0 +1,195 @@
+"""`rlhf recipes`, `trajectories`, `report` and `version`: look at what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rlhf.commands.output import AsJson, command, print_json, results
+from rlhf.errors import RecipeError, nearest
+
+
+@command
+def recipes(
+    kinds: Annotated[bool, typer.Option("--kinds", help="List the kinds that a recipe may name instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes that `rlhf train` knows by name."""
+    rows = _kinds() if kinds else _recipes()
+    if as_json:
+        print_json({"kinds" if kinds else "recipes": rows})
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("section", "kind", "what") if kinds else ("name", "what", "file"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    results().print(table)
+
+
+def _recipes() -> list[dict[str, str]]:
+    from rlhf.recipe.files import list_recipes
+
+    return [{"name": r.name, "what": r.doc, "path": str(r.path)} for r in list_recipes()]
+
+
+def _kinds() -> list[dict[str, str]]:
+    from rlhf.catalog import CATALOG
+
+    return [
+        {"section": section, "kind": kind, "what": entry.doc + (f" (extra {entry.extra})" if entry.extra else "")}
+        for section, table in CATALOG.items()
+        for kind, entry in table.items()
+    ]
+
+
+@command
+def trajectories(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Only this task.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only this outcome: solved, failed, turn_limit, ...")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 5,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show the sampled tokens with log-prob and advantage.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read the stored trajectories of a run in the terminal.
+
+    Example: rlhf trajectories runs/quickstart-seed0 --outcome failed --limit 2 --tokens
+    """
+    folder, wanted = _store(run), None if outcome is None else _outcome(outcome)
+    if wanted is not None and wanted.is_failure_of_a_part:
+        _show_failures(folder, wanted, step, task, limit, as_json=as_json)
+        return
+    from rlhf.evaluation.store import read_trajectories
+
+    records = read_trajectories(
+        folder,
+        steps=None if step is None else [step],
+        task_id=task,
+        outcomes=None if wanted is None else [wanted],
+        limit=limit,
+    )
+    if as_json:
+        print_json({"trajectories": [_plain(record, tokens) for record in records]})
+        return
+    _print_trajectories(run, list(records), tokens)
+
+
+def _print_trajectories(run: Path, records: list[Any], tokens: bool) -> None:
+    from rlhf.evaluation.transcript import load_tokenizer, pieces
+    from rlhf.viewer.terminal import show_trajectory, trajectory_table
+
+    console = results()
+    console.print(trajectory_table(records) if records else "no trajectory is like this")
+    tokenizer = load_tokenizer(run) if tokens else None
+    for record in records:
+        show_trajectory(record, console, tokens=tokens, pieces=lambda ids: pieces(tokenizer, ids))
+
+
+def _show_failures(
+    folder: Path, outcome: Any, step: int | None, task: str | None, limit: int, *, as_json: bool
+) -> None:
+    """Show attempts that ended by the failure of a part: they have a message in place of turns."""
+    from rlhf.evaluation.store import read_failures
+    from rlhf.viewer.terminal import failure_table
+
+    records = [
+        record
+        for record in read_failures(folder)
+        if record.failure.outcome is outcome and step in (None, record.step) and task in (None, record.task_id)
+    ][:limit]
+    if as_json:
+        plain = [{"step": r.step, "task": r.task_id, "message": r.failure.message} for r in records]
+        print_json({"failures": [{**values, "outcome": outcome.value} for values in plain]})
+        return
+    results().print(failure_table(records) if records else "no attempt failed like this")
+
+
+def _store(run: Path) -> Path:
+    folder = run / "trajectories"
+    if not folder.is_dir():
+        raise RecipeError(
+            "there is no run in this folder",
+            where=str(run),
+            got="no such folder" if not run.is_dir() else "no folder trajectories/",
+            expected="a folder that `rlhf train` made",
+            hint="look into runs/",
+        )
+    return folder
+
+
+def _outcome(name: str) -> Any:
+    from rlhf.data import Outcome
+
+    names = [outcome.value for outcome in Outcome]
+    if name not in names:
+        raise RecipeError(
+            "no such outcome",
+            where="--outcome",
+            got=name,
+            expected=", ".join(names),
+            hint=nearest(name, names) or "use one of these",
+        )
+    return Outcome(name)
+
+
+def _plain(record: Any, tokens: bool) -> dict[str, Any]:
+    trajectory, score = record.trajectory, record.score
+    return {
+        "step": record.step,
+        "stage": record.stage,
+        "phase": record.phase,
+        "task": record.task_id,
+        "attempt": trajectory.attempt,
+        "outcome": trajectory.outcome.value,
+        "score": score and score.total,
+        "rewards": {name: verdict.value for name, verdict in score.parts.items()} if score else {},
+        "opening": trajectory.opening,
+        "turns": [_plain_turn(turn, tokens) for turn in trajectory.turns],
+        **({"advantages": record.advantages} if tokens else {}),
+    }
+
+
+def _plain_turn(turn: Any, tokens: bool) -> dict[str, Any]:
+    plain = {"action": turn.action.text, "reply": turn.reply, "reward": turn.reward, "valid": turn.valid}
+    if tokens:
+        plain["generations"] = [{"token_ids": g.token_ids, "logprobs": g.logprobs} for g in turn.generations]
+    return plain
+
+
+@command
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the run's report.html again."""
+    _store(run)
+    from rlhf.evaluation.report import write_report
+
+    path = write_report(run)
+    if as_json:
+        print_json({"report": str(path)})
+    else:
+        results().print(str(path), soft_wrap=True)
+
+
+@command
+def version(as_json: AsJson = False) -> None:
+    """Print the version of this package and of those it stands on."""
+    import platform
+    from importlib import metadata
+
+    import rlhf
+
+    packages = {name: metadata.version(name) for name in ("torch", "transformers", "pydantic")}
+    values = {"rlhf": rlhf.__version__, "python": platform.python_version(), **packages}
+    if as_json:
+        print_json(values)
+    else:
+        results().print(", ".join(f"{name} {number}" for name, number in values.items()))

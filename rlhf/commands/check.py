@@ -1,0 +1,80 @@
+"""`rlhf check`: walk a part through its contract and say which call broke which promise."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.commands.output import TO_MEND, AsJson, command, print_json, results
+
+if TYPE_CHECKING:
+    from rlhf.data.report import Report
+
+
+class What(StrEnum):
+    """What can be checked."""
+
+    environment = "environment"
+    reward = "reward"
+    agent = "agent"
+    recipe = "recipe"
+
+
+@command
+def check(
+    what: Annotated[What, typer.Argument(help="The contract.")],
+    target: Annotated[str, typer.Argument(help="A kind: a catalogue name, package.module:Name, or ./file.py:Name.")],
+    fields: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys, or overrides of a recipe.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check an environment, a reward, an agent, or a recipe with all three.
+
+    Examples: rlhf check environment ./maze.py:Maze size=5; rlhf check recipe my_recipe.yaml
+    """
+    reports = _recipe(target, fields or []) if what is What.recipe else [_part(what.value, target, fields or [])]
+    for report in reports:
+        results().print(str(report), soft_wrap=True, markup=False)
+    if as_json:
+        print_json({"ok": all(r.ok for r in reports), "reports": [_plain(r) for r in reports]})
+    if not all(report.ok for report in reports):
+        raise typer.Exit(TO_MEND)
+
+
+def _part(section: str, target: str, fields: list[str]) -> Report:
+    from rlhf.recipe.builder import build_part
+    from rlhf.recipe.text import parse_fields
+
+    values = {"kind": target, **parse_fields(fields)}
+    return _walk(section, build_part(section, values, section, base=Path.cwd()))
+
+
+def _recipe(target: str, overrides: list[str]) -> list[Report]:
+    from rlhf.recipe import load
+
+    recipe = load(target, overrides)
+    reports = [_walk("environment", recipe.environment), _walk("agent", recipe.agent)]
+    return reports + [_walk("reward", weighted.reward) for weighted in recipe.rewards.values()]
+
+
+def _walk(section: str, part: Any) -> Report:
+    if section == "environment":
+        from environments.check import check_environment
+
+        return check_environment(part)
+    if section == "agent":
+        from agents.check import check_agent
+
+        return check_agent(part)
+    from rewards.check import check_reward
+
+    return check_reward(part)
+
+
+def _plain(report: Report) -> dict[str, Any]:
+    findings = [{"ok": f.ok, "promise": f.promise, "detail": f.detail} for f in report.findings]
+    return {"subject": report.subject, "ok": report.ok, "findings": findings}

@@ -1,0 +1,71 @@
+"""`rlhf evaluate`: measure a policy on tasks it was not trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, results
+from rlhf.errors import CheckpointError
+
+
+@command
+def evaluate(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, or the folder of a run.")],
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Tasks to attempt; evaluation.split if left out.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="How many tasks; evaluation.n_tasks if left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure success with its 95% interval on a fixed set of tasks.
+
+    Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate RECIPE policy.path=./my_model --n 500
+    """
+    from rlhf.recipe import load
+
+    asked = [*(overrides or [])]
+    # The split goes through the recipe, so that a name that the environment does not know is found before loading.
+    asked += [f"evaluation.split={split}"] if split else []
+    loaded = load(recipe, asked)
+    folder = checkpoint if checkpoint is not None else _newest(Path(recipe))
+    from rlhf.build import evaluate as measure
+
+    result = measure(loaded, checkpoint=folder, split=None, n_tasks=n, console=errors())
+    if as_json:
+        print_json(result)
+    else:
+        _print_result(result)
+
+
+def _newest(run: Path) -> Path | None:
+    """Return the newest checkpoint where `run` is the folder of a run; None for a recipe."""
+    if not (run / "recipe.yaml").is_file():
+        return None
+    from rlhf.trainers.checkpoint import latest
+
+    found = latest(run / "checkpoints")
+    if found is None:
+        raise CheckpointError(
+            "this run has no checkpoint yet",
+            where=str(run),
+            got="no complete folder in checkpoints/",
+            expected="a run that has finished a stage",
+            hint=f"go on with it: rlhf train --resume {run}",
+        )
+    return found
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    console, interval = results(), result["interval"]
+    console.print(
+        f"success [bold]{result['success']:.1%}[/]  (95% interval {interval[0]:.1%} to {interval[1]:.1%}, "
+        f"{result['n']} episodes of {result['split']}, {result['n_errors']} errors)",
+        soft_wrap=True,
+    )
+    console.print(f"mean return {result['return_mean']:.3f}, mean turns {result['n_turns_mean']:.1f}")
+    console.print(f"policy {result['checkpoint'] or 'of the recipe'}, {result['environment']}", soft_wrap=True)

@@ -1,0 +1,124 @@
+"""Where commands write, and how they fail: results to standard output, everything else to standard error.
+
+Exit codes: 0 done; 1 an unexpected error, which is a bug somewhere; 2 something to mend, said in four parts (where,
+got, expected, do); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from rlhf.errors import CheckpointError, RlhfError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+UNEXPECTED, TO_MEND, INTERRUPTED = 1, 2, 130
+
+#: The arguments that several commands share.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: seed=2 stages.1.steps=5")
+]
+
+
+@dataclass
+class State:
+    """What the options before the command say."""
+
+    debug: bool = False
+
+
+STATE = State()
+
+
+def errors() -> Console:
+    """Return the console for progress and messages."""
+    return Console(stderr=True, highlight=False)
+
+
+def results() -> Console:
+    """Return the console for what a command was asked for."""
+    return Console(highlight=False)
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print one line of JSON; what is no finite number becomes null, which every reader of JSON accepts."""
+    sys.stdout.write(json.dumps(_finite(values), default=str) + "\n")
+    sys.stdout.flush()
+
+
+def command(function: Callable[P, R]) -> Callable[P, R]:
+    """Turn every exception of a command into a message and an exit code."""
+
+    @functools.wraps(function)
+    def shielded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            raise typer.Exit(_report(error, as_json=bool(kwargs.get("as_json")))) from error
+
+    return shielded
+
+
+def _report(error: BaseException, *, as_json: bool) -> int:
+    if STATE.debug:
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        errors().print("[bold]interrupted[/]")
+        return INTERRUPTED
+    known = _disk_full(error) or error
+    if isinstance(known, RlhfError):
+        errors().print(Text.assemble(("error ", "bold red"), str(known)), soft_wrap=True)
+        if as_json:
+            parts = {name: getattr(known, name) for name in ("what", "where", "got", "expected")}
+            print_json({"error": {"type": type(known).__name__, **parts, "do": known.hint}})
+        return TO_MEND
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = Text.assemble(("unexpected error ", "bold red"), what.splitlines()[0], f" ({_place(error)})")
+    errors().print(
+        text + (Text() if STATE.debug else Text("; run again with --debug for the stack trace")), soft_wrap=True
+    )
+    if as_json:
+        print_json({"error": {"type": type(error).__name__, "what": str(error), "where": _place(error)}})
+    return UNEXPECTED
+
+
+def _disk_full(error: BaseException) -> RlhfError | None:
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return CheckpointError(
+        "the disk is full",
+        where=str(error.filename or _place(error)),
+        got=str(error.strerror),
+        expected="room to write",
+        hint="free some space, then go on from the last checkpoint: rlhf train --resume RUN",
+    )
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "unknown place"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

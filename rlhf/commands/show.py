@@ -1,0 +1,82 @@
+"""`rlhf show`: the resolved recipe, and what it comes to."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rlhf.commands.output import AsJson, Overrides, command, print_json, results
+
+
+@command
+def show(
+    recipe: Annotated[str, typer.Argument(help="A YAML file, a name from `rlhf recipes`, or a run folder.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a recipe with every default, and its batch arithmetic: episodes, tokens, updates, memory.
+
+    Nothing is trained and no weights are read.
+    """
+    from rlhf.commands.arithmetic import arithmetic
+    from rlhf.recipe import dump, load
+    from rlhf.recipe.checks import cautions
+    from rlhf.recipe.model import values_of
+
+    loaded = load(recipe, overrides or [])
+    figures, warnings = arithmetic(loaded), cautions(loaded)
+    if as_json:
+        print_json({"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings})
+        return
+    console = results()
+    console.print(dump(loaded), markup=False, soft_wrap=True)
+    _print_figures(console, figures)
+    for warning in warnings:
+        console.print(f"[yellow]caution[/] {warning}", soft_wrap=True)
+
+
+def _print_figures(console: Console, figures: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for stage in figures["stages"]:
+        for row in _stage_rows(stage):
+            table.add_row(*row)
+    policy, memory, evaluation = figures["policy"], figures["memory_bytes"], figures["evaluation"]
+    table.add_row("policy", f"{policy['n_parameters']:,} parameters, {policy['n_trainable']:,} of them trained")
+    parts = ", ".join(f"{name} {_size(memory[name])}" for name in ("weights", "gradients", "adam", "reference"))
+    table.add_row("memory", f"{_size(memory['training_total'])}: {parts}")
+    cache, logits = _size(memory["max_kv_cache"]), _size(memory["max_logits"])
+    table.add_row("", f"and at most {cache} of key/value cache, {logits} of logits; activations come on top")
+    table.add_row(
+        "evaluation",
+        f"{evaluation['n_episodes']:,} episodes of {evaluation['split']}; at 50% success the 95% interval is "
+        f"{evaluation['half_width_at_half']:.1%} to each side",
+    )
+    for i, (setting, what) in enumerate(figures["cuts"].items()):
+        table.add_row("cut" if i == 0 else "", f"{setting} ends {what}")
+    console.print(table)
+
+
+def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
+    if stage["kind"] == "supervised":
+        return [(stage["stage"], f"{stage['n_demonstrations']:,} demonstrations, {stage['n_updates']:,} updates")]
+    return [
+        (
+            stage["stage"],
+            f"{stage['n_steps']:,} steps of {stage['episodes_per_step']:,} episodes and {stage['updates_per_step']:,} "
+            f"updates: {stage['n_episodes']:,} episodes, {stage['n_updates']:,} updates",
+        ),
+        (
+            "",
+            f"a step has at most {stage['max_turns_per_step']:,} turns, {stage['max_sampled_tokens_per_step']:,} "
+            f"sampled tokens, {stage['max_samples_per_step']:,} samples while contexts only grow",
+        ),
+    ]
+
+
+def _size(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"

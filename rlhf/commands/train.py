@@ -1,0 +1,111 @@
+"""`rlhf train`: run a recipe, or go on with a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, results
+from rlhf.errors import RecipeError
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
+
+
+@command
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A YAML file, or a name from `rlhf recipes`; left out with --resume.")
+    ] = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-seedN if left out.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a policy from a recipe.
+
+    Ctrl-C writes a checkpoint and says how to go on.
+
+    Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
+    """
+    if resume is not None:
+        loaded = _recipe_of_run(resume, recipe, overrides or [], out)
+    elif recipe is None:
+        raise RecipeError(
+            "nothing to train",
+            where="rlhf train",
+            got="no recipe",
+            expected="a YAML file, or a name from `rlhf recipes`",
+            hint="rlhf train quickstart",
+        )
+    else:
+        from rlhf.recipe import load
+
+        loaded = load(recipe, overrides or [])
+    for caution in _cautions(loaded):
+        errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
+    from rlhf.build import train as run
+
+    result = run(loaded, out, resume=resume, console=errors())
+    if as_json:
+        print_json(result)
+    else:
+        _print_result(result)
+
+
+def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
+    """Load the run's own recipe. Whatever else the command line says must agree with it."""
+    from rlhf.recipe import load
+    from rlhf.recipe.model import values_of
+
+    if not (run / "recipe.yaml").is_file():
+        raise RecipeError(
+            "there is no run in this folder",
+            where=f"--resume {run}",
+            got="no such folder" if not run.is_dir() else "no recipe.yaml",
+            expected="a folder that `rlhf train` made",
+            hint="look into runs/",
+        )
+    if out is not None:
+        raise RecipeError(
+            "a run goes on in its own folder",
+            where=f"--out {out}",
+            got=f"--resume {run}",
+            expected="one of the two",
+            hint="remove --out",
+        )
+    own = load(run)
+    if recipe is not None and "=" in recipe:  # the recipe was left out, and this is the first override
+        overrides, recipe = [recipe, *overrides], None
+    asked = load(recipe or run, overrides)
+    if asked != own:
+        mine, theirs = values_of(own), values_of(asked)
+        differing = [key for key in mine if mine[key] != theirs[key]]
+        raise RecipeError(
+            "a run goes on with the recipe it began with",
+            where=f"--resume {run}",
+            got=f"another value of {', '.join(differing)}",
+            expected=f"the recipe in {run / 'recipe.yaml'}",
+            hint=f"rlhf train --resume {run}, or start a new run",
+        )
+    return own
+
+
+def _cautions(recipe: Recipe) -> list[str]:
+    from rlhf.recipe.checks import cautions
+
+    return cautions(recipe)
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    console = results()
+    for when in ("before", "after"):
+        success, interval = result.get(f"success_{when}"), result.get(f"interval_{when}")
+        if success is not None:
+            text = f"success {when}: [bold]{success:.1%}[/]"
+            console.print(text + (f"  (95% interval {interval[0]:.1%} to {interval[1]:.1%})" if interval else ""))
+    console.print(f"trained in {result['train_s']:.0f} s on {result['n_episodes']} episodes")
+    console.print(f"run     {result['run']}", soft_wrap=True)
+    console.print(f"report  {result['report']}", soft_wrap=True)

@@ -1,0 +1,51 @@
+"""Recipe: load, override, validate, dump.
+
+A recipe is a YAML file of 15 to 30 lines that names the parts of a run and lists what differs from their defaults:
+
+    policy: {kind: pretrained, path: Qwen/Qwen3-0.6B, lora: {rank: 16}}
+    environment: {kind: textworld_express, game: mapreader}
+    agent: {kind: chat}
+    rewards:
+      solved: {kind: outcome}
+      invalid: {kind: invalid_action, weight: 0.5}
+    stages:
+      - {kind: policy_gradient, steps: 60, group_size: 8, advantage: {kind: gigpo}}
+
+It is closed and strict: unknown keys, wrong types and ranges, and parts that do not fit each other are errors before
+anything loads. A nested mapping (`optimizer: {lr: 1e-4}`) changes what it names and keeps the other defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf.recipe.checks import check_pairs
+from rlhf.recipe.files import Listed, find, list_recipes
+from rlhf.recipe.model import Recipe, recipe_of, values_of
+from rlhf.recipe.text import read, to_text
+
+__all__ = ["Listed", "Recipe", "dump", "find", "list_recipes", "load"]
+
+
+def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe.
+
+    Args:
+        path_or_name: a YAML file, a run folder, or a name from `list_recipes`.
+        overrides: `key=value` with dotted keys, such as `stages.1.steps=5`; a value replaces what was there.
+
+    Raises:
+        RecipeError: anything that cannot be run as written.
+        MissingPackageError: a part needs a package that is not installed.
+    """
+    path = find(path_or_name)
+    # A run is named by its recipe; the file of a run folder is always called recipe.yaml and carries its name inside.
+    recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
+    check_pairs(recipe)
+    return recipe
+
+
+def dump(recipe: Recipe) -> str:
+    """Write `recipe` as YAML with every default in it. Loading that text gives an equal recipe, from any folder."""
+    return to_text(values_of(recipe))

@@ -1,0 +1,217 @@
+"""The strict builder: a mapping from YAML becomes a live object, or a message that says which key is wrong.
+
+It works on any class whose parameters have types: pydantic and standard dataclasses, and plain classes with an
+annotated `__init__` that keeps its arguments as attributes of the same name. Values are taken as YAML gave them; the
+only conversions are a whole number where a number is wanted, a list where a tuple is wanted, and text where a path or
+an enumeration is wanted.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from rlhf.catalog import CATALOG, DEFAULT_KIND, kind_of, resolve, section_of_type
+from rlhf.errors import RecipeError, nearest
+from rlhf.recipe.describe import expected, given
+from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
+from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
+
+_UNFIT = "these settings do not fit together"
+
+
+def build(cls: Any, values: Any, path: str, *, base: Path, default: object = None) -> Any:
+    """Make a `cls` from `values`.
+
+    Args:
+        cls: the class.
+        values: a mapping of its keys; nested mappings become nested objects.
+        path: YAML path of `values`, for messages.
+        base: folder of the recipe, for kinds that are files.
+        default: an object of the same class whose values hold where `values` says nothing.
+
+    Raises:
+        RecipeError: unknown key, missing key, wrong type or range, or a refusal of the class itself.
+    """
+    keys = keys_of(cls, path)
+    if not isinstance(values, Mapping):
+        raise RecipeError(
+            f"this must be the settings of {cls.__name__}",
+            where=path,
+            got=given(values),
+            expected=f"a mapping with {', '.join(keys) or 'no keys'}",
+            hint="write {key: value, ...}",
+        )
+    _refuse_unknown(values, keys, path, cls.__name__)
+    arguments: dict[str, Any] = {}
+    for name, key in keys.items():
+        inherited = getattr(default, name) if type(default) is cls else key.make_default and key.make_default()
+        if name in values:
+            arguments[name] = convert(key.annotation, values[name], join(path, name), base=base, default=inherited)
+        elif type(default) is cls:
+            arguments[name] = inherited
+        elif key.make_default is None:
+            wanted = expected(key.annotation)
+            raise RecipeError(
+                "a key is missing", where=join(path, name), got="nothing", expected=wanted, hint=f"write {name}: ..."
+            )
+    return _construct(cls, keys, arguments, values, path)
+
+
+def build_part(section: str, values: Any, path: str, *, base: Path, default: object = None) -> Any:
+    """Make the part that `values` describes: a mapping with a kind and the keys of that kind."""
+    if not isinstance(values, Mapping):
+        raise RecipeError(
+            f"this must be {'an' if section[0] in 'aeiou' else 'a'} {section}",
+            where=path,
+            got=given(values),
+            expected="a mapping with a kind",
+            hint=f"write {{kind: {values if isinstance(values, str) else '...'}}}",
+        )
+    kind = values.get("kind", DEFAULT_KIND.get(section) or (default and kind_of(section, default)))
+    if not isinstance(kind, str):
+        raise RecipeError(
+            "the kind is missing" if kind is None else "wrong type",
+            where=join(path, "kind"),
+            got="nothing" if kind is None else given(kind),
+            expected=", ".join(CATALOG[section]) + ", package.module:Name, or ./file.py:Name",
+            hint="write kind: ... first; `rlhf recipes --kinds` lists all kinds",
+        )
+    target = resolve(section, kind, base=base, where=join(path, "kind"))
+    settings = {key: value for key, value in values.items() if key != "kind"}
+    if not inspect.isclass(target):
+        if settings:
+            raise RecipeError(
+                "a function takes no keys",
+                where=join(path, str(next(iter(settings)))),
+                got=f"a key for {kind}",
+                expected="no keys",
+                hint="make it a dataclass with fields and a __call__",
+            )
+        return target
+    return build(target, settings, path, base=base, default=default)
+
+
+def convert(annotation: Any, value: Any, path: str, *, base: Path, default: object = None) -> Any:
+    """Return `value` as an object of type `annotation`, or raise RecipeError naming `path`."""
+    if not holds_objects(annotation):
+        return convert_data(annotation, value, path)
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        inner = convert(args[0], value, path, base=base, default=default)
+        return validated(annotation, inner, path)
+    if origin in (typing.Union, types.UnionType):
+        return convert(_member_for(args, value), value, path, base=base, default=default)
+    section = section_of_type(annotation)
+    if section:
+        return build_part(section, value, path, base=base, default=default)
+    is_mapping = origin in (dict, collections.abc.Mapping)
+    if isinstance(value, list) and origin is not None and not is_mapping:
+        items = [convert(args[0], item, f"{path}[{i}]", base=base) for i, item in enumerate(value)]
+        return items if origin is list else tuple(items)
+    if isinstance(value, Mapping) and is_mapping:
+        return {str(key): convert(args[1], item, join(path, str(key)), base=base) for key, item in value.items()}
+    if origin is not None:
+        raise wrong("wrong type", annotation, value, path)
+    return build(annotation, value, path, base=base, default=default)
+
+
+def plain(annotation: Any, value: Any) -> Any:
+    """Return the plain YAML value that `convert` turns back into `value`; every default is written out."""
+    if value is None or isinstance(value, bool | int | float) or type(value) is str:
+        return value
+    if isinstance(value, Mapping):
+        item = (typing.get_args(without_none(annotation)) or (Any, Any))[-1]
+        return {str(key): plain(item, entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        args = typing.get_args(without_none(annotation)) or (Any,)
+        ordered = sorted(value) if isinstance(value, set | frozenset) else value
+        return [plain(args[i] if i < len(args) and args[i] is not ... else args[0], v) for i, v in enumerate(ordered)]
+    if holds_objects(annotation):
+        return plain_part(section_in(annotation), value)
+    return TypeAdapter(annotation, config=ARBITRARY).dump_python(value, mode="json")
+
+
+def plain_part(section: str | None, part: Any) -> dict[str, Any]:
+    """Write `part` as a mapping of all its keys, with its kind where it belongs to a section."""
+    kind = {"kind": kind_of(section, part)} if section else {}
+    if inspect.isroutine(part):
+        return kind
+    return kind | {name: plain(key.annotation, getattr(part, name)) for name, key in keys_of(type(part)).items()}
+
+
+def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str) -> None:
+    for key in values:
+        if key not in keys:
+            raise RecipeError(
+                f"{name} has no key '{key}'",
+                where=join(path, str(key)),
+                got=f"{key}: {given(values[key])}",
+                expected=", ".join(keys) or "no keys at all",
+                hint=nearest(str(key), keys) or "remove the key",
+            )
+
+
+def _construct(
+    cls: Any, keys: Mapping[str, Key], arguments: dict[str, Any], values: Mapping[str, Any], path: str
+) -> Any:
+    try:
+        made = cls(**arguments)
+    except ValidationError as error:
+        raise _of_refusal(error, keys, values, path) from error
+    except RecipeError as error:
+        raise RecipeError(
+            error.what, where=join(path, error.where), got=error.got, expected=error.expected, hint=error.hint
+        ) from error
+    except PydanticUserError as error:
+        raise unreadable_types(cls, path, error) from error
+    except (ValueError, TypeError) as error:
+        raise RecipeError(_UNFIT, where=path, got=_listed(values), expected=str(error), hint=CHANGE) from error
+    for name in keys:
+        if not hasattr(made, name):
+            raise RecipeError(
+                f"{cls.__name__} does not keep '{name}', so a run could not write its settings down",
+                where=join(path, name),
+                got=f"no attribute {cls.__name__}.{name}",
+                expected="each argument as an attribute of the same name",
+                hint=f"make it a dataclass, or write self.{name} = {name} in its __init__",
+            )
+    return made
+
+
+def _of_refusal(error: ValidationError, keys: Mapping[str, Key], values: Mapping[str, Any], path: str) -> RecipeError:
+    """Say what a validator of the class itself refused."""
+    first = error.errors(include_url=False)[0]
+    reason = str(first.get("ctx", {}).get("error") or first["msg"])
+    name = str(first["loc"][0]) if first["loc"] else ""
+    if name not in keys:
+        return RecipeError(_UNFIT, where=path, got=_listed(values), expected=reason, hint=CHANGE)
+    if first["type"] not in ("value_error", "assertion_error"):
+        reason = expected(keys[name].annotation)
+    return RecipeError("wrong value", where=join(path, name), got=given(values.get(name)), expected=reason, hint=CHANGE)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {given(value)}" for key, value in values.items()) or "the defaults"
+
+
+def _member_for(members: tuple[Any, ...], value: Any) -> Any:
+    """Choose the member of a union that `value` is meant for."""
+    if value is None and type(None) in members:
+        return type(None)
+    objects = [m for m in members if holds_objects(m)]
+    rest = [m for m in members if not holds_objects(m) and m is not type(None)]
+    if isinstance(value, Mapping) or not rest:
+        fitting = [
+            m for m in objects if is_settings(m) and isinstance(value, Mapping) and set(value) <= set(keys_of(m))
+        ]
+        return (fitting or objects)[0]
+    return typing.Union[tuple(rest)]  # noqa: UP007  a union made at run time

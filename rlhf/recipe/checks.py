@@ -1,0 +1,237 @@
+"""Pairs of settings that cannot work together, found before anything loads.
+
+Each check looks at one promise and raises RecipeError where it is broken. What is legal but probably not meant is a
+caution: `rlhf show` and `rlhf train` print it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rlhf.catalog import kind_of
+from rlhf.errors import RecipeError
+
+if TYPE_CHECKING:
+    from rlhf.recipe.model import Recipe
+
+
+def check_pairs(recipe: Recipe) -> None:
+    """Raise RecipeError for the first pair of parts that cannot work together."""
+    for check in _CHECKS:
+        check(recipe)
+
+
+def cautions(recipe: Recipe) -> list[str]:
+    """Say what is legal and probably not meant, one sentence each."""
+    return [text for caution in _CAUTIONS for text in caution(recipe)]
+
+
+def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each policy-gradient stage."""
+    from rlhf.trainers.policy_gradient import PolicyGradient
+
+    return ((f"stages[{i}]", s) for i, s in enumerate(recipe.stages) if isinstance(s, PolicyGradient))
+
+
+def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each supervised stage."""
+    from rlhf.trainers.supervised import Supervised
+
+    return ((f"stages[{i}]", s) for i, s in enumerate(recipe.stages) if isinstance(s, Supervised))
+
+
+def _check_tools(recipe: Recipe) -> None:
+    if getattr(recipe.agent, "needs_tools", False) and not getattr(recipe.environment, "tools", ()):
+        raise RecipeError(
+            "this agent needs tools and the environment offers none",
+            where="agent.kind",
+            got=f"{kind_of('agent', recipe.agent)} in {kind_of('environment', recipe.environment)}",
+            expected="an environment with an attribute `tools`, or an agent without needs_tools",
+            hint="use {kind: chat}, or another environment",
+        )
+
+
+def _check_rewards(recipe: Recipe) -> None:
+    learns = any(True for _ in policy_gradient_stages(recipe))
+    if not recipe.rewards or (learns and not any(weighted.weight for weighted in recipe.rewards.values())):
+        raise RecipeError(
+            "there is nothing to score with" if not recipe.rewards else "every reward has weight 0",
+            where="rewards",
+            got=", ".join(recipe.rewards) or "no rewards",
+            expected="at least one reward" + (" with a weight" if recipe.rewards else ""),
+            hint="add rewards: {outcome: {kind: outcome}}",
+        )
+
+
+def _check_groups(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        smallest = stage.advantage.min_group
+        # An estimator that is told to use the raw score of a lone trajectory is told to work without a baseline.
+        if stage.group_size < smallest and getattr(stage.advantage, "single_group", "zero") != "raw":
+            raise RecipeError(
+                "a group this small has no advantage: every number would be 0",
+                where=f"{path}.group_size",
+                got=str(stage.group_size),
+                expected=f"at least {smallest} for {kind_of('advantage', stage.advantage)}",
+                hint="attempt each task several times: group_size: 8",
+            )
+
+
+def _check_values(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if stage.advantage.needs_values:
+            raise RecipeError(
+                "this estimator needs a critic and the stage trains none",
+                where=f"{path}.advantage.kind",
+                got=kind_of("advantage", stage.advantage),
+                expected="an estimator with needs_values = False",
+                hint="use grpo, rloo or gigpo",
+            )
+
+
+def _check_minibatches(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        n_episodes = stage.tasks_per_step * stage.group_size
+        if stage.minibatches > n_episodes:
+            raise RecipeError(
+                "there are more minibatches than trajectories",
+                where=f"{path}.minibatches",
+                got=str(stage.minibatches),
+                expected=f"at most tasks_per_step x group_size = {n_episodes}",
+                hint="a trajectory is never cut in two",
+            )
+
+
+def _check_demonstrations(recipe: Recipe) -> None:
+    from environments.base import Oracle
+
+    for path, stage in supervised_stages(recipe):
+        environment, agent = kind_of("environment", recipe.environment), kind_of("agent", recipe.agent)
+        if not isinstance(recipe.environment, Oracle):
+            raise RecipeError(
+                "this environment cannot demonstrate",
+                where=f"{path}.kind",
+                got=f"supervised with {environment}",
+                expected="an environment with a method `plan(task, taken)`",
+                hint="remove the stage and start from a pretrained policy, or write `plan`",
+            )
+        missing = [name for name in ("messages", "write") if not callable(getattr(recipe.agent, name, None))]
+        if missing:
+            raise RecipeError(
+                "this agent cannot be shown demonstrations",
+                where=f"{path}.kind",
+                got=f"supervised with {agent}, which lacks {' and '.join(missing)}",
+                expected="methods `messages(history)` and `write(action)` beside `act`",
+                hint="remove the stage, or write them as agents.chat.ChatAgent does",
+            )
+        if stage.unsolved_share == 1 and stage.random_share:
+            raise _no_effect(f"{path}.random_share", stage.random_share, "unsolved_share is 1: all actions are random")
+
+
+def _check_optimizers(recipe: Recipe) -> None:
+    for i, stage in enumerate(recipe.stages):
+        optimizer: Any = getattr(stage, "optimizer", None)
+        if getattr(optimizer, "schedule", None) == "constant" and optimizer.final_lr_share:
+            where = f"stages[{i}].optimizer.final_lr_share"
+            raise _no_effect(where, optimizer.final_lr_share, "the schedule is constant")
+
+
+def _check_splits(recipe: Recipe) -> None:
+    from environments.base import properties_of
+
+    offered = properties_of(recipe.environment).splits
+    wanted = {"evaluation.split": recipe.evaluation.split}
+    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(recipe.stages) if hasattr(stage, "split")}
+    if any(stage.evaluate_every for _, stage in policy_gradient_stages(recipe)):
+        wanted["evaluation.watch_split"] = recipe.evaluation.watch_split
+    for where, split in wanted.items():
+        if split not in offered:
+            raise RecipeError(
+                "the environment has no such split",
+                where=where,
+                got=split,
+                expected=", ".join(offered),
+                hint="name one of these, or list it in the environment's `properties.splits`",
+            )
+
+
+def _check_context(recipe: Recipe) -> None:
+    own, limit = getattr(recipe.policy, "max_context", None), recipe.limits.max_context
+    if own and limit and limit > own:
+        raise RecipeError(
+            "the limit is longer than the policy's context",
+            where="limits.max_context",
+            got=str(limit),
+            expected=f"at most policy.max_context = {own}",
+            hint="lower it, or raise policy.max_context",
+        )
+    context = limit or own
+    if context and recipe.limits.max_tokens >= context:
+        raise RecipeError(
+            "one generation would fill the context: no room for a prompt",
+            where="limits.max_tokens",
+            got=str(recipe.limits.max_tokens),
+            expected=f"less than the context of {context}",
+            hint="lower it, or give more context",
+        )
+
+
+def _no_effect(where: str, value: object, why: str) -> RecipeError:
+    return RecipeError(
+        "this key has no effect", where=where, got=str(value), expected=f"nothing, because {why}", hint="remove the key"
+    )
+
+
+_CHECKS: tuple[Callable[[Recipe], None], ...] = (
+    _check_tools,
+    _check_rewards,
+    _check_groups,
+    _check_values,
+    _check_minibatches,
+    _check_demonstrations,
+    _check_optimizers,
+    _check_splits,
+    _check_context,
+)
+
+
+def _caution_unseen(recipe: Recipe) -> Iterator[str]:
+    for i, stage in enumerate(recipe.stages):
+        if getattr(stage, "split", None) == recipe.evaluation.split:
+            yield f"stages[{i}].split is evaluation.split: success is measured on tasks that were trained on"
+
+
+def _caution_stale(recipe: Recipe) -> Iterator[str]:
+    for path, stage in policy_gradient_stages(recipe):
+        n_updates = stage.epochs * stage.minibatches
+        if n_updates > 1 and kind_of("loss", stage.loss) == "reinforce" and stage.loss.max_weight is None:
+            yield f"{path} makes {n_updates} updates per step and its loss is right for the first: set loss.max_weight"
+
+
+def _caution_warmup(recipe: Recipe) -> Iterator[str]:
+    for path, stage in policy_gradient_stages(recipe):
+        n_updates = stage.steps * stage.epochs * stage.minibatches
+        if stage.optimizer.warmup_steps >= n_updates:
+            yield f"{path} makes {n_updates} updates and its optimizer.warmup_steps is {stage.optimizer.warmup_steps}"
+
+
+def _caution_turns(recipe: Recipe) -> Iterator[str]:
+    steps = getattr(recipe.environment, "max_steps", None)
+    if isinstance(steps, int) and steps > recipe.limits.max_turns:
+        yield f"limits.max_turns {recipe.limits.max_turns} cuts episodes before the environment's {steps} steps"
+
+
+def _caution_reference(recipe: Recipe) -> Iterator[str]:
+    for path, stage in policy_gradient_stages(recipe):
+        if getattr(stage.loss, "needs_ref", False) and not stage.loss.kl_coef:
+            yield f"{path}.loss.kl is measured only: kl_coef is 0, and the reference model costs a forward pass"
+
+
+_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
+    _caution_unseen,
+    _caution_stale,
+    _caution_warmup,
+    _caution_turns,
+    _caution_reference,
+)

@@ -1,0 +1,93 @@
+"""Where recipes are: a path, a run folder, or a name in a `recipes/` folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import rlhf
+from rlhf.errors import RecipeError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A recipe that was found by looking.
+
+    Attributes:
+        name: what `rlhf train` takes: the path inside the folder, without extension.
+        doc: the first comment line.
+        path: the file.
+    """
+
+    name: str
+    doc: str
+    path: Path
+
+
+def folders() -> tuple[Path, ...]:
+    """Return the folders that recipes are looked for in: `recipes/` here, then `recipes/` beside the `rlhf` package.
+
+    The second exists in a checkout. A package installed from elsewhere brings no recipes: copy the one you start from.
+    """
+    assert rlhf.__file__ is not None
+    candidates = (Path.cwd() / "recipes", Path(rlhf.__file__).resolve().parent.parent / "recipes")
+    return tuple(dict.fromkeys(f.resolve() for f in candidates if f.is_dir()))
+
+
+def list_recipes() -> list[Listed]:
+    """Return all recipes of `folders()`, found recursively, sorted by name; the first folder wins."""
+    found: dict[str, Listed] = {}
+    for folder in folders():
+        for path in sorted(folder.rglob("*.yaml")):
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            found.setdefault(name, Listed(name, _first_comment(path), path))
+    return [found[name] for name in sorted(found)]
+
+
+def find(path_or_name: str | Path) -> Path:
+    """Return the recipe file that `path_or_name` means.
+
+    Args:
+        path_or_name: a file, a run folder (its resolved recipe), or a name of `list_recipes`; the last part of a name
+            is enough where it is unique.
+
+    Raises:
+        RecipeError: there is none, or more than one.
+    """
+    path = Path(path_or_name).expanduser()
+    if path.is_file():
+        return path
+    if (path / "recipe.yaml").is_file():
+        return path / "recipe.yaml"
+    listed = list_recipes()
+    matches = [r for r in listed if r.name == str(path_or_name)]
+    matches = matches or [r for r in listed if r.name.rpartition("/")[2] == str(path_or_name)]
+    if len(matches) == 1:
+        return matches[0].path
+    if matches:
+        raise RecipeError(
+            "several recipes have this name",
+            where=str(path_or_name),
+            got=str(path_or_name),
+            expected=" or ".join(r.name for r in matches),
+            hint="give the whole name or the path",
+        )
+    raise RecipeError(
+        "no such recipe",
+        where=str(path_or_name),
+        got="a folder without recipe.yaml" if path.is_dir() else "no such file, and no recipe of this name",
+        expected="a YAML file, a run folder, or a name from `rlhf recipes`",
+        hint=nearest(path.stem, _names(listed)) or "give the path of a recipe",
+    )
+
+
+def _names(listed: list[Listed]) -> Iterator[str]:
+    for recipe in listed:
+        yield recipe.name
+        yield recipe.name.rpartition("/")[2]
+
+
+def _first_comment(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return next((line.lstrip("# ").strip() for line in file if line.startswith("#")), "")

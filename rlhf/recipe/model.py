@@ -1,0 +1,195 @@
+"""The recipe itself: every part of a run as a live settings object."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import RecipeError, nearest
+from rlhf.recipe.builder import build, build_part, plain, plain_part
+from rlhf.recipe.describe import given
+from rlhf.recipe.keys import keys_of
+from rlhf.recipe.values import join
+
+if TYPE_CHECKING:
+    from agents.base import Agent
+    from environments.base import Environment
+    from rlhf.evaluation.evaluate import Evaluation
+    from rlhf.rollout.engines import TransformersSettings
+    from rlhf.rollout.limits import Limits
+    from rlhf.rollout.score import Weighted
+    from rlhf.trainers.policy import FromScratch, Pretrained
+    from rlhf.trainers.policy_gradient import PolicyGradient
+    from rlhf.trainers.supervised import Supervised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to train, where, how it is scored and in which stages. Made by `load`, which has checked all of it.
+
+    Attributes:
+        name: names the run; letters, digits, dot, dash and underscore.
+        seed: everything random in a run follows from it.
+        rewards: name -> reward with its weight; a score is their weighted sum.
+        stages: run one after the other on one policy.
+        base: folder that files named by a kind are looked for in.
+    """
+
+    name: str
+    seed: int = 0
+    policy: FromScratch | Pretrained
+    environment: Environment
+    agent: Agent
+    rewards: Mapping[str, Weighted]
+    engine: TransformersSettings
+    limits: Limits
+    evaluation: Evaluation
+    stages: tuple[Supervised | PolicyGradient, ...]
+    base: Path = field(default=Path(), compare=False)
+
+
+#: Every key of a recipe, in the order in which they are written.
+KEYS = ("name", "seed", "policy", "environment", "agent", "rewards", "engine", "limits", "evaluation", "stages")
+_REQUIRED = ("policy", "environment", "stages")
+
+
+def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
+    """Build a recipe from plain values, strictly; pairs of parts are not looked at yet.
+
+    Args:
+        values: the YAML as plain Python values.
+        name: used where `values` has none.
+        base: folder of the recipe.
+    """
+    from rlhf.evaluation.evaluate import Evaluation
+    from rlhf.rollout.limits import Limits
+
+    for key in values:
+        if key not in KEYS:
+            hint = nearest(key, KEYS) or "remove the key"
+            raise RecipeError(
+                f"a recipe has no key '{key}'", where=key, got=given(values[key]), expected=", ".join(KEYS), hint=hint
+            )
+    for key in _REQUIRED:
+        if key not in values:
+            raise RecipeError(
+                "a recipe needs this key", where=key, got="nothing", expected=f"{key}: ...", hint="see `rlhf recipes`"
+            )
+    return Recipe(
+        name=_name(values.get("name", name)),
+        seed=_seed(values.get("seed", 0)),
+        policy=build_part("policy", values["policy"], "policy", base=base),
+        environment=build_part("environment", values["environment"], "environment", base=base),
+        agent=build_part("agent", values.get("agent", {}), "agent", base=base),
+        rewards=_rewards(values.get("rewards", {}), base),
+        engine=build_part("engine", values.get("engine", {}), "engine", base=base),
+        limits=build(Limits, values.get("limits", {}), "limits", base=base),
+        evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
+        stages=_stages(values["stages"], base),
+        base=base,
+    )
+
+
+def values_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the plain values of `recipe`, defaults written out; `recipe_of` makes an equal recipe of them."""
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "policy": plain_part("policy", recipe.policy),
+        "environment": plain_part("environment", recipe.environment),
+        "agent": plain_part("agent", recipe.agent),
+        "rewards": {
+            name: plain_part("reward", _as_named(weighted.reward)) | {"weight": plain(float, weighted.weight)}
+            for name, weighted in recipe.rewards.items()
+        },
+        "engine": plain_part("engine", recipe.engine),
+        "limits": plain_part(None, recipe.limits),
+        "evaluation": plain_part(None, recipe.evaluation),
+        "stages": [plain_part("stage", stage) for stage in recipe.stages],
+    }
+
+
+def _as_named(reward: Any) -> Any:
+    """Return the part that the recipe names: of a verifier made into a reward, the verifier."""
+    from rewards.verified import Verified
+
+    return reward.verifier if isinstance(reward, Verified) else reward
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise RecipeError(
+            "this cannot name a run",
+            where="name",
+            got=given(name),
+            expected="letters, digits, dot, dash and underscore",
+            hint="the name becomes a folder",
+        )
+    return name
+
+
+def _seed(seed: Any) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise RecipeError(
+            "this is no seed",
+            where="seed",
+            got=given(seed),
+            expected="a whole number, at least 0",
+            hint="change the value, or remove the key for seed 0",
+        )
+    return seed
+
+
+def _rewards(values: Any, base: Path) -> dict[str, Weighted]:
+    if not isinstance(values, Mapping):
+        raise RecipeError(
+            "rewards have names",
+            where="rewards",
+            got=given(values),
+            expected="a mapping: outcome: {kind: outcome}",
+            hint="write each reward under a name of your choice",
+        )
+    return {str(name): _reward(str(name), value, base) for name, value in values.items()}
+
+
+def _reward(name: str, values: Any, base: Path) -> Weighted:
+    from rewards.verified import Verified, is_verifier
+    from rlhf.rollout.score import Weighted
+
+    path = join("rewards", name)
+    settings = dict(values) if isinstance(values, Mapping) else values
+    weight = settings.pop("weight", 1.0) if isinstance(settings, dict) else 1.0
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
+        raise RecipeError(
+            "wrong type",
+            where=join(path, "weight"),
+            got=given(weight),
+            expected="a number",
+            hint="the weight multiplies this reward in the sum",
+        )
+    reward = build_part("reward", settings, path, base=base)
+    if not inspect.isroutine(reward) and "weight" in keys_of(type(reward)):
+        raise RecipeError(
+            "the weight belongs to the recipe, so a reward cannot have a key of that name",
+            where=join(path, "weight"),
+            got=f"a field {type(reward).__name__}.weight",
+            expected="a class without it",
+            hint="remove the field; the recipe multiplies",
+        )
+    return Weighted(name=name, weight=float(weight), reward=Verified(reward) if is_verifier(reward) else reward)
+
+
+def _stages(values: Any, base: Path) -> tuple[Any, ...]:
+    if not isinstance(values, list) or not values:
+        raise RecipeError(
+            "a recipe needs stages",
+            where="stages",
+            got=given(values),
+            expected="a list: - {kind: policy_gradient, steps: 100}",
+            hint="`rlhf recipes --kinds` lists the kinds of stages",
+        )
+    return tuple(build_part("stage", stage, f"stages[{i}]", base=base) for i, stage in enumerate(values))

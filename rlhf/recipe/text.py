@@ -1,0 +1,176 @@
+"""Recipe text: YAML in, plain Python values out, and back.
+
+YAML 1.1, which PyYAML speaks, reads `yes` as true, `1e-3` as text and `1:30` as ninety. Recipes are read by the core
+schema of YAML 1.2: only `true`/`false` are truth values, and a number is what it looks like. A key that is written
+twice is an error. Interpolation (`${seed}`) is OmegaConf's, with its own resolvers only: there is none that evaluates
+code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlhf.errors import RecipeError
+
+_NUMBER_STARTS = list("-+.0123456789")
+_CORE: tuple[tuple[str, str, list[str]], ...] = (
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        _NUMBER_STARTS,
+    ),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", r"<<", ["<"]),
+)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """Core schema of YAML 1.2, and no repeated keys."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own name
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that is written twice, then build as usual."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{name}' is written twice", key.start_mark
+                )
+            seen.add(name)
+        return dict(super().construct_mapping(node, deep=deep))
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
+    """Quotes whatever either YAML version would read as something else than text."""
+
+
+for _tag, _pattern, _first in _CORE:
+    for _cls in (_Loader, _Dumper):
+        _cls.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+
+
+def _represent_text(dumper: Any, value: str) -> Any:
+    # Unquoted, these line breaks would come back as a space.
+    style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def parse(text: str, where: str) -> Any:
+    """Read YAML text into plain values. Raises RecipeError with line and column."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
+        got = text.splitlines()[mark.line].strip() if mark and mark.line < len(text.splitlines()) else ""
+        raise RecipeError(
+            "this is no YAML",
+            where=place,
+            got=got,
+            expected=str(getattr(error, "problem", None) or "YAML"),
+            hint="look at the indentation, brackets and colons there",
+        ) from error
+
+
+def to_text(values: Mapping[str, Any]) -> str:
+    """Write plain values as YAML that `parse` reads back, keys in the given order, short lists on one line."""
+    text = yaml.dump(
+        _escaped(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+    )
+    return str(text)
+
+
+def read(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Read a recipe file, apply `key=value` overrides, resolve interpolations; the result is plain Python values."""
+    try:
+        values = parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError("the recipe cannot be read", where=str(path), got=str(error)) from error
+    if not isinstance(values, dict):
+        raise RecipeError(
+            "a recipe is a mapping of keys to values",
+            where=str(path),
+            got="an empty file" if values is None else type(values).__name__,
+            expected="policy: ..., environment: ..., stages: ...",
+        )
+    try:
+        config = OmegaConf.create(values)
+    except OmegaConfBaseException as error:
+        raise _of_omegaconf(error, str(path)) from error
+    for override in overrides:
+        _apply(config, override)
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise _of_omegaconf(error, str(path)) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
+    """Read `key=value` words with dotted keys into nested plain values."""
+    config = OmegaConf.create({})
+    for assignment in assignments:
+        _apply(config, assignment)
+    plain = OmegaConf.to_container(config)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _apply(config: DictConfig, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key or key != key.strip():
+        raise RecipeError(
+            "this is no override",
+            where="command line",
+            got=override,
+            expected="key=value without spaces around the sign, such as seed=2 or stages.1.steps=5",
+            hint="put quotes around a value that has spaces: 'agent.system=Play well.'",
+        )
+    value = parse(text, f"override {key}")
+    try:
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
+        raise RecipeError(
+            "the override has no place in the recipe",
+            where=f"override {key}",
+            got=override,
+            expected="the path of a key; a list is counted from 0: stages.0.epochs=1",
+            hint=str(error).splitlines()[0],
+        ) from error
+
+
+def _of_omegaconf(error: OmegaConfBaseException, where: str) -> RecipeError:
+    key = str(getattr(error, "full_key", "") or "")
+    return RecipeError(
+        "a value cannot be filled in",
+        where=key or where,
+        got=str(error).splitlines()[0],
+        expected="${key} with a key of this recipe, such as ${seed} or ${limits.max_turns}",
+        hint="name an existing key, or write the value; \\${ stands for the two characters themselves",
+    )
+
+
+def _escaped(value: Any) -> Any:
+    """`value` with `${` written so that reading it back gives the same text."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    return value

@@ -1,0 +1,143 @@
+"""The catalogue: every entry keeps its contract, and every way of naming a part works or says why not."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rlhf.catalog import CATALOG, DEFAULT_KIND, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, Entry, kind_of, resolve
+from rlhf.errors import RecipeError, RlhfError
+from rlhf.recipe.builder import build_part, plain_part
+from rlhf.recipe.keys import keys_of
+from tests import recipe_parts
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRIES = [
+    pytest.param(section, kind, entry, id=f"{section}-{kind}")
+    for section, table in CATALOG.items()
+    for kind, entry in table.items()
+]
+#: Keys that an entry cannot do without.
+NEEDED = {("policy", "pretrained"): {"path": "somewhere"}, ("environment", "textworld_express"): {"game": "coin"}}
+
+
+@pytest.mark.parametrize(("section", "kind", "entry"), ENTRIES)
+def test_an_entry_names_a_frozen_documented_settings_class(section: str, kind: str, entry: Entry) -> None:
+    cls = resolve(section, kind, base=ROOT)
+    assert f"{cls.__module__}:{cls.__qualname__}" == entry.target
+    assert cls.__doc__ and entry.doc and not entry.doc.endswith(".") and len(entry.doc) < 60
+    assert cls.__dataclass_params__.frozen
+    assert all(hasattr(cls, member) for member in REQUIRED_MEMBERS.get(section, ()))
+
+
+@pytest.mark.parametrize(("section", "kind", "entry"), ENTRIES)
+def test_an_entry_is_built_from_its_defaults_and_written_back(section: str, kind: str, entry: Entry) -> None:
+    part = build_part(section, {"kind": kind, **NEEDED.get((section, kind), {})}, section, base=ROOT)
+    values = plain_part(section, part)
+    assert values["kind"] == kind == kind_of(section, part)
+    assert set(values) == {"kind", *keys_of(type(part))}
+    assert build_part(section, values, section, base=ROOT) == part
+
+
+def test_extras_are_those_of_the_package() -> None:
+    offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {entry.extra for table in CATALOG.values() for entry in table.values() if entry.extra}
+    assert named == set(PACKAGES_OF_EXTRA) and named <= set(offered)
+    assert all(kind in CATALOG[section] for section, kind in DEFAULT_KIND.items())
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    recipe_parts.write(tmp_path)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "angry.py").write_text("raise KeyError('no luck')\n")
+    (tmp_path / "empty.py").write_text("")
+    package = tmp_path / "strange_package_of_tests"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "inner.py").write_text("from .rules import rule\n")
+    (package / "rules.py").write_text("def rule(task, trajectory):\n    return 1.0\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "says"),
+    [
+        ("advantage", "gigppo", ["no advantage is called 'gigppo'", "grpo, dr_grpo", "did you mean 'gigpo'?"]),
+        ("environment", "zork", ["textworld_express, babyai", "`rlhf recipes --kinds`"]),
+        ("reward", "./nowhere.py:R", ["no such file", "nowhere.py"]),
+        ("reward", "./parts.py:solvd", ["defines no 'solvd'", "did you mean 'solved'?"]),
+        ("reward", "./empty.py:R", ["defines no 'R'", "name a class"]),
+        ("reward", "./broken.py:R", ["broken.py", "SyntaxError"]),
+        ("reward", "./angry.py:R", ["angry.py", "KeyError: 'no luck'"]),
+        ("reward", "./parts.py:not_a_class", ["is a int", "a class or a function"]),
+        ("agent", "./parts.py:solved", ["this is no agent", "a class"]),
+        ("agent", "./parts.py:Echo", ["Echo lacks act", "rlhf check agent"]),
+        ("reward", "no_such_package_of_tests.a:R", ["no module is called 'no_such_package_of_tests'"]),
+        ("reward", "strange_package_of_tests.other:R", ["no module is called 'strange_package_of_tests.other'"]),
+    ],
+)  # fmt: skip
+def test_a_kind_that_leads_nowhere_says_so(base: Path, section: str, kind: str, says: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve(section, kind, base=base, where="here.kind")
+    error = caught.value
+    assert "here.kind" in error.where and all((error.what, error.got, error.hint))
+    assert all(text in str(error) for text in says), str(error)
+
+
+def test_a_file_that_failed_can_be_mended_and_tried_again(base: Path) -> None:
+    with pytest.raises(RlhfError):
+        resolve("reward", "./broken.py:f", base=base)
+    (base / "broken.py").write_text("def f(task, trajectory):\n    return 2.0\n")
+    assert resolve("reward", "./broken.py:f", base=base)(None, None) == 2.0
+
+
+def test_a_package_beside_the_recipe_is_found(base: Path) -> None:
+    rule = resolve("reward", "strange_package_of_tests.inner:rule", base=base)
+    assert rule(None, None) == 1.0
+    assert kind_of("reward", rule) == "strange_package_of_tests.rules:rule"
+
+
+def test_a_file_is_looked_for_beside_the_recipe_first(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine.py").write_text("def f(task, trajectory):\n    return 3.0\n")
+    (here / "parts.py").write_text("def solved(task, trajectory):\n    return 3.0\n")
+    monkeypatch.chdir(here)
+    assert resolve("reward", "./mine.py:f", base=base)(None, None) == 3.0
+    assert resolve("reward", "./parts.py:solved", base=base).__module__ != "parts"
+    assert resolve("reward", "./parts.py:Long", base=base).__doc__ is not None  # only the one beside the recipe has it
+
+
+def test_one_file_is_one_module_and_its_objects_can_be_pickled(base: Path) -> None:
+    first, second = (resolve("environment", kind, base=base) for kind in ("./parts.py:Echo", f"{base}/parts.py:Echo"))
+    assert first is second
+    assert pickle.loads(pickle.dumps(first(n_tasks=2))) == first(n_tasks=2)
+    assert kind_of("environment", first()) == f"{base.resolve()}/parts.py:Echo"
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "extra"), [("textworld_express", "textworld_express", "twx"), ("babyai", "minigrid", "babyai")]
+)
+def test_a_missing_extra_is_named(kind: str, package: str, extra: str) -> None:
+    # None in sys.modules is how Python itself marks a module that must not be imported.
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from pathlib import Path
+from rlhf.catalog import resolve
+from rlhf.errors import MissingPackageError
+try:
+    resolve("environment", {kind!r}, base=Path())
+except MissingPackageError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"pip install 'rlhf-agents[{extra}]'" in done.stdout and f"no module named {package}" in done.stdout

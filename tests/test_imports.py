@@ -1,0 +1,72 @@
+"""What is imported when: layers, no torch in the light packages, a quick command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from importlinter.api import read_configuration
+from importlinter.application.use_cases import lint_imports
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_imports_go_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert read_configuration(config_filename="pyproject.toml")["contracts_options"]
+    assert lint_imports(config_filename="pyproject.toml", cache_dir=None), "run `lint-imports` for the broken contract"
+
+
+#: Modules below these packages; an optional package may be imported inside their functions only.
+LIGHT = ["rlhf.data", "environments", "rewards", "agents"]
+
+
+@pytest.mark.parametrize("package", LIGHT)
+def test_light_packages_load_no_torch(package: str) -> None:
+    loaded = python(f"""
+import importlib, pkgutil, sys
+package = importlib.import_module({package!r})
+names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+for name in names:
+    importlib.import_module(name)
+print(len(names), sorted({{"torch", "transformers", "gymnasium", "textworld_express"}} & set(sys.modules)))
+""")
+    n_modules, heavy = loaded.split(maxsplit=1)
+    assert int(n_modules) >= 1 and heavy.strip() == "[]"
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    loaded = python("import sys; before = set(sys.modules); import rlhf; print(sorted(set(sys.modules) - before))")
+    assert loaded.strip() == "['rlhf']"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["recipes", "--kinds"]])
+def test_the_command_line_answers_without_torch(arguments: list[str]) -> None:
+    code = f"""
+import sys
+sys.argv = ["rlhf", *{arguments!r}]
+from rlhf.cli import main
+try:
+    main()
+finally:
+    print("heavy:", sorted({{"torch", "transformers", "numpy", "omegaconf"}} & set(sys.modules)))
+"""
+    assert python(code).strip().endswith("heavy: []")
+
+
+def test_help_answers_in_under_a_second() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        python("import sys; sys.argv = ['rlhf', '--help']\nfrom rlhf.cli import main\nmain()")
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 1.0

@@ -1,0 +1,402 @@
+"""Recipes: text, strict building, overrides, pairs, and the way back to YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from rlhf.errors import MissingPackageError, RecipeError
+from rlhf.recipe import dump, find, list_recipes, load
+from rlhf.recipe.builder import build, plain_part
+from rlhf.recipe.checks import cautions
+from rlhf.recipe.text import parse, parse_fields, to_text
+from rlhf.settings import STRICT
+from tests import recipe_parts
+
+HERE = Path()
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    return recipe_parts.write(tmp_path / "outside")
+
+
+def refused(call: Any) -> RecipeError:
+    """The error of `call`, which must have all four parts and none of pydantic's words."""
+    with pytest.raises(RecipeError) as caught:
+        call()
+    error = caught.value
+    assert all((error.what, error.where, error.got, error.expected, error.hint)), str(error)
+    assert not any(word in str(error) for word in ("pydantic", "http", "validation error", "Input should")), str(error)
+    return error
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),  # text in YAML 1.1, which wants 1.0e-3
+        ("1E5", 1e5),
+        ("-.5", -0.5),
+        ("3.", 3.0),
+        (".inf", math.inf),
+        ("12", 12),
+        ("-7", -7),
+        ("1:30", "1:30"),  # 90 in YAML 1.1
+        ("010", 10.0),  # 8 in YAML 1.1; a whole number may not begin with 0
+        ("0x10", "0x10"),
+        ("yes", "yes"),  # true in YAML 1.1
+        ("on", "on"),
+        ("No", "No"),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("2024-01-01", "2024-01-01"),
+        ("'12'", "12"),
+        ("[1, 1e-3]", [1, 1e-3]),
+    ],
+)
+def test_values_are_what_they_look_like(text: str, value: object) -> None:
+    read = parse(text, "test")
+    assert read == value and type(read) is type(value)
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)  # OmegaConf parses every text that might hold an interpolation
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain_values, max_size=4))
+def test_written_text_reads_back(values: dict[str, Any]) -> None:
+    from omegaconf import OmegaConf
+
+    text = to_text(values)
+    assert OmegaConf.to_container(OmegaConf.create(parse(text, "test") or {}), resolve=True) == values
+
+
+def test_bad_yaml_says_the_line() -> None:
+    error = refused(lambda: parse("a: 1\nb: [1, 2\nc: 3\n", "r.yaml"))
+    assert error.where == "r.yaml, line 3, column 2"
+
+
+def test_a_key_written_twice_is_an_error() -> None:
+    assert "'seed' is written twice" in refused(lambda: parse("seed: 1\nname: x\nseed: 2\n", "r.yaml")).expected
+
+
+def test_fields_nest() -> None:
+    assert parse_fields(["n=5", "params.x=1e-2", "on=yes"]) == {"n": 5, "params": {"x": 0.01}, "on": "yes"}
+
+
+# --- the builder -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    name: Literal["a", "b"] = "a"
+
+
+@pydantic_dataclass(frozen=True, kw_only=True, config=STRICT)
+class Outer:
+    n: Annotated[int, Field(ge=1, le=9)]
+    on: bool = False
+    pair: tuple[float, float] = (0.0, 1.0)
+    path: Path | None = None
+    inner: Inner = Inner(lr=0.5, name="b")
+    extra: Inner | None = None
+    many: tuple[Inner, ...] = ()
+    named: dict[str, Inner] = Field(default_factory=dict)
+    flags: dict[str, bool | str | int] = Field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.n == 7:
+            raise ValueError("n must not be 7")
+
+
+def outer(**values: Any) -> Outer:
+    made: Outer = build(Outer, values, "part", base=HERE)
+    return made
+
+
+def test_a_whole_number_is_a_number_and_a_list_is_a_tuple() -> None:
+    made = outer(n=2, pair=[1, 2], path="x/y", extra={"lr": 1}, many=[{}, {"lr": 3}], named={"z": {"name": "b"}})
+    assert made.pair == (1.0, 2.0) and isinstance(made.pair[0], float)
+    assert made.path == Path("x/y")
+    assert (
+        made.extra == Inner(lr=1.0) and made.many == (Inner(), Inner(lr=3.0)) and made.named == {"z": Inner(name="b")}
+    )
+
+
+def test_a_nested_mapping_changes_what_it_names() -> None:
+    # The field's default is Inner(lr=0.5, name="b"), not the defaults of the class.
+    assert outer(n=1, inner={"lr": 1.0}).inner == Inner(lr=1.0, name="b")
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "got", "expected"),
+    [
+        ({"n": "3"}, "part.n", "'3' (text)", "a whole number, at least 1, at most 9"),
+        ({"n": 3.0}, "part.n", "3.0 (a number with a fraction)", "a whole number"),
+        ({"n": True}, "part.n", "true", "a whole number"),
+        ({"n": 0}, "part.n", "0", "at least 1"),
+        ({"n": None}, "part.n", "null", "a whole number"),
+        ({}, "part.n", "nothing", "a whole number"),
+        ({"n": 7}, "part", "n: 7", "n must not be 7"),
+        ({"n": 1, "on": "yes"}, "part.on", "'yes' (text)", "true or false"),
+        ({"n": 1, "on": 1}, "part.on", "1", "true or false"),
+        ({"n": 1, "pair": [1, 2, 3]}, "part.pair", "[1, 2, 3]", "a list of two: a number, a number"),
+        ({"n": 1, "pair": [1, "x"]}, "part.pair[1]", "'x' (text)", "a number"),
+        ({"n": 1, "inner": {"lr": -1}}, "part.inner.lr", "-1", "a number, more than 0"),
+        ({"n": 1, "inner": "fast"}, "part.inner", "'fast' (text)", "a mapping with lr, name"),
+        ({"n": 1, "inner": None}, "part.inner", "null", "a mapping with lr, name"),
+        ({"n": 1, "many": [{}, {"lr": 0}]}, "part.many[1].lr", "0", "more than 0"),
+        ({"n": 1, "many": {"lr": 0}}, "part.many", "a mapping with lr", "a list"),
+        ({"n": 1, "named": {"z": {"name": "c"}}}, "part.named.z.name", "'c'", "one of a, b"),
+        ({"n": 1, "flags": {"f": 1.5}}, "part.flags.f", "1.5", "true or false or text or a whole number"),
+        ({"n": 1, "extra": 3}, "part.extra", "3", "a mapping with lr, name"),
+        ([1], "part", "a list", "a mapping with n, on"),
+    ],
+)
+def test_wrong_values_are_named(values: Any, where: str, got: str, expected: str) -> None:
+    error = refused(lambda: build(Outer, values, "part", base=HERE))
+    assert error.where == where
+    assert got in error.got and expected in error.expected
+
+
+def test_an_unknown_key_names_its_neighbour() -> None:
+    error = refused(lambda: outer(n=1, inner={"lrr": 1}))
+    assert error.where == "part.inner.lrr"
+    assert (error.expected, error.hint) == ("lr, name", "did you mean 'lr'?")
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        Outer,
+        n=st.integers(1, 9).filter(lambda n: n != 7),
+        on=st.booleans(),
+        pair=st.tuples(st.floats(allow_nan=False), st.floats(allow_nan=False)),
+        inner=st.builds(Inner, lr=st.floats(1e-9, 1e9), name=st.sampled_from(["a", "b"])),
+        extra=st.none() | st.builds(Inner),
+        many=st.lists(st.builds(Inner, lr=st.floats(1e-9, 1e9)), max_size=3).map(tuple),
+        flags=st.dictionaries(st.text(), st.booleans() | st.text() | st.integers(-9, 9), max_size=2),
+    )
+)
+def test_an_object_becomes_values_and_comes_back(made: Outer) -> None:
+    values = parse(to_text(plain_part(None, made)), "test")
+    again = build(Outer, values, "", base=HERE)
+    # Text with ${ is escaped in YAML and freed again by the interpolation, which this test leaves out.
+    assert dataclasses.replace(again, flags={}) == dataclasses.replace(made, flags={})
+
+
+# --- whole recipes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_of_a_strangers_parts_loads(echo: Path) -> None:
+    recipe = load(echo)
+    assert recipe.name == "echo" and recipe.seed == 0 and recipe.base == echo.parent
+    assert type(recipe.environment).__name__ == "Echo" and recipe.environment.n_tasks == 20  # type: ignore[attr-defined]
+    assert recipe.rewards["right"].weight == 1.0
+    assert [type(stage).__name__ for stage in recipe.stages] == ["Supervised", "PolicyGradient"]
+    assert type(recipe.stages[1].advantage).__name__ == "GRPO"
+
+
+def test_the_files_of_a_recipe_are_found_from_another_folder(
+    echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load("outside/echo.yaml").name == "echo"
+
+
+def test_dump_writes_every_default_and_loads_again_from_anywhere(echo: Path, tmp_path: Path) -> None:
+    recipe = load(echo, ["rewards.long={kind: ./parts.py:Long, at_least: 4}", "rewards.same.kind=./parts.py:same"])
+    text = dump(recipe)
+    values = yaml.safe_load(text)
+    assert values["stages"][1]["optimizer"]["betas"] == [0.9, 0.99]
+    assert values["rewards"]["long"] == {
+        "kind": f"{echo.parent}/parts.py:Long", "at_least": 4, "words": None, "weight": 1.0
+    }  # fmt: skip
+    elsewhere = tmp_path / "runs" / "recipe.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(text)
+    again = load(elsewhere)
+    assert again == recipe
+    assert dump(again) == text
+
+
+def test_overrides_reach_every_depth(echo: Path) -> None:
+    asked = [
+        "seed=2", "name=other", "stages.1.steps=5", "stages[0].optimizer.lr=1e-2", "environment.n_tasks=3",
+        "rewards.right.weight=-2", "stages.1.advantage={kind: gigpo, gamma: 0.5}",
+    ]  # fmt: skip
+    recipe = load(echo, asked)
+    assert (recipe.seed, recipe.name, recipe.stages[1].steps, recipe.environment.n_tasks) == (2, "other", 5, 3)
+    assert recipe.stages[0].optimizer.lr == 0.01 and recipe.stages[0].optimizer.schedule == "cosine"
+    assert recipe.rewards["right"].weight == -2.0 and recipe.stages[1].advantage.gamma == 0.5
+
+
+def test_an_override_replaces_a_mapping(echo: Path) -> None:
+    first = ["stages.1.advantage={kind: gigpo, gamma: 0.5}"]
+    # Merged, grpo would be given the gamma of gigpo.
+    assert type(load(echo, [*first, "stages.1.advantage={kind: grpo}"]).stages[1].advantage).__name__ == "GRPO"
+
+
+def test_interpolation_reads_other_keys_and_no_code(echo: Path) -> None:
+    recipe = load(echo, ["evaluation.n_tasks=${stages.0.n_demonstrations}"])
+    assert recipe.evaluation.n_tasks == 20
+    for bad in ("${nowhere}", "${eval:1+1}", "${limits"):
+        error = refused(lambda bad=bad: load(echo, [f"evaluation.n_tasks={bad}"]))
+        assert "evaluation.n_tasks" in error.where
+
+
+def test_a_verifier_becomes_a_reward_of_the_last_action(echo: Path) -> None:
+    from rewards.verified import Verified
+    from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+
+    reward: Any = load(echo, ["rewards.right.kind=./parts.py:same"]).rewards["right"].reward
+    assert isinstance(reward, Verified)
+    task = Task(id="t", reference="7")
+    turns = (Turn(Action("3"), "no"), Turn(Action("7"), "yes"))
+    assert reward(task, Trajectory("t", 0, "", turns, Outcome.SOLVED)) == 1.0
+    assert reward(task, Trajectory("t", 0, "", turns[:1], Outcome.SOLVED)) == 0.0
+
+
+def test_a_part_may_hold_parts(echo: Path) -> None:
+    asked = ["stages.1.advantage={kind: ./parts.py:Halved, inner: {kind: gigpo, gamma: 0.5}, factor: 2}"]
+    recipe = load(echo, asked)
+    advantage = recipe.stages[1].advantage
+    assert advantage.inner.gamma == 0.5 and advantage.factor == 2.0
+    assert load(echo, [*asked, "seed=0"]) == recipe
+    assert "kind: gigpo" in dump(recipe)
+    error = refused(lambda: load(echo, ["stages.1.advantage={kind: ./parts.py:Halved, inner: {kind: gigpoo}}"]))
+    assert error.where == "stages[1].advantage.inner.kind" and error.hint == "did you mean 'gigpo'?"
+
+
+def change(path: Path, *overrides: str) -> RecipeError:
+    return refused(lambda: load(path, overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "expected"),
+    [
+        (["stages.1.group_size=1"], "stages[1].group_size", "at least 2 for grpo"),
+        (["stages.1.group_size=1", "stages.1.advantage={kind: gigpo}"], "stages[1].group_size", "at least 2"),
+        (["agent={kind: ./parts.py:Plumber}"], "agent.kind", "`tools`"),
+        (["environment={kind: ./parts.py:Mute}"], "stages[0].kind", "plan(task, taken)"),
+        (["rewards={}"], "rewards", "at least one reward"),
+        (["rewards.right.weight=0"], "rewards", "with a weight"),
+        (["stages.1.advantage={kind: ./parts.py:Critical}"], "stages[1].advantage.kind", "needs_values = False"),
+        (["stages.1.minibatches=21"], "stages[1].minibatches", "at most tasks_per_step x group_size = 20"),
+        (["stages.1.loss={kind: ppo_clip, kl_coef: 0.1}"], "stages[1].loss", "kl_coef"),
+        (["stages.1.top_p=0.9"], "stages[1].top_p", "temperature"),
+        (["stages.1.temperature=0"], "stages[1].temperature", "more than 0"),
+        (["evaluation.split=exam"], "evaluation.split", "train, dev, test"),
+        (["stages.1.split=exam"], "stages[1].split", "train, dev, test"),
+        (["stages.1.evaluate_every=1", "evaluation.watch_split=x"], "evaluation.watch_split", "train, dev, test"),
+        (["limits.max_context=128"], "limits.max_context", "policy.max_context = 64"),
+        (["limits.max_tokens=64"], "limits.max_tokens", "less than the context of 64"),
+        (["stages.1.optimizer={final_lr_share: 0.1}"], "stages[1].optimizer.final_lr_share", "constant"),
+        (["stages.0.unsolved_share=1", "stages.0.random_share=0.5"], "stages[0].random_share", "random"),
+        (["policy.n_heads=3"], "policy", "multiple of n_heads"),
+        (["rewards.right.kind=./parts.py:Forgetful"], "rewards.right.at_least", "attribute"),
+        (["rewards.right.kind=./parts.py:Heavy"], "rewards.right.weight", "class without it"),
+        (["rewards.right.bonus=1"], "rewards.right.bonus", "no keys"),
+        (["rewards.right.weight=heavy"], "rewards.right.weight", "a number"),
+        (["rewards=[1]"], "rewards", "a mapping"),
+        (["stages={}"], "stages", "a list"),
+        (["stages.1.advantage=gigpo"], "stages[1].advantage", "a mapping with a kind"),
+        (["stages.1.advantage={kind: 3}"], "stages[1].advantage.kind", "grpo"),
+        (["agent.tone=lowd"], "agent.tone", "one of flat, loud"),
+        (["name=a/b"], "name", "letters"),
+        (["seed=-1"], "seed", "at least 0"),
+        (["seed=true"], "seed", "a whole number"),
+        (["sed=1"], "sed", "seed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: str, expected: str) -> None:
+    error = change(echo, *overrides)
+    assert error.where == where, str(error)
+    assert expected in error.expected, str(error)
+
+
+def test_a_group_of_one_is_fine_where_the_raw_score_is_asked_for(echo: Path) -> None:
+    recipe = load(echo, ["stages.1.group_size=1", "stages.1.advantage={kind: grpo, single_group: raw}"])
+    assert recipe.stages[1].group_size == 1
+
+
+def test_the_default_of_an_optional_section_needs_no_kind(echo: Path) -> None:
+    text = recipe_parts.RECIPE.replace("agent: {kind: ./parts.py:Parrot}\n", "engine: {max_sessions: 7}\n")
+    recipe = load(recipe_parts.write(echo.parent, text))
+    assert type(recipe.agent).__name__ == "ChatAgent" and recipe.engine.max_sessions == 7
+
+
+@pytest.mark.parametrize("key", ["policy", "environment", "stages"])
+def test_a_missing_section_is_named(echo: Path, key: str) -> None:
+    kept = [
+        line
+        for line in recipe_parts.RECIPE.splitlines()
+        if not line.startswith((key, "  - " if key == "stages" else key))
+    ]
+    assert refused(lambda: load(recipe_parts.write(echo.parent, "\n".join(kept)))).where == key
+
+
+def test_cautions_name_what_is_probably_not_meant(echo: Path) -> None:
+    assert cautions(load(echo)) == []
+    said = cautions(
+        load(
+            echo,
+            ["evaluation.split=train", "stages.1.epochs=2", "stages.1.loss={kind: reinforce}", "limits.max_turns=2"],
+        )
+    )
+    assert len(said) == 4  # both stages train on the evaluated split
+    assert any("limits.max_turns" in text for text in said) and any("loss.max_weight" in text for text in said)
+
+
+# --- finding recipes -------------------------------------------------------------------------------------------------
+
+
+def test_recipes_are_found_by_name(echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe_parts.write(tmp_path / "recipes" / "deep", name="unlikely_name.yaml")
+    monkeypatch.chdir(tmp_path)
+    mine = [r for r in list_recipes() if r.name == "deep/unlikely_name"]
+    assert [r.doc for r in mine] == ["Say the word: the smallest thing that can be trained."]
+    assert find("unlikely_name") == find("deep/unlikely_name") == mine[0].path
+    assert load("unlikely_name").name == "unlikely_name"
+
+
+def test_an_ambiguous_name_and_an_unknown_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("a", "b"):
+        recipe_parts.write(tmp_path / "recipes" / folder, name="twin_recipe.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert refused(lambda: find("twin_recipe")).expected == "a/twin_recipe or b/twin_recipe"
+    assert "twin_recipe" in refused(lambda: find("twin_recipee")).hint
+
+
+def test_a_run_folder_stands_for_its_recipe(echo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(dump(load(echo)))
+    assert load(run) == load(echo)
+
+
+def test_a_missing_package_names_the_way_to_get_it(tmp_path: Path) -> None:
+    path = recipe_parts.write(tmp_path, recipe_parts.RECIPE.replace("./parts.py:Echo", "./needy.py:Env"))
+    (tmp_path / "needy.py").write_text("import a_package_that_nobody_has\n\nclass Env: ...\n")
+    with pytest.raises(MissingPackageError) as caught:
+        load(path)
+    assert "a_package_that_nobody_has" in caught.value.hint and caught.value.where == "environment.kind"
