@@ -106,6 +106,7 @@ class ScriptedEngine:
                 got=f"{len(prompt.token_ids)} tokens",
                 expected=f"fewer than {self._max_context}",
             )
+        await asyncio.sleep(0)  # others get their turn, as with any engine
         if self.latency_s and await _happens(released, self.latency_s):
             return Generation(prompt, (), (), Finish.ABORT, version)
         with boundary(EngineError, where=f"ScriptedEngine call {call}"):

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rewards.check import check_reward
+from rewards.exact import ExactMatch
+from rewards.outcome import EnvironmentReward, Outcome
+from rewards.penalties import InvalidActionPenalty, TurnCost
+from rlhf.data import Action, Task, Trajectory, Turn
+from rlhf.data import Outcome as End
+from rlhf.errors import RewardError
+from rlhf.rollout.score import Weighted, score_group
+
+TASK = Task("t", reference="Paris")
+ALL = [Outcome(), EnvironmentReward(), InvalidActionPenalty(), TurnCost(), ExactMatch()]
+
+
+def trajectory(*turns, outcome=End.FAILED, attempt=0):
+    return Trajectory("t", attempt, "", turns, outcome)
+
+
+def turn(text="a", reward=0.0, valid=True):
+    return Turn(Action(text), "b", reward=reward, valid=valid)
+
+
+@pytest.mark.parametrize("outcome", [o for o in End if not o.is_failure_of_a_part])
+def test_outcome_is_one_value_for_solved_and_another_for_the_rest(outcome):
+    got = Outcome(success=10.0, failure=-1.0)(TASK, trajectory(outcome=outcome))
+    assert got.value == (10.0 if outcome is End.SOLVED else -1.0)
+    assert got.why == outcome.value
+    assert Outcome()(TASK, trajectory(outcome=outcome)).value == float(outcome is End.SOLVED)
+
+
+def test_environment_reward_keeps_each_reward_on_its_turn():
+    got = EnvironmentReward()(TASK, trajectory(turn(reward=0.5), turn(), turn(reward=2.0)))
+    assert (got.value, got.per_turn) == (2.5, (0.5, 0.0, 2.0))
+
+
+def test_penalties_fall_on_their_turns():
+    played = trajectory(turn(), turn(valid=False), turn(valid=False), turn())
+    got = InvalidActionPenalty(penalty=0.1)(TASK, played)
+    assert got.per_turn == (0.0, -0.1, -0.1, 0.0)
+    assert got.value == pytest.approx(-0.2)
+    assert got.why == "2 invalid actions"
+    cost = TurnCost(cost=0.25)(TASK, played)
+    assert (cost.value, cost.per_turn) == (-1.0, (-0.25,) * 4)
+
+
+def test_a_penalised_group_scores_as_worked_by_hand():
+    # Four attempts solved, lost, lost, solved; the second has one invalid action: 1, 0 − 0.1, 0, 1.
+    ends = [End.SOLVED, End.FAILED, End.FAILED, End.SOLVED]
+    played = [trajectory(turn(valid=i != 1), outcome=end, attempt=i) for i, end in enumerate(ends)]
+    rewards = {"outcome": Outcome(), "invalid": InvalidActionPenalty(penalty=0.1)}
+    weighted = {name: Weighted(name, 1.0, reward) for name, reward in rewards.items()}
+    group = asyncio.run(score_group(TASK, played, weighted))
+    assert [s.total for s in group.scores] == pytest.approx([1.0, -0.1, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [("Paris", 1), (" paris.\n", 1), ("ＰＡＲＩＳ", 1), ("the city of Paris", 0), ("", 0), ("Par is", 0)],
+)
+def test_exact_match_compares_normalised_text(answer, value):
+    assert ExactMatch()(TASK, trajectory(turn("London"), turn(answer))).value == value
+
+
+def test_exact_match_can_be_told_to_look_closely():
+    assert ExactMatch(ignore_case=False).judge("paris", "Paris").value == 0
+    assert ExactMatch(ignore_end_marks=False).judge("Paris.", "Paris").value == 0
+    assert ExactMatch().judge("?", "!").value == 0  # marks alone are not nothing
+
+
+def test_exact_match_without_a_reference_is_an_error_and_without_an_action_a_zero():
+    with pytest.raises(RewardError, match="no reference"):
+        ExactMatch()(Task("t"), trajectory(turn()))
+    assert ExactMatch()(TASK, trajectory()).value == 0.0
+
+
+@given(st.text(), st.text())
+def test_exact_match_never_raises(answer, reference):
+    assert ExactMatch().judge(answer, reference).value == ExactMatch().judge(reference, answer).value
+    assert ExactMatch().judge(answer, answer).value == 1.0
+
+
+@pytest.mark.parametrize("reward", ALL, ids=lambda r: type(r).__name__)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), max_size=6))
+def test_per_turn_values_match_the_turns_and_sum_to_the_value(reward, turns):
+    got = reward(TASK, trajectory(*(turn(reward=r, valid=v) for r, v in turns)))
+    assert got.per_turn is None or len(got.per_turn) == len(turns)
+    assert got.per_turn is None or sum(got.per_turn) == pytest.approx(got.value)
+
+
+# ExactMatch is not among them: it refuses a task without a reference, and the checker makes up such tasks.
+@pytest.mark.parametrize("reward", ALL[:-1], ids=lambda r: type(r).__name__)
+def test_rewards_keep_their_promises(reward):
+    played = [(TASK, trajectory(turn("Paris", 1.0), outcome=End.SOLVED)), (TASK, trajectory(turn(valid=False)))]
+    report = check_reward(reward, played)
+    assert report.ok, str(report)
+    assert pickle.loads(pickle.dumps(reward)) == reward
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Outcome(succes=1.0),
+        lambda: Outcome(success=float("nan")),
+        lambda: InvalidActionPenalty(penalty=-0.1),
+        lambda: TurnCost(cost="much"),
+    ],
+)
+def test_wrong_settings_are_refused(make):
+    with pytest.raises(ValidationError):
+        make()
