@@ -110,7 +110,7 @@ def _headline(run: RunData) -> str:
     return (
         '<section class="card hero" aria-label="Result"><div>'
         f'<div class="figures">{"".join(numbers)}</div>'
-        f'<p class="what">success on {last.get("n", "?")} unseen tasks{split}</p>{_compared(run)}'
+        f'<p class="what">success on {escape(str(last.get("n", "?")))} unseen tasks{split}</p>{_compared(run)}'
         f'<p class="soft">Bars are 95% Wilson intervals.{left_out}</p></div>'
         f"<div>{interval_chart(rows, 'Success on unseen tasks', standalone=False)}</div></section>"
     )

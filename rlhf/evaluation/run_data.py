@@ -58,7 +58,7 @@ class RunData:
             )
         result = _parsed(folder / "result.json", json.loads)
         recipe = (folder / "recipe.yaml").read_text("utf-8") if (folder / "recipe.yaml").is_file() else ""
-        points = {name: value for name, value in result.items() if isinstance(value, dict) and "success" in value}
+        points = {name: value for name, value in result.items() if _is_evaluation(value)}
         return cls(
             folder=folder,
             lines=read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else [],
@@ -94,6 +94,12 @@ class RunData:
         for key in path.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
+
+
+def _is_evaluation(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), int | float) for key in ("success", "low", "high")
+    )
 
 
 def _yaml(text: str) -> Any:

@@ -12,31 +12,41 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rlhf.data import Generation
+from rlhf.data import Generation, Outcome
 from rlhf.evaluation.figures import number_text
-from rlhf.evaluation.store import TrajectoryRecord, list_steps, read_trajectories
+from rlhf.evaluation.store import StoredStep, TrajectoryRecord, list_steps, read_trajectories
 
 #: A prompt longer than this is folded away.
 MAX_OPEN_PROMPT = 220
+#: Steps from each end of training in which a solved and an unsolved trajectory are looked for.
+MAX_LOOKED_AT = 16
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "␡"}
 
 
 def choose(folder: Path) -> list[tuple[str, TrajectoryRecord]]:
     """Pick up to six stored trajectories that tell the story of a run, each with a caption.
 
-    Training's first and last stored step give one unsolved and one solved each, preferring those that carry advantages
+    The start and the end of training give one unsolved and one solved each, preferring those that carry advantages
     other than zero; the first and last evaluation give one each.
     """
-    training = [s for s in list_steps(folder) if s.phase == "train"]
-    picked: list[tuple[str, TrajectoryRecord]] = []
-    ends = {s.step: s for s in sorted(training, key=lambda s: s.step)}
-    for step in dict.fromkeys([min(ends), max(ends)] if ends else []):
-        stored = ends[step]
-        records = list(read_trajectories(folder, stage=stored.stage, phase="train", steps=[step]))
-        for solved, words in ((False, "not solved"), (True, "solved")):
-            if record := max((r for r in records if r.trajectory.solved is solved), key=_signal, default=None):
-                picked.append((f"Training, step {step}: {words}", record))
+    training = sorted((s for s in list_steps(folder) if s.phase == "train"), key=lambda s: (s.step, s.stage))
+    half = (len(training) + 1) // 2
+    picked = []
+    for end in (training[:half], training[half:][::-1]):
+        for solved in (False, True):
+            if (record := _first_where(folder, end[:MAX_LOOKED_AT], solved)) is not None:
+                picked.append((f"Training, step {record.step}: {'solved' if solved else 'not solved'}", record))
     return picked + _choose_evaluated(folder)
+
+
+def _first_where(folder: Path, files: Sequence[StoredStep], solved: bool) -> TrajectoryRecord | None:
+    """Find a trajectory in the first of these files that has one of the wanted outcome."""
+    wanted = [o for o in Outcome if (o is Outcome.SOLVED) is solved and not o.is_failure_of_a_part]
+    for stored in files:
+        found = read_trajectories(folder, stage=stored.stage, phase="train", steps=[stored.step], outcomes=wanted)
+        if record := max(found, key=_signal, default=None):
+            return record
+    return None
 
 
 def _choose_evaluated(folder: Path) -> list[tuple[str, TrajectoryRecord]]:

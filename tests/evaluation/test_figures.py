@@ -1,0 +1,131 @@
+"""Charts are valid SVG, say what they show, and put points where their values are."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.errors import DataError
+from rlhf.evaluation.figures import (
+    Band,
+    Series,
+    interval_chart,
+    line_chart,
+    nice_ticks,
+    number_text,
+    percent_text,
+    smooth,
+)
+
+NS = "{http://www.w3.org/2000/svg}"
+VALUES = st.lists(st.none() | st.floats(-1e6, 1e6) | st.just(math.nan), max_size=30)
+
+
+def chart(*series: Series, **options: object) -> ElementTree.Element:
+    return ElementTree.fromstring(line_chart(series, "T", "step", "share", **options))  # type: ignore[arg-type]
+
+
+def texts(svg: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in svg.iter(f"{NS}text")]
+
+
+def test_points_lie_where_their_values_are() -> None:
+    svg = chart(Series("a", [0, 10, 20], [0.0, 0.5, 1.0]), y_range=(0.0, 1.0), percent=True, width=600, height=300)
+    [line] = svg.iter(f"{NS}polyline")
+    points = [tuple(map(float, p.split(","))) for p in line.attrib["points"].split()]
+    # The plot spans x 52..584 and y 262..58: margins of 52, 16 (right), 38 (below) and 58 pixels (above).
+    assert points == [(52, 262), (318, 160), (584, 58)]
+    assert {"0%", "20%", "100%"} <= set(texts(svg))
+
+
+@given(a=VALUES, b=VALUES)
+def test_any_values_give_a_valid_chart_inside_its_frame(a: list[float | None], b: list[float | None]) -> None:
+    svg = chart(Series("a", range(len(a)), a), Series("b", range(len(b)), b, "points"))
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    for line in svg.iter(f"{NS}polyline"):
+        for x, y in re.findall(r"([-\d.]+),([-\d.]+)", line.attrib["points"]):
+            assert 0 <= float(x) <= width and 0 <= float(y) <= height
+    for dot in svg.iter(f"{NS}circle"):
+        assert 0 <= float(dot.attrib["cx"]) <= width and 0 <= float(dot.attrib["cy"]) <= height
+
+
+def test_a_gap_splits_the_line() -> None:
+    svg = chart(Series("a", range(6), [1, 2, None, 3, math.nan, 4]))
+    assert [len(line.attrib["points"].split()) for line in svg.iter(f"{NS}polyline")] == [2, 1, 1]
+
+
+def test_it_says_in_words_what_it_shows() -> None:
+    svg = chart(Series("ours <1>", [1, 60], [0.1, 0.9]), Series("ours <1>", [1, 60], [0.0, 1.0], "faint"), percent=True)
+    assert svg.attrib["role"] == "img"
+    assert svg.attrib["aria-label"] == "T. ours <1>: 10% at step 1, 90% at step 60."
+    assert [t.text for t in svg.iter(f"{NS}title")] == ["ours <1>, step 1: 10%", "ours <1>, step 60: 90%"]
+    assert "No data" in chart().attrib["aria-label"]
+
+
+def test_long_curves_have_few_hover_targets() -> None:
+    svg = chart(Series("a", range(10_000), [float(i) for i in range(10_000)]))
+    assert len(list(svg.iter(f"{NS}title"))) <= 150
+
+
+def test_series_of_one_label_share_colour_and_legend() -> None:
+    svg = chart(
+        Series("a", [0, 1], [0.0, 1.0], "faint"), Series("a", [0, 1], [0.1, 0.9]), Series("b", [0], [0.5], "points")
+    )
+    styles = [line.attrib["style"] for line in svg.iter(f"{NS}polyline")]
+    assert len(styles) == 2 and len(set(styles)) == 1
+    assert texts(svg).count("a") == texts(svg).count("b") == 1
+
+
+def test_intervals_are_shades_around_lines_and_whiskers_on_points() -> None:
+    band = Band("a", [0, 1], [0.1, 0.2], [0.3, 0.4])
+    assert len(list(chart(Series("a", [0, 1], [0.2, 0.3]), bands=[band]).iter(f"{NS}polygon"))) == 1
+    svg = chart(Series("a", [0, 1], [0.2, 0.3], "points"), bands=[band])
+    assert list(svg.iter(f"{NS}polygon")) == []
+    [whiskers] = (g for g in svg.iter(f"{NS}g") if g.attrib.get("class") == "whisker")
+    assert len(whiskers) == 2
+
+
+def test_a_standalone_chart_carries_its_styles() -> None:
+    assert "prefers-color-scheme: dark" in line_chart([], "T", "x", "y")
+    assert "<style>" not in line_chart([], "T", "x", "y", standalone=False)
+
+
+def test_interval_chart_shows_every_row() -> None:
+    svg = ElementTree.fromstring(interval_chart([("before", 0.2, 0.1, 0.3), ("after", 0.9, 0.85, 0.94)], "Success"))
+    assert {"before", "20%", "after", "90%"} <= set(texts(svg))
+    assert "after: 90%, interval 85% to 94%" in svg.attrib["aria-label"]
+
+
+def test_unequal_lengths_are_an_error() -> None:
+    with pytest.raises(DataError):
+        Series("a", [1, 2], [1.0])
+
+
+@given(low=st.floats(-1e5, 1e5), span=st.floats(1e-3, 1e5))
+def test_ticks_are_round_even_and_inside(low: float, span: float) -> None:
+    ticks = nice_ticks(low, low + span)
+    assert 1 <= len(ticks) <= 7
+    assert all(low - span * 1e-6 <= t <= low + span * (1 + 1e-6) for t in ticks)
+    if len(ticks) > 1:
+        step = ticks[1] - ticks[0]
+        leading = step / 10 ** math.floor(math.log10(step) + 1e-6)
+        assert min(abs(leading - nice) for nice in (1, 2, 5, 10)) < 0.01
+
+
+def test_smoothing_by_hand() -> None:
+    # window 3: ends average two values; the gap is left out: (2 + 6)/2 and (6 + 8)/2
+    assert smooth([1.0, 2.0, None, 6.0, 8.0], 3) == [1.5, 1.5, 4.0, 7.0, 7.0]
+    assert smooth([None, None], 3) == [None, None]
+    assert smooth([1.0, 5.0], 1) == [1.0, 5.0]
+
+
+def test_numbers_are_written_briefly() -> None:
+    assert [number_text(x) for x in (0, 0.25, 3.14159, 12_000, 2.5e6, 3.1e-6, -2e-5)] == [
+        "0", "0.25", "3.142", "12k", "2.5M", "3.1e-6", "-2e-5",
+    ]  # fmt: skip
+    assert [percent_text(x) for x in (0, 0.6000000001, 0.975, 1)] == ["0%", "60%", "97.5%", "100%"]
