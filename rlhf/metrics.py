@@ -81,6 +81,8 @@ batch/n_tokens                  | tokens     | tokens in these rows, padding lef
 batch/n_policy_tokens           | tokens     | tokens that are trained on
 batch/n_rewritten_prompts       | prompts    | prompts that do not extend the one before: they begin a new row
 batch/n_dropped_groups          | groups     | groups left out because nothing can be learned from them
+batch/n_dropped_trajectories    | episodes   | trajectories left out because a limit cut them
+batch/n_trajectories_without_tokens | episodes | trajectories in which the policy sampled nothing
 batch/n_microbatches            | batches    | forward and backward passes
 batch/padding_share             | share      | computed tokens that are padding
 loss/total                      | 1          | the number that is minimised

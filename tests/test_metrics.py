@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rlhf
 from rlhf.errors import CheckpointError, DataError
 from rlhf.metrics import METRICS, JsonlSink, Metrics, TensorboardSink, describe, read_metrics
 
@@ -33,6 +35,13 @@ def test_each_metric_has_a_unit_and_a_meaning() -> None:
 def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(DataError, match="did you mean 'rollout/success'"):
         Metrics().log(0, "train", {"rollout/sucess": 1.0})
+
+
+def test_every_name_written_in_the_code_is_described() -> None:
+    prefixes = "|".join({name.split("/")[0] for name in METRICS})
+    for path in Path(rlhf.__file__).parent.rglob("*.py"):
+        for name in re.findall(rf'"((?:{prefixes})/[a-z0-9_]+)"', path.read_text("utf-8")):
+            assert describe(name), path
 
 
 def test_a_family_admits_any_name_below_it_but_not_itself() -> None:
