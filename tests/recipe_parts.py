@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from environments.base import Properties, StepResult
-from rlhf.data import Action, Task
+from rlhf.data import Action, Message, Role, Task
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,14 @@ class Parrot:
 
     async def act(self, history, policy):
         reply = await policy.generate(self.messages(history))
-        return Action(reply.text, (reply.generation,))
+        return Action(reply.text.strip(), (reply.generation,))
 
     def messages(self, history):
-        return ()
+        said = [Message(Role.USER, history.opening)]
+        for turn in history.turns:
+            said.append(Message(Role.ASSISTANT, turn.action.text, turn.generations[0].token_ids))
+            said.append(Message(Role.USER, turn.reply))
+        return said
 
     def write(self, action):
         return action

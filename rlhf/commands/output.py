@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import traceback
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as t
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: seed=2 stages.1.steps=5")
 ]
+
+
+class Stopped(RlhfError):
+    """The user stopped a command that can go on later."""
 
 
 @dataclass
@@ -70,7 +75,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except typer.Exit:
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, CancelledError) as error:
             raise typer.Exit(_report(error, as_json=bool(kwargs.get("as_json")))) from error
 
     return shielded
@@ -79,16 +84,18 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 def _report(error: BaseException, *, as_json: bool) -> int:
     if STATE.debug:
         traceback.print_exception(error)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | CancelledError):
         errors().print("[bold]interrupted[/]")
         return INTERRUPTED
     known = _disk_full(error) or error
     if isinstance(known, RlhfError):
-        errors().print(Text.assemble(("error ", "bold red"), str(known)), soft_wrap=True)
+        is_stopped = isinstance(known, Stopped)
+        header = ("", "") if is_stopped else ("error ", "bold red")
+        errors().print(Text.assemble(header, str(known)), soft_wrap=True)
         if as_json:
             parts = {name: getattr(known, name) for name in ("what", "where", "got", "expected")}
             print_json({"error": {"type": type(known).__name__, **parts, "do": known.hint}})
-        return TO_MEND
+        return INTERRUPTED if is_stopped else TO_MEND
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     text = Text.assemble(("unexpected error ", "bold red"), what.splitlines()[0], f" ({_place(error)})")
     errors().print(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, results
+from rlhf.commands.output import AsJson, Overrides, Stopped, command, errors, print_json, results
 from rlhf.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -46,13 +47,24 @@ def train(
         loaded = load(recipe, overrides or [])
     for caution in _cautions(loaded):
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
-    from rlhf.build import train as run
-
-    result = run(loaded, out, resume=resume, console=errors())
+    result = _run(loaded, out, resume)
     if as_json:
         print_json(result)
     else:
         _print_result(result)
+
+
+def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any]:
+    from rlhf.build import new_folder
+    from rlhf.build import train as run
+    from rlhf.trainers.run import Interrupted
+
+    folder = resume or new_folder(recipe, out)
+    try:
+        return run(recipe, folder, resume=resume, console=errors())
+    except (Interrupted, CancelledError, KeyboardInterrupt) as error:
+        where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
+        raise Stopped("stopped", where=where, got=got, hint=f"rlhf train --resume {folder}") from error
 
 
 def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG, DEFAULT_KIND, kind_of, resolve, section_of_type
-from rlhf.errors import RecipeError, nearest
+from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
@@ -167,14 +167,15 @@ def _construct(
         made = cls(**arguments)
     except ValidationError as error:
         raise _of_refusal(error, keys, values, path) from error
-    except RecipeError as error:
-        raise RecipeError(
+    except RlhfError as error:
+        raise type(error)(
             error.what, where=join(path, error.where), got=error.got, expected=error.expected, hint=error.hint
         ) from error
     except PydanticUserError as error:
         raise unreadable_types(cls, path, error) from error
-    except (ValueError, TypeError) as error:
-        raise RecipeError(_UNFIT, where=path, got=_listed(values), expected=str(error), hint=CHANGE) from error
+    except Exception as error:  # the class may be anybody's, and refuses in its own way
+        reason = str(error) if isinstance(error, ValueError) else f"no {type(error).__name__}: {error}"
+        raise RecipeError(_UNFIT, where=path, got=_listed(values), expected=reason, hint=CHANGE) from error
     for name in keys:
         if not hasattr(made, name):
             raise RecipeError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
-from rlhf.errors import RecipeError
+from rlhf.errors import EnvError, RecipeError, boundary
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -140,7 +140,8 @@ def _check_optimizers(recipe: Recipe) -> None:
 def _check_splits(recipe: Recipe) -> None:
     from environments.base import properties_of
 
-    offered = properties_of(recipe.environment).splits
+    with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
+        offered = properties_of(recipe.environment).splits
     wanted = {"evaluation.split": recipe.evaluation.split}
     wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(recipe.stages) if hasattr(stage, "split")}
     if any(stage.evaluate_every for _, stage in policy_gradient_stages(recipe)):

@@ -65,9 +65,6 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         name: used where `values` has none.
         base: folder of the recipe.
     """
-    from rlhf.evaluation.evaluate import Evaluation
-    from rlhf.rollout.limits import Limits
-
     for key in values:
         if key not in KEYS:
             hint = nearest(key, KEYS) or "remove the key"
@@ -79,16 +76,23 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
             raise RecipeError(
                 "a recipe needs this key", where=key, got="nothing", expected=f"{key}: ...", hint="see `rlhf recipes`"
             )
+    # Light parts come first: a package that is missing there is told before torch is loaded for the others.
+    environment = build_part("environment", values["environment"], "environment", base=base)
+    agent = build_part("agent", values.get("agent", {}), "agent", base=base)
+
+    from rlhf.evaluation.evaluate import Evaluation
+    from rlhf.rollout.limits import Limits
+
     return Recipe(
         name=_name(values.get("name", name)),
         seed=_seed(values.get("seed", 0)),
-        policy=build_part("policy", values["policy"], "policy", base=base),
-        environment=build_part("environment", values["environment"], "environment", base=base),
-        agent=build_part("agent", values.get("agent", {}), "agent", base=base),
+        environment=environment,
+        agent=agent,
         rewards=_rewards(values.get("rewards", {}), base),
         engine=build_part("engine", values.get("engine", {}), "engine", base=base),
         limits=build(Limits, values.get("limits", {}), "limits", base=base),
         evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
+        policy=build_part("policy", values["policy"], "policy", base=base),
         stages=_stages(values["stages"], base),
         base=base,
     )

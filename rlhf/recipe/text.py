@@ -99,13 +99,20 @@ def read(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         values = parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError("the recipe cannot be read", where=str(path), got=str(error)) from error
+        raise RecipeError(
+            "the recipe cannot be read",
+            where=str(path),
+            got=str(error),
+            expected="a text file in UTF-8",
+            hint="check the file and its rights",
+        ) from error
     if not isinstance(values, dict):
         raise RecipeError(
             "a recipe is a mapping of keys to values",
             where=str(path),
             got="an empty file" if values is None else type(values).__name__,
             expected="policy: ..., environment: ..., stages: ...",
+            hint="`rlhf recipes` lists recipes to start from",
         )
     try:
         config = OmegaConf.create(values)

@@ -1,0 +1,196 @@
+"""A gallery of mistakes through the real command line: each is named in four parts and ends with code 2, no stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from tests import recipe_parts
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("  got:", "  expected:", "  do:")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is typed after the name of the recipe, and what the message must say."""
+
+    overrides: tuple[str, ...]
+    where: str
+    says: tuple[str, ...]
+
+
+MISTAKES = {
+    "unknown key": Mistake(
+        ("stages.1.advantage={kind: gigpo, gama: 0.9}",),
+        "stages[1].advantage.gama",
+        ("GiGPO has no key 'gama'", "gamma, normalize", "did you mean 'gamma'?"),
+    ),
+    "unknown key of the recipe": Mistake(("enviroment.n=1",), "enviroment", ("did you mean 'environment'?",)),
+    "text where a number belongs": Mistake(
+        ("stages.1.steps=many",), "stages[1].steps", ("'many' (text)", "a whole number, at least 1")
+    ),
+    "yes where true belongs": Mistake(
+        ("stages.1.filters.drop_truncated=yes",), "stages[1].filters.drop_truncated", ("'yes' (text)", "true or false")
+    ),
+    "a number out of range": Mistake(
+        ("stages.1.optimizer.lr=-1e-3",), "stages[1].optimizer.lr", ("-0.001", "a number, more than 0")
+    ),
+    "a group of one with GRPO": Mistake(
+        ("stages.1.group_size=1",), "stages[1].group_size", ("at least 2 for grpo", "group_size: 8")
+    ),
+    "an agent that needs tools": Mistake(
+        ("agent={kind: ./parts.py:Plumber}",), "agent.kind", ("needs tools", "Echo", "an attribute `tools`")
+    ),
+    "an environment that cannot demonstrate": Mistake(
+        ("environment={kind: ./parts.py:Mute}",), "stages[0].kind", ("cannot demonstrate", "`plan(task, taken)`")
+    ),
+    "no rewards": Mistake(("rewards={}",), "rewards", ("{outcome: {kind: outcome}}",)),
+    "a KL coefficient without a KL kind": Mistake(
+        ("stages.1.loss={kind: ppo_clip, kl_coef: 0.1}",), "stages[1].loss", ("set kl to",)
+    ),
+    "sampling that the trainer cannot reproduce": Mistake(
+        ("stages.1.top_p=0.9",), "stages[1].top_p", ("PolicyGradient has no key 'top_p'", "temperature")
+    ),
+    "greedy training": Mistake(("stages.1.temperature=0",), "stages[1].temperature", ("more than 0",)),
+    "a split that does not exist": Mistake(
+        ("evaluation.split=exam",), "evaluation.split", ("exam", "train, dev, test")
+    ),
+    "an unknown kind": Mistake(
+        ("stages.1.loss={kind: ppo_clp}",), "stages[1].loss.kind", ("ppo_clip, reinforce", "did you mean 'ppo_clip'?")
+    ),
+    "a kind that is no file": Mistake(("agent.kind=./agnt.py:A",), "agent.kind", ("no such file", "agnt.py")),
+    "a class that does not keep its arguments": Mistake(
+        ("rewards.right.kind=./parts.py:Forgetful",), "rewards.right.at_least", ("make it a dataclass",)
+    ),
+    "an override without a value": Mistake(("seed",), "command line", ("seed", "key=value", "quotes")),
+    "an override past the end of a list": Mistake(("stages.7.steps=1",), "override stages.7.steps", ("from 0",)),
+    "an interpolation that leads nowhere": Mistake(("seed=${sed}",), "seed", ("'sed' not found", "${key}")),
+    "an override that is no YAML": Mistake(("stages.1.loss={kind: ",), "override stages.1.loss", ("brackets",)),
+    "a model folder without a model": Mistake(
+        ("policy={kind: pretrained, path: ./}",), "policy.path ./", ("config.json", "a hub name")
+    ),
+    "a model folder that is not there": Mistake(
+        ("policy={kind: pretrained, path: /nowhere/at/all}",), "policy.path /nowhere/at/all", ("config.json",)
+    ),
+}
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    return recipe_parts.write(tmp_path / "outside")
+
+
+def refused(*arguments: str) -> str:
+    """Run the command line in this process; return the message."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2, (result.exit_code, result.output)
+    assert "Traceback" not in result.output and "pydantic" not in result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_recipe(echo: Path, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(echo.parent)
+    message = refused("show", str(echo), *mistake.overrides)
+    assert message.startswith(f"error {mistake.where}"), message
+    assert all(part in message for part in (*PARTS, *mistake.says)), message
+
+
+def test_training_refuses_before_it_makes_anything(echo: Path, tmp_path: Path) -> None:
+    message = refused("train", str(echo), "stages.1.group_size=1", "--out", str(tmp_path / "run"))
+    assert "stages[1].group_size" in message and not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
+    message = refused("train", str(tmp_path / "quickstrat.yaml"))
+    assert "no such recipe" in message and all(part in message for part in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("policy: [1, 2\nseed: 0\n", ("this is no YAML", "line 2")),
+        ("seed: 1\nseed: 2\n", ("'seed' is written twice",)),
+        ("- policy\n", ("a recipe is a mapping",)),
+        ("", ("an empty file",)),
+        ("policy:\n  kind: from_scratch\n   family: llama\n", ("line 3",)),
+    ],
+    ids=["bracket left open", "a key twice", "a list", "empty", "indentation"],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, says: tuple[str, ...]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    message = refused("show", str(path))
+    assert all(part in message for part in (*PARTS, *says)), message
+
+
+def test_a_file_that_raises_when_it_is_imported(echo: Path) -> None:
+    (echo.parent / "angry.py").write_text("LIMITS = {}\nLIMITS['turns']\n")
+    message = refused("check", "reward", f"{echo.parent}/angry.py:R")
+    assert "KeyError: 'turns'" in message and "angry.py" in message
+
+
+def test_debug_shows_the_stack_and_the_same_message(echo: Path) -> None:
+    result = CliRunner().invoke(app, ["show", str(echo), "seed=x", "--debug"])
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr and "error seed: this is no seed" in result.stderr
+
+
+def test_a_message_is_json_for_scripts(echo: Path) -> None:
+    result = CliRunner().invoke(app, ["show", str(echo), "sed=1", "--json"])
+    error = json.loads(result.stdout.splitlines()[-1])["error"]
+    assert result.exit_code == 2
+    assert (error["type"], error["where"], error["do"]) == ("RecipeError", "sed", "did you mean 'seed'?")
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "extra"),
+    [("{kind: textworld_express, game: coin}", "textworld_express", "twx"), ("{kind: babyai}", "minigrid", "babyai")],
+    ids=["textworld_express", "babyai"],
+)
+def test_a_package_that_is_not_installed(echo: Path, tmp_path: Path, kind: str, package: str, extra: str) -> None:
+    # Python itself marks a module that must not be imported by None; a start-up file does so before anything else.
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    command = [sys.executable, "-m", "rlhf.cli", "show", str(echo), f"environment={kind}"]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"do:       pip install 'rlhf-agents[{extra}]'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_class_that_raises_when_it_is_made(echo: Path) -> None:
+    (echo.parent / "shy.py").write_text("class R:\n    def __init__(self):\n        {}['x']\n    __call__ = print\n")
+    message = refused("show", str(echo), "rewards.right.kind=./shy.py:R")
+    assert "rewards.right" in message and "KeyError: 'x'" in message
+
+
+def test_a_trajectory_file_that_cannot_be_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "trajectories").mkdir(parents=True)
+    (run / "trajectories" / "train-train-000000.parquet").write_text("no Parquet")
+    assert "not a readable trajectory file" in refused("trajectories", str(run))
+    assert "there is no run in this folder" in refused("trajectories", str(tmp_path))
+    assert "did you mean 'solved'?" in refused("trajectories", str(run), "--outcome", "solvd")
+
+
+def test_a_resumed_run_keeps_its_recipe(echo: Path, tmp_path: Path) -> None:
+    from rlhf.recipe import dump, load
+
+    run = tmp_path / "run"
+    run.mkdir()
+    assert "no recipe.yaml" in refused("train", "--resume", str(run))
+    (run / "recipe.yaml").write_text(dump(load(echo)))
+    for asked in (["seed=4"], [str(echo), "seed=4"]):
+        message = refused("train", *asked, "--resume", str(run))
+        assert "another value of seed" in message and f"rlhf train --resume {run}" in message
+    assert "its own folder" in refused("train", "--resume", str(run), "--out", str(tmp_path / "new"))
+    assert "nothing to train" in refused("train")
