@@ -90,8 +90,9 @@ class Renderer:
         ids = list(self._first(tuple(messages[: borders[0]])))
         for reply, following in zip(replies, borders[1:], strict=True):
             sampled = messages[reply].token_ids or ()
+            ended_by = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
             ids += sampled
-            ids += self._without_doubled_end(sampled, self._glue(tuple(messages[reply + 1 : following])))
+            ids += self._glue(tuple(messages[reply + 1 : following]), ended_by)
         return Prompt(tuple(ids), self.stop_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -144,9 +145,10 @@ class Renderer:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
             return self._encode(self._render(messages, header=True))
 
-    def _make_glue(self, between: tuple[Message, ...]) -> tuple[int, ...]:
+    def _make_glue(self, between: tuple[Message, ...], ended_by: int | None) -> tuple[int, ...]:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
-            return self._encode(self._after_marker(self._render((*_PROBE, *between), header=True)))
+            glue = self._encode(self._after_marker(self._render((*_PROBE, *between), header=True)))
+        return glue if ended_by is None else self._without_end(glue, ended_by)
 
     def _render(self, messages: Sequence[Message], *, header: bool) -> str:
         conversation = [{"role": m.role.value, "content": self._defused(m.content)} for m in messages]
@@ -194,15 +196,13 @@ class Renderer:
             )
         return stop_ids
 
-    def _without_doubled_end(self, sampled: Sequence[int], glue: tuple[int, ...]) -> tuple[int, ...]:
-        """`glue` without its end of turn, where the policy sampled that itself.
+    def _without_end(self, glue: tuple[int, ...], end: int) -> tuple[int, ...]:
+        """Return `glue` without the end of turn that it begins with, where the policy sampled that itself.
 
         Some templates write white space before the end of turn, which the policy did not; it goes too.
         """
-        if not sampled or sampled[-1] not in self.stop_ids:
-            return glue
         for i, token in enumerate(glue):
-            if token == sampled[-1]:
+            if token == end:
                 return glue[i + 1 :]
             if token in self._hidden or self.decode((token,)).strip():
                 break
