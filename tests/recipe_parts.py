@@ -32,7 +32,8 @@ class Echo:
     def tasks(self, split):
         if split not in self.properties.splits:
             raise ValueError(split)
-        return [Task(id=f"echo/{split}/{i}", seed=i, reference=str(i)) for i in range(self.n_tasks)]
+        first = 100 * self.properties.splits.index(split)
+        return [Task(id=f"echo/{i}", seed=i, reference=str(i)) for i in range(first, first + self.n_tasks)]
 
     def start(self, task):
         return EchoEpisode(str(task.seed))
@@ -47,8 +48,9 @@ class EchoEpisode:
         self.opening = StepResult(f"Say {word}.", state_key="start", admissible_actions=(word, "nothing"))
 
     async def step(self, action):
-        solved = action == self.word
-        return StepResult("Right." if solved else "Wrong.", float(solved), True, state_key="end", success=solved)
+        solved, known = action == self.word, action in self.opening.admissible_actions
+        reply = "Right." if solved else "Wrong."
+        return StepResult(reply, float(solved), True, state_key=action, success=solved, valid=known)
 
     async def close(self):
         pass

@@ -149,9 +149,11 @@ def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
 
 
 def _evaluation(recipe: Recipe) -> dict[str, Any]:
-    n = recipe.evaluation.n_tasks * recipe.evaluation.attempts
-    low, high = wilson_interval(n / 2, n)
-    return {"split": recipe.evaluation.split, "n_episodes": n, "half_width_at_half": (high - low) / 2}
+    # Attempts at one task are not independent: the tasks are what the interval can be counted on.
+    n_tasks = recipe.evaluation.n_tasks
+    low, high = wilson_interval(n_tasks / 2, n_tasks)
+    n_episodes = n_tasks * recipe.evaluation.attempts
+    return {"split": recipe.evaluation.split, "n_episodes": n_episodes, "half_width_at_half": (high - low) / 2}
 
 
 def _cuts(recipe: Recipe, model_context: int) -> dict[str, str]:

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, results
-from rlhf.errors import CheckpointError
+from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, quiet_libraries, results
+from rlhf.errors import CheckpointError, RecipeError
+
+_LIVE_POLICY_KEYS = ("dtype", "chat_template_kwargs")
 
 
 @command
@@ -33,13 +35,32 @@ def evaluate(
     asked += [f"evaluation.split={split}"] if split else []
     loaded = load(recipe, asked)
     folder = checkpoint if checkpoint is not None else _newest(Path(recipe))
+    _refuse_ignored(asked, folder)
     from rlhf.build import evaluate as measure
 
+    quiet_libraries()
     result = measure(loaded, checkpoint=folder, split=None, n_tasks=n, console=errors())
     if as_json:
         print_json(result)
     else:
         _print_result(result)
+
+
+def _refuse_ignored(overrides: list[str], checkpoint: Path | None) -> None:
+    """Raise RecipeError for an override that an evaluation would not look at."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        section, _, name = key.partition(".")
+        # A checkpoint brings its own weights and adapter; how they are loaded and prompted is still the recipe's.
+        is_fixed = section == "policy" and checkpoint is not None and name.partition(".")[0] not in _LIVE_POLICY_KEYS
+        if section.partition("[")[0] == "stages" or is_fixed:
+            raise RecipeError(
+                "this key has no effect on an evaluation",
+                where=key,
+                got=override,
+                expected="a key of environment, agent, rewards, limits, engine or evaluation",
+                hint="remove it" + (f"; the policy is the one in {checkpoint}" if is_fixed else ""),
+            )
 
 
 def _newest(run: Path) -> Path | None:
@@ -68,4 +89,6 @@ def _print_result(result: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     console.print(f"mean return {result['return_mean']:.3f}, mean turns {result['n_turns_mean']:.1f}")
-    console.print(f"policy {result['checkpoint'] or 'of the recipe'}, {result['environment']}", soft_wrap=True)
+    console.print(f"policy {result['checkpoint'] or 'of the recipe'}", soft_wrap=True)
+    if result["environment"]:
+        console.print(f"environment {result['environment']}", soft_wrap=True)

@@ -60,6 +60,13 @@ def results() -> Console:
     return Console(highlight=False)
 
 
+def quiet_libraries() -> None:
+    """Turn off the progress bars of transformers, which would write across ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def print_json(values: Mapping[str, Any]) -> None:
     """Print one line of JSON; what is no finite number becomes null, which every reader of JSON accepts."""
     sys.stdout.write(json.dumps(_finite(values), default=str) + "\n")

@@ -53,7 +53,7 @@ def _print_figures(console: Console, figures: dict[str, Any]) -> None:
     table.add_row("", f"and at most {cache} of key/value cache, {logits} of logits; activations come on top")
     table.add_row(
         "evaluation",
-        f"{evaluation['n_episodes']:,} episodes of {evaluation['split']}; at 50% success the 95% interval is "
+        f"{evaluation['n_episodes']:,} episodes of {evaluation['split']}; the 95% interval is at most "
         f"{evaluation['half_width_at_half']:.1%} to each side",
     )
     for i, (setting, what) in enumerate(figures["cuts"].items()):

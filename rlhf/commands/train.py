@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.output import AsJson, Overrides, Stopped, command, errors, print_json, results
+from rlhf.commands.output import AsJson, Overrides, Stopped, command, errors, print_json, quiet_libraries, results
 from rlhf.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any
     from rlhf.build import train as run
     from rlhf.trainers.run import Interrupted
 
+    quiet_libraries()
     folder = resume or new_folder(recipe, out)
     try:
         return run(recipe, folder, resume=resume, console=errors())

@@ -1,0 +1,260 @@
+"""The commands, on a stranger's environment, agent and reward that lie in a file outside the repository."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import rlhf
+from rlhf.cli import app
+from rlhf.commands.arithmetic import arithmetic
+from rlhf.commands.output import command, print_json
+from rlhf.recipe import load
+from tests import recipe_parts
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def last_json(result: Result) -> dict[str, Any]:
+    """The JSON object in the last line of standard output of a command that succeeded."""
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return values
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    return recipe_parts.write(tmp_path / "outside")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A finished run of the stranger's recipe, and what the command line said about it."""
+    folder = tmp_path_factory.mktemp("outside")
+    recipe = recipe_parts.write(folder)
+    result = run("train", recipe, "stages.1.steps=2", "seed=3", "--out", folder / "run", "--json")
+    return folder / "run", last_json(result)
+
+
+# --- train and what follows it ---------------------------------------------------------------------------------------
+
+
+def test_training_prints_its_result_as_json(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = trained
+    wanted = {"success_before", "success_after", "interval_after", "train_s", "n_episodes", "report"}
+    assert wanted <= set(result)
+    assert (result["name"], result["seed"]) == ("echo", 3)
+    assert result["n_episodes"] == 2 * 4 * 5  # steps x tasks_per_step x group_size
+    assert Path(result["report"]).is_file() and Path(result["run"]) == folder
+
+
+def test_the_resolved_recipe_of_a_run_is_its_recipe(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    assert load(folder) == load(folder.parent / "echo.yaml", ["stages.1.steps=2", "seed=3"])
+
+
+def test_a_finished_run_can_be_resumed_and_trains_no_more(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = trained
+    again = last_json(run("train", "--resume", folder, "--json"))
+    assert (again["n_episodes"], again["success_after"]) == (result["n_episodes"], result["success_after"])
+
+
+def test_a_run_is_evaluated_from_its_newest_checkpoint(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    result = last_json(run("evaluate", folder, "--n", "6", "--split", "dev", "--json"))
+    assert (result["n"], result["n_errors"], result["split"]) == (6, 0, "dev")
+    assert "1-policy_gradient-000002" in result["checkpoint"]
+    low, high = result["interval"]
+    assert 0 <= low <= result["success"] <= high <= 1
+
+
+@pytest.mark.parametrize("override", ["stages.1.steps=3", "policy.hidden_size=64"])
+def test_an_evaluation_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]], override: str) -> None:
+    result = run("evaluate", trained[0], override)
+    assert result.exit_code == 2 and "this key has no effect on an evaluation" in result.stderr
+
+
+def test_a_recipe_made_from_scratch_has_nothing_to_evaluate(echo: Path) -> None:
+    result = run("evaluate", echo)
+    assert result.exit_code == 2 and "there are no weights to evaluate" in result.stderr
+
+
+def test_trajectories_are_read_and_filtered(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    everything = last_json(run("trajectories", folder, "--limit", "500", "--json"))["trajectories"]
+    assert len([t for t in everything if t["phase"] == "train"]) == 40
+    one_task = everything[-1]["task"]
+    chosen = last_json(run("trajectories", folder, "--task", one_task, "--limit", "3", "--tokens", "--json"))
+    assert {t["task"] for t in chosen["trajectories"]} == {one_task}
+    generation = chosen["trajectories"][0]["turns"][0]["generations"][0]
+    assert len(generation["token_ids"]) == len(generation["logprobs"]) > 0
+    shown = run("trajectories", folder, "--limit", "2", "--tokens")
+    assert shown.exit_code == 0 and "log-prob" in shown.stdout and "echo/" in shown.stdout
+    assert last_json(run("trajectories", folder, "--outcome", "env_error", "--json")) == {"failures": []}
+    assert "no attempt failed like this" in run("trajectories", folder, "--outcome", "timeout").stdout
+
+
+def test_the_report_can_be_written_again(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    (folder / "report.html").unlink()
+    assert Path(last_json(run("report", folder, "--json"))["report"]).is_file()
+
+
+def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(echo: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    arguments = ["train", str(echo), "stages.1.steps=100000", "evaluation.n_tasks=1", "--out", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlhf.cli", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    metrics = folder / "metrics.jsonl"
+    give_up = time.monotonic() + 90
+    while not (metrics.exists() and "policy_gradient" in metrics.read_text() and time.monotonic() < give_up):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert f"rlhf train --resume {folder}" in said and "Traceback" not in said
+    assert list((folder / "checkpoints").glob("1-policy_gradient-*/state.json"))
+
+
+# --- show ------------------------------------------------------------------------------------------------------------
+
+
+def test_show_prints_every_default_and_the_arithmetic(echo: Path) -> None:
+    shown = run("show", echo, "limits.max_turns=2")
+    assert shown.exit_code == 0
+    for text in ("betas: [0.9, 0.99]", "3 steps of 20 episodes", "limits.max_tokens ends a generation at 8 tokens"):
+        assert text in shown.stdout
+    assert "caution limits.max_turns 2 cuts episodes" in shown.stdout
+    values = last_json(run("show", echo, "--json"))
+    assert values["recipe"]["stages"][1]["group_size"] == 5 and values["cautions"] == []
+
+
+def test_batch_arithmetic(echo: Path) -> None:
+    recipe = load(echo, ["stages.1.minibatches=2", "stages.1.epochs=3", "evaluation.n_tasks=200"])
+    figures = arithmetic(recipe)
+    supervised, improved = figures["stages"]
+    assert supervised["n_updates"] == 6  # 2 epochs x ceil(20 / 8)
+    assert improved["episodes_per_step"] == 20 and improved["episodes_per_update"] == 10
+    assert improved["max_turns_per_step"] == 60  # x limits.max_turns 3
+    assert improved["max_sampled_tokens_per_step"] == 480  # x limits.max_tokens 8
+    assert improved["max_samples_per_step"] == 20 and improved["n_episodes"] == 60
+    assert improved["n_updates"] == 3 * 3 * 2
+    # Wilson at p = 1/2, n = 200: z sqrt(1/(4 n) + z^2/(4 n^2)) / (1 + z^2/n) with z = 1.959964
+    # = 1.959964 sqrt(0.00125 + 0.00002400912) / 1.01920729 = 1.959964 x 0.03569326 / 1.01920729 = 0.0686391
+    assert figures["evaluation"]["half_width_at_half"] == pytest.approx(0.0686391, abs=1e-6)
+    per_turn = arithmetic(load(echo, ["stages.1.layout=generation"]))["stages"][1]
+    assert per_turn["max_samples_per_step"] == 60
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
+def test_parameters_are_counted_without_building_the_model(echo: Path, family: str, lora: str) -> None:
+    asked = [f"policy.family={family}", f"policy.lora={lora}", "policy.n_kv_heads=1", "policy.vocab_size=300"]
+    recipe = load(echo, asked)
+    # Byte-level pieces fill a vocabulary this small, so the tokenizer learns as many as it may.
+    text = [" ".join(f"say {i} and {i * 7919}" for i in range(500))]
+    policy = recipe.policy.build(0, text)
+    assert len(policy.tokenizer) == 300
+    figures = arithmetic(recipe)
+    assert figures["policy"]["n_parameters"] == policy.n_parameters
+    trainable = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    assert figures["policy"]["n_trainable"] == trainable
+    memory = figures["memory_bytes"]
+    # float32: weights 4 bytes each; gradient 4 and two moments 8 per trained parameter
+    assert memory["training_total"] == 4 * policy.n_parameters + 12 * trainable
+
+
+def test_a_reference_model_takes_memory_unless_it_is_the_base_of_an_adapter(echo: Path) -> None:
+    kl = "stages.1.loss={kind: ppo_clip, kl: k3, kl_coef: 0.1}"
+    full = arithmetic(load(echo, [kl]))
+    assert full["memory_bytes"]["reference"] == 4 * full["policy"]["n_parameters"]
+    assert arithmetic(load(echo, [kl, "policy.lora={}"]))["memory_bytes"]["reference"] == 0
+
+
+# --- check, recipes, version -----------------------------------------------------------------------------------------
+
+
+def test_check_walks_a_strangers_parts(echo: Path) -> None:
+    parts = f"{echo.parent}/parts.py"
+    good = run("check", "environment", f"{parts}:Echo", "n_tasks=5")
+    assert good.exit_code == 0, good.output
+    bad = run("check", "agent", f"{parts}:Plumber", "--json")
+    assert bad.exit_code == 2
+    found = json.loads(bad.stdout.splitlines()[-1])
+    assert not found["ok"] and any("NotImplementedError" in f["detail"] for f in found["reports"][0]["findings"])
+    assert run("check", "reward", f"{parts}:same").exit_code == 0
+
+
+def test_check_walks_every_part_of_a_recipe(echo: Path) -> None:
+    reports = json.loads(run("check", "recipe", str(echo), "--json").stdout.splitlines()[-1])["reports"]
+    assert [r["subject"].split()[0] for r in reports] == ["environment", "agent", "reward"]
+
+
+def test_recipes_lists_files_and_kinds(echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe_parts.write(tmp_path / "recipes", name="unlikely_recipe.yaml")
+    monkeypatch.chdir(tmp_path)
+    listed = {r["name"]: r["what"] for r in last_json(run("recipes", "--json"))["recipes"]}
+    assert listed["unlikely_recipe"] == "Say the word: the smallest thing that can be trained."
+    assert "gigpo" in {k["kind"] for k in last_json(run("recipes", "--kinds", "--json"))["kinds"]}
+
+
+def test_version(tmp_path: Path) -> None:
+    assert last_json(run("version", "--json"))["rlhf"] == rlhf.__version__
+
+
+# --- how commands fail -----------------------------------------------------------------------------------------------
+
+
+def ends(function: Callable[[], object], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and message of a command that does `function`."""
+    with pytest.raises(typer.Exit) as caught:
+        command(function)()
+    return caught.value.exit_code, capsys.readouterr().err
+
+
+def test_a_full_disk_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+
+    def fill() -> None:
+        with open("/dev/full", "w") as file:
+            file.write("x" * 100_000)
+
+    code, said = ends(fill, capsys)
+    assert code == 2 and "the disk is full" in said and os.strerror(errno.ENOSPC) in said and "--resume" in said
+
+
+def test_an_unexpected_error_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = ends(lambda: {}["x"], capsys)  # type: ignore[index]
+    assert code == 1 and "KeyError: 'x'" in said and "test_cli.py, line" in said and "--debug" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_an_interrupt_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert ends(interrupted, capsys) == (130, "interrupted\n")
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [float("nan"), 1.0, float("inf")], "p": Path("x")})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.0, None], "p": "x"}
