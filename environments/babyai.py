@@ -22,6 +22,7 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -62,8 +63,10 @@ _FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_
 _DONE = 6
 _DOOR_STATES = ("open", "closed", "locked")
 _NOT_TOLD = frozenset({"unseen", "empty", "wall", "floor", "agent"})
-#: What the oracle does before its bot begins; None: the bot has watched from the start.
-_FIRST_TRIES = (None, (), ("drop",), ("turn left", "drop"), ("turn right", "drop"))
+#: How many bots may try one task, and how many paths one may search for one piece of advice. Sound advice takes at most
+#: 21 searches; some states of the unlocking levels make a bot search for ever.
+_MAX_BOTS = 5
+_MAX_SEARCHES = 100
 _HINT = "pip install rlhf-agents[babyai]"
 
 SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -128,17 +131,23 @@ class BabyAI:
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions of the package's bot that solve `task` after `taken`, tried out before they are given; or None.
 
-        The bot first watches `taken` from the start, so that it knows what it has seen and done. Where it loses its
-        thread that way, a new one looks at the reached state with fresh eyes, at last after putting down what is
-        carried, which it does not expect at its start. It gives up on most tasks of `KeyInBox`, once a box is open,
-        on most tasks of `OpenDoorsOrder*Debug`, and where the step limit is too near.
+        The bot watches `taken` from the start, so that it knows what it has seen and done. Where it raises, goes in
+        circles or believes itself done, a new one takes over with fresh eyes, from the second time on after putting
+        down what is carried.
         """
-        for first in _FIRST_TRIES:
-            world = self._world(task)
-            path = _bot_path(world, taken, first)
-            if path is not None:
-                return path
-        return None
+        guide = _Guide(self._world(task))
+        for text in taken:
+            guide.do(read_action(text))
+        guide.path.clear()
+        for n_bots in range(_MAX_BOTS):
+            while not guide.over and guide.advice is not None:
+                guide.do(guide.advice)
+            if guide.over:
+                break
+            if n_bots > 0:
+                guide.put_down()
+            guide.call_bot()
+        return tuple(guide.path) if guide.solved else None
 
     def _world(self, task: Task) -> Any:
         """Make the package's own environment, at the start of `task`."""
@@ -319,23 +328,29 @@ def _cell(position: Any) -> tuple[int, ...] | None:
     return None if position is None else tuple(map(int, position))
 
 
-class _Guided:
-    """The package's world, and its bot from `call_bot` on.
+class _Guide:
+    """The package's world with its bot looking on.
 
     Attributes:
         over: whether the episode has ended.
         solved: whether the mission is accomplished.
-        advice: what the bot would do now; None before it is called and once it thinks that it is done.
+        path: every known action done so far.
+        advice: what the bot would do now; None where it is at a loss or thinks that it is done.
     """
 
     def __init__(self, world: Any) -> None:
         self.world = world
         self.over = self.solved = False
+        self.path: list[str] = []
         self.advice: int | None = None
         self._bot: Any = None
+        self.call_bot()
 
     def call_bot(self) -> None:
-        self._bot = _import("minigrid.utils.baby_ai_bot").BabyAIBot(self.world)
+        """Let a new bot look on from here."""
+        self._bot = None
+        with suppress(Exception):
+            self._bot = _bounded_bot()(self.world)
         self._ask(None)
 
     def do(self, number: int | None) -> None:
@@ -347,40 +362,47 @@ class _Guided:
             self.over = self.world.step_count >= self.world.max_steps
             return
         _, reward, terminated, truncated, _ = self.world.step(number)
+        self.path.append(_NAMES[number])
         self.over, self.solved = terminated or truncated, reward > 0
-        if self._bot is not None and not self.over:
+        if not self.over:
             self._ask(number)
 
+    def put_down(self) -> None:
+        """Drop what is carried, on whichever side there is room."""
+        for _ in range(4):
+            if self.world.carrying is not None:
+                self.do(ACTIONS["drop"])
+            if self.world.carrying is not None:
+                self.do(ACTIONS["turn right"])
+
     def _ask(self, taken: int | None) -> None:
-        advice = int(self._bot.replan(taken))
-        self.advice = None if advice == _DONE else advice
+        self.advice = None
+        try:
+            advice = _DONE if self._bot is None else int(self._bot.replan(taken))
+        except Exception:
+            # The bot raises assertions, index errors and its own errors wherever it is at a loss; all mean the same.
+            self._bot = None
+        else:
+            self.advice = None if advice == _DONE else advice
 
 
-def _bot_path(world: Any, taken: Sequence[str], first: Sequence[str] | None) -> Sequence[str] | None:
-    """Replay `taken`, let a bot go on, and give what was done since if that solved the task.
+@cache
+def _bounded_bot() -> Any:
+    base = _import("minigrid.utils.baby_ai_bot").BabyAIBot
 
-    Args:
-        world: at the start of the task.
-        taken: what was done before.
-        first: what to do before the bot is called, or None if it looks on from the start.
-    """
-    guided, path = _Guided(world), list[str]()
-    try:
-        if first is None:
-            guided.call_bot()
-        for text in taken:
-            guided.do(read_action(text))
-        if first and world.carrying is None:
-            return None
-        while first and not guided.over and len(path) < len(first):
-            path.append(first[len(path)])
-            guided.do(ACTIONS[path[-1]])
-        if first is not None and not guided.over:
-            guided.call_bot()
-        while not guided.over and guided.advice is not None:
-            path.append(_NAMES[guided.advice])
-            guided.do(guided.advice)
-    except Exception:
-        # The bot raises assertions, index errors and its own errors wherever it is at a loss; all mean the same.
-        return None
-    return path if guided.solved else None
+    class BoundedBot(base):  # type: ignore[misc, valid-type]
+        """The package's bot, made to give up where it would search for ever."""
+
+        searches_left = 0
+
+        def replan(self, action_taken: Any = None) -> Any:
+            self.searches_left = _MAX_SEARCHES
+            return super().replan(action_taken)
+
+        def _breadth_first_search(self, *args: Any, **kwargs: Any) -> Any:
+            self.searches_left -= 1
+            if self.searches_left < 0:
+                raise RuntimeError("going in circles")
+            return super()._breadth_first_search(*args, **kwargs)
+
+    return BoundedBot

@@ -245,7 +245,7 @@ class _EnvironmentCheck:
         self.walk.note(not over, "opening: the episode is not over yet", record.task.id)
         keys = {r.state_key for r in record.results[:-1]}
         replies = {r.reply for r in record.results[:-1]}
-        if keys != {None}:
+        if keys - {None}:
             got = f"{record.task.id}: {len(replies)} different replies, always {shorten(next(iter(keys)))}"
             self.walk.note(len(keys) > 1 or len(replies) <= 2, "state_key: tells states apart", got)
 

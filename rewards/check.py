@@ -1,0 +1,176 @@
+"""Walk a reward or a verifier through its promises and say which call broke which.
+
+print(check_reward(my_verifier))
+print(check_reward(MyReward(weight=0.5), [(task, trajectory), ...]))
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rewards.verified import is_verifier
+from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
+from rlhf.data.report import Report, Walk, shorten
+
+_SLOW_S = 1.0
+_PER_TURN_TOLERANCE = 1e-6
+
+#: Text that a policy may well write, on purpose or not.
+_TEXTS = (
+    "",
+    " \n\t",
+    "42",
+    "-1e309",
+    "nan",
+    "∞ · ٣ · ½ · 🙂",
+    "\x00\x1b[2J\u202e\ufffd",
+    "The answer is \\boxed{42",
+    "\\frac{1}{0}",
+    "9**9**9**9",
+    "((((((((" * 200,
+    '{"answer": [1, 2',
+    "<think>so</think><answer></answer>",
+    "__import__('os').getpid()",
+    "%s %(x)d {0} {x}",
+    "a" * 50_000,
+)
+_REFERENCES = ("42", "3/4", "the red ball", "x = 7\ny = 8")
+
+
+def check_reward(
+    reward: Callable[..., Any],
+    tasks_and_trajectories: Iterable[tuple[Task, Trajectory]] | None = None,
+    *,
+    answers: Sequence[tuple[str, str]] | None = None,
+    call_limit_s: float = 30.0,
+) -> Report:
+    """Hold `reward` to the contract of `rewards.base`.
+
+    A callable whose first parameters are (answer, reference) is judged as a verifier, any other as a reward of
+    (task, trajectory). Sync or async is the same.
+
+    Args:
+        reward: the object or function, as a recipe would build it.
+        tasks_and_trajectories: real records to judge beside the made-up ones, whose tasks then are these. With a
+            verifier, only the tasks' references are used.
+        answers: (answer, reference) pairs that deserve full marks, for a verifier whose references are not answers
+            in themselves.
+        call_limit_s: a call that takes longer has hung; the walk ends there.
+
+    Returns:
+        one finding per promise; what the reward raises is a finding, never raised.
+    """
+    name = getattr(reward, "__name__", type(reward).__name__)
+    records = list(tasks_and_trajectories or ())
+    verifier = is_verifier(reward)
+    walk = Walk(f"{'verifier' if verifier else 'reward'} {name}", call_limit_s)
+    judge = _Judge(walk, reward)
+    if verifier:
+        references = [task.reference for task, _ in records if task.reference is not None]
+        pairs = answers or [(text, text) for text in references or _REFERENCES]
+        return walk.run(lambda: _check_verifier(judge, pairs))
+    return walk.run(lambda: _check_reward(judge, records))
+
+
+class _Judge:
+    """Calls the reward twice each time, looks the verdicts over and keeps the time."""
+
+    def __init__(self, walk: Walk, reward: Callable[..., Any]) -> None:
+        self.walk, self.reward = walk, reward
+        self.times_s: list[float] = []
+
+    async def __call__(self, *arguments: Any, during: str) -> Verdict | None:
+        verdicts = []
+        for _ in range(2):
+            begin = time.perf_counter()
+            ok, given = await self.walk.call("call: raises nothing", self.reward, *arguments, during=during)
+            self.times_s.append(time.perf_counter() - begin)
+            verdict = self._verdict(given, during) if ok else None
+            if verdict is None:
+                return None
+            verdicts.append(verdict)
+        first, again = verdicts
+        same = (first.value, first.per_turn) == (again.value, again.per_turn)
+        got = f"{during}: {first.value!r}, then {again.value!r}"
+        self.walk.note(same, "call: same arguments, same verdict", got)
+        return first
+
+    def speed(self) -> None:
+        median_s, longest_s = statistics.median(self.times_s), max(self.times_s)
+        seen = f"median {median_s * 1e3:.3g} ms, longest {longest_s * 1e3:.3g} ms over {len(self.times_s)} calls"
+        self.walk.note(longest_s < _SLOW_S, f"call: takes under {_SLOW_S:g} s", seen, seen=seen)
+
+    def _verdict(self, given: Any, during: str) -> Verdict | None:
+        value = given.value if isinstance(given, Verdict) else given
+        number = isinstance(value, int | float) and math.isfinite(value)
+        got = f"{during}: {shorten(given)}"
+        if not self.walk.note(number, "verdict: a Verdict or a number, finite", got):
+            return None
+        return given if isinstance(given, Verdict) else Verdict(float(value))
+
+
+async def _check_verifier(judge: _Judge, pairs: Sequence[tuple[str, str]]) -> None:
+    note = judge.walk.note
+    for answer, reference in pairs:
+        for text in (answer, *_TEXTS):
+            during = f"answer {shorten(text, 40)}, reference {shorten(reference, 40)}"
+            verdict = await judge(text, reference, during=during)
+            if verdict is None:
+                continue
+            got = f"{during}: {verdict.value!r}"
+            note(0 <= verdict.value <= 1, "verifier: between 0 and 1", got)
+            if text == answer:
+                note(math.isclose(verdict.value, 1), "verifier: full marks for the right answer", got)
+            elif not text.strip() and reference.strip():
+                note(verdict.value == 0, "verifier: nothing for an empty answer", got)
+    judge.speed()
+
+
+async def _check_reward(judge: _Judge, records: Sequence[tuple[Task, Trajectory]]) -> None:
+    note = judge.walk.note
+    weight = getattr(judge.reward, "weight", 1.0)
+    note(isinstance(weight, int | float) and math.isfinite(weight), "weight: is a finite number", shorten(weight))
+    name = getattr(judge.reward, "name", "reward")
+    note(isinstance(name, str) and bool(name), "name: is a non-empty text", shorten(name))
+    made_up = [
+        Task(id=f"made-up/{i}", messages=(Message(Role.USER, "Do it."),), reference=text)
+        for i, text in enumerate(_REFERENCES)
+    ]
+    for task, trajectory in [*records, *_made_up([task for task, _ in records] or made_up)]:
+        before, during = repr((task, trajectory)), f"{task.id}, {len(trajectory.turns)} turns, {trajectory.outcome}"
+        verdict = await judge(task, trajectory, during=during)
+        note(repr((task, trajectory)) == before, "call: leaves task and trajectory as they are", during)
+        if verdict is None or verdict.per_turn is None:
+            continue
+        n, k = len(verdict.per_turn), len(trajectory.turns)
+        note(n == k, "Verdict.per_turn: one number per turn", f"{during}: {n} numbers")
+        gap = abs(sum(verdict.per_turn) - verdict.value)
+        right = gap <= _PER_TURN_TOLERANCE * max(1.0, abs(verdict.value))
+        got = f"{during}: {shorten(verdict.per_turn)} against {verdict.value!r}"
+        note(right or k == 0, "Verdict.per_turn: sums to the value", got)
+    judge.speed()
+
+
+def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:
+    """Return trajectories of several lengths and every outcome that is ever judged, with all the texts in them.
+
+    They attempt `tasks`, so that a reward meets only references of the kind it is made for.
+    """
+    outcomes = [outcome for outcome in Outcome if not outcome.is_failure_of_a_part]
+    records = []
+    for i, text in enumerate(_TEXTS):
+        task, n_turns = tasks[i % len(tasks)], (0, 1, 3)[i % 3]
+        turns = tuple(_turn(text, t, last=t == n_turns - 1) for t in range(n_turns))
+        records += [(task, Trajectory(task.id, 0, "You see a door.", turns, outcome)) for outcome in outcomes]
+    return records
+
+
+def _turn(text: str, index: int, *, last: bool) -> Turn:
+    generation = Generation(Prompt((1, 2, 3)), (4, 5, 6), (-0.1, -0.2, -0.3), Finish.STOP, 0)
+    unread = index == 1
+    action = Action("" if unread else text, (generation,), "no action found" if unread else None)
+    return Turn(action, text, reward=float(last), state_key=f"s{index}", valid=not unread)
