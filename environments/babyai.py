@@ -170,7 +170,7 @@ class BabyAIEpisode:
         walls = [i for i, cell in enumerate(world.grid.grid) if cell is not None and cell.type == "wall"]
         self._base = hashlib.blake2b(repr((world.mission, world.grid.width, walls)).encode(), digest_size=8)
         # Not the observation of the reset: in some levels the agent is handed its load after that was made.
-        self._sees = _describe(world, world.gen_obs()["image"])
+        self._sees = describe(world, world.gen_obs()["image"])
         self._over = False
         opening = f"Mission: {world.mission}.\n{self._sees}"
         self.opening = StepResult(opening, state_key=self._state_key(), admissible_actions=tuple(ACTIONS))
@@ -184,7 +184,7 @@ class BabyAIEpisode:
             self._world.step_count += 1
             return self._result(0.0, terminated=False, valid=False)
         observation, reward, terminated, _, _ = self._world.step(number)
-        self._sees = _describe(self._world, observation["image"])
+        self._sees = describe(self._world, observation["image"])
         return self._result(float(reward), terminated=terminated, valid=True)
 
     async def close(self) -> None:
@@ -275,8 +275,8 @@ def _constants() -> tuple[Mapping[int, str], Mapping[int, str]]:
     return constants.IDX_TO_OBJECT, constants.IDX_TO_COLOR
 
 
-def _describe(world: Any, image: Any) -> str:
-    """One line for `image`, the package's view: `[column, row, (kind, colour, state)]` with the agent at (3, 6)."""
+def describe(world: Any, image: Any) -> str:
+    """Return one line for `image`, the package's view: `[column, row, (kind, colour, state)]`, agent at (3, 6)."""
     kinds, colours = _constants()
     view = image.tolist()
     things: list[tuple[int, int, int, str]] = []
