@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.data import SamplingParams
-from rlhf.evaluation.statistics import wilson_interval
+from rlhf.evaluation.statistics import success_estimate
 from rlhf.rollout.collect import Collected, Collector
 from rlhf.settings import STRICT
 
@@ -39,7 +39,7 @@ class EvaluationResult:
 
     Attributes:
         success: share of attempts solved, of those that say something about the policy.
-        low, high: 95% Wilson interval of `success`.
+        low, high: 95% Wilson interval of `success`, clustered by task when there are several attempts.
         n: attempts behind it.
         n_errors: attempts that failed for no fault of the policy; not in `n`.
     """
@@ -87,15 +87,15 @@ async def evaluate(
     # The step number keeps the seeds of evaluations apart from those of training, and equal between evaluations.
     collected = await collector.collect(tasks, group_size=settings.attempts, sampling=sampling, step=-1)
     trajectories = [t for g in collected.groups for t in g.trajectories]
-    n, n_solved = len(trajectories), sum(t.solved for t in trajectories)
-    low, high = wilson_interval(n_solved, n)
+    n_errors = sum(len(g.failures) for g in collected.groups)
+    found = success_estimate([t.solved for t in trajectories], [t.task_id for t in trajectories], n_errors=n_errors)
     values = collected.metrics()
     return EvaluationResult(
-        success=n_solved / max(n, 1),
-        low=low,
-        high=high,
-        n=n,
-        n_errors=sum(len(g.failures) for g in collected.groups),
+        success=found.value,
+        low=found.low,
+        high=found.high,
+        n=found.n,
+        n_errors=n_errors,
         return_mean=values["rollout/return_mean"],
         n_turns_mean=values["rollout/n_turns_mean"],
         split=split,

@@ -51,9 +51,14 @@ class State:
     results: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def label(self) -> str:
+        """Name of the stage in metrics and trajectory files."""
+        return f"{self.stage}-{self.stage_kind}"
+
+    @property
     def folder_name(self) -> str:
         """Sorts by age."""
-        return f"{self.stage}-{self.stage_kind}-{self.step:06d}"
+        return f"{self.label}-{self.step:06d}"
 
 
 def save(root: Path, state: State, policy: Any, optimizer: torch.optim.Optimizer | None, *, keep: int = 2) -> Path:

@@ -6,14 +6,16 @@ demonstrations that it later encodes.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from agents.base import History
 from environments.base import Environment, Oracle, StepResult
-from rlhf.data import Action, Finish, Generation, Message, Outcome, Task, Trajectory, Turn
+from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
 from rlhf.errors import EnvError, RecipeError, boundary
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.seeds import stable_seed
@@ -47,7 +49,7 @@ async def play(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Demonstration]:
     """Play each task once with the oracle; a random action now and then, and some tasks at random throughout."""
-    if not isinstance(environment, Oracle):
+    if not isinstance(environment, Oracle) and (random_share < 1 and unsolved_share < 1):
         raise RecipeError(
             "this environment cannot demonstrate",
             where="stages: supervised",
@@ -138,3 +140,24 @@ def _render_one(demonstration: Demonstration, agent: Any, renderer: Renderer) ->
         generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=-1)
         turns.append(replace(turn, action=Action(turn.action.text, (generation,))))
     return replace(played, turns=tuple(turns))
+
+
+def save(path: Path, found: Sequence[Demonstration]) -> None:
+    """Write demonstrations as JSON lines, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(asdict(d)) + "\n" for d in found))
+    partial.rename(path)
+
+
+def load(path: Path) -> list[Demonstration]:
+    """Read what `save` wrote."""
+    return [_from_plain(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _from_plain(plain: dict[str, Any]) -> Demonstration:
+    task, played = plain["task"], plain["trajectory"]
+    task["messages"] = tuple(Message(Role(m["role"]), m["content"]) for m in task["messages"])
+    turns = tuple(Turn(**{**turn, "action": Action(turn["action"]["text"])}) for turn in played["turns"])
+    trajectory = Trajectory(**{**played, "turns": turns, "outcome": Outcome(played["outcome"])})
+    return Demonstration(Task(**task), trajectory, tuple(tuple(names) for names in plain["admissible"]))

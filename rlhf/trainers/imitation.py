@@ -33,7 +33,7 @@ async def imitate(run: Run, stage: Supervised) -> None:
             [packed] = pack_minibatches(batch, 1, reduction, stage.max_tokens_per_microbatch, None)
             values = trainer.imitate(packed)
             run.log(
-                epoch * n_batches + i,
+                epoch * n_batches + i + 1,
                 {
                     **values,
                     "supervised/n_demonstrations": float(len(demonstrations)),
@@ -47,9 +47,7 @@ async def imitate(run: Run, stage: Supervised) -> None:
 
 def imitation_samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
     """Rows with an advantage of one on every demonstrated token."""
-    groups = [
-        ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns
-    ]
+    groups = [ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns]
     credits = [Credit((tuple((1.0,) * len(g.token_ids) for g in t.trajectories[0].generations),)) for t in groups]
     samples, _ = make_samples(groups, credits, "trajectory")
     return samples

@@ -1,6 +1,6 @@
 """The whole pipeline on one screen.
 
-    Task -> Trajectory -> ScoredGroup -> Credit -> Sample -> Batch -> update -> PolicyWeights -> engine.load
+Task -> Trajectory -> ScoredGroup -> Credit -> Sample -> Batch -> update -> PolicyWeights -> engine.load
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None
         if isinstance(stage, Supervised):
             await imitate(run, stage)
         else:
+            if "before" not in run.state.results:
+                await run.deliver()
+                await run.measure("before")
             await improve(run, stage)
-        await run.measure("after" if index == len(stages) - 1 else "before")
+        if index == len(stages) - 1:
+            await run.measure("after")
         run.save(None)
 
 
@@ -64,9 +68,7 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     run.advance(finished=True)
 
 
-async def one_step(
-    run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks: ShuffledTasks, step: int
-) -> None:
+async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks: ShuffledTasks, step: int) -> None:
     """Sample, score, credit, batch, update, deliver."""
     run.reseed(step)
     sampling = SamplingParams(max_tokens=run.collector.limits.max_tokens, temperature=stage.temperature)
@@ -80,19 +82,17 @@ async def one_step(
     start = time.perf_counter()
     values = update(stage, trainer, samples, np.random.default_rng([run.seed, run.state.stage, step]))
     train_s = time.perf_counter() - start
-    run.advance(
-        step=step + 1, n_updates=trainer.n_updates, n_episodes=run.state.n_episodes + collected.n_episodes
-    )
+    run.advance(step=step + 1, n_updates=trainer.n_updates, n_episodes=run.state.n_episodes + collected.n_episodes)
     await run.deliver()
 
-    run.record(run.state.stage_kind, step, "train", collected.groups, credits)
+    run.record(run.state.label, step + 1, "train", collected.groups, credits)
     credit_sums: dict[str, float] = {}
     for credit in credits:
         for name, value in credit.metrics.items():
             credit_sums[name] = credit_sums.get(name, 0.0) + value
     metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + collected.seconds}
-    run.log(step, metrics)
+    run.log(step + 1, metrics)
     run.progress.advance(
         f"success {metrics['rollout/success']:.0%}  return {metrics['rollout/return_mean']:+.2f}  "
         f"{metrics['rollout/tokens_per_s']:.0f} tok/s"
@@ -109,9 +109,12 @@ def update(
             samples, stage.minibatches, stage.reduction, stage.max_tokens_per_microbatch, rng
         ):
             for name, value in trainer.update(batches, stage.loss, temperature=stage.temperature).items():
-                totals.setdefault(name, []).append(value)
+                # Only before the first update do trainer and engine hold the same weights.
+                if not (name.startswith("loss/sampler_gap") and name in totals):
+                    totals.setdefault(name, []).append(value)
     n_updates = {"optimizer/n_updates": float(trainer.n_updates), "optimizer/n_skipped": float(trainer.n_skipped)}
-    return {name: float(np.mean(values)) for name, values in totals.items()} | n_updates
+    merge = {True: max, False: np.mean}
+    return {name: float(merge[name.endswith("_max")](values)) for name, values in totals.items()} | n_updates
 
 
 def stage_needs_reference(stage: PolicyGradient) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
@@ -106,7 +107,10 @@ class FromScratch:
         config = Qwen3Config(**common) if self.family == "qwen3" else LlamaConfig(**common)
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        return Policy.of(model, tokenizer, self.lora)
+        base = copy.deepcopy(model) if self.lora is not None else None
+        policy = Policy.of(model, tokenizer, self.lora)
+        policy.base = base
+        return policy
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -177,6 +181,7 @@ class Policy:
     is_lora: bool
     version: int = 0
     reference: Any = None
+    base: Any = None
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, lora: Lora | None, template: dict[str, Any] | None = None) -> Policy:
@@ -213,10 +218,35 @@ class Policy:
                     yield self.model
             else:
                 if self.reference is None:
-                    raise ModelError("there is no reference model", where="Policy.as_reference", hint="call keep_reference")
+                    raise ModelError(
+                        "there is no reference model", where="Policy.as_reference", hint="call keep_reference"
+                    )
                 yield self.reference
+
+    def save_base(self, run_folder: Path) -> None:
+        """Keep the weights under an adapter that were made from scratch: no other copy of them exists."""
+        if self.base is not None:
+            self.base.save_pretrained(run_folder / "base")
+            self.tokenizer.save_pretrained(run_folder / "base")
+            self.base = None
 
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder (an adapter: a PEFT folder with its base's name)."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:
+    """The policy of a checkpoint's `policy` folder: full weights, or an adapter over its base."""
+    template = settings.chat_template_kwargs if isinstance(settings, Pretrained) else {}
+    if not (saved / "adapter_config.json").is_file():
+        model, tokenizer = load_folder(str(saved), dtype=getattr(settings, "dtype", "float32"))
+        return Policy.of(model, tokenizer, None, template)
+    from peft import PeftModel
+
+    source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
+    base, tokenizer = load_folder(source, dtype=getattr(settings, "dtype", "float32"))
+    model = PeftModel.from_pretrained(base, str(saved), is_trainable=True)
+    policy = Policy.of(model, tokenizer, None, template)
+    policy.is_lora = True
+    return policy

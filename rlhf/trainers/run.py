@@ -16,7 +16,7 @@ from rlhf.data import Credit, PolicyWeights, ScoredGroup
 from rlhf.errors import RlhfError
 from rlhf.metrics import Metrics
 from rlhf.rollout.collect import Collector
-from rlhf.rollout.transformers_engine import fingerprint
+from rlhf.rollout.fingerprint import fingerprint
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.policy import Policy
@@ -47,7 +47,7 @@ class Interrupted(RlhfError):
 
 
 #: Keeps the trajectories of one step: (stage, step, phase, groups, credits).
-RecordGroups = Callable[[str, int, str, Sequence[ScoredGroup], Sequence[Credit | None]], None]
+RecordGroups = Callable[[str, int, str, Sequence[ScoredGroup], Sequence[Credit | None] | None], object]
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Run:
         with self.off_the_clock():
             self.progress.note(f"evaluating ({name})")
             result = await self.evaluate(name, full)
-            self.metrics.log(self.state.step, f"{self.state.stage}-{self.state.stage_kind}", result.metrics)
+            self.metrics.log(self.state.step, self.state.label, result.metrics)
             if full:
                 self.state = replace(self.state, results={**self.state.results, name: result.record})
                 self.progress.say(
@@ -127,5 +127,4 @@ class Run:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics for the present stage."""
         memory = psutil.Process().memory_info().rss / 1e9
-        stage = f"{self.state.stage}-{self.state.stage_kind}"
-        self.metrics.log(step, stage, {**values, "memory/rss_gb": memory})
+        self.metrics.log(step, self.state.label, {**values, "memory/rss_gb": memory})

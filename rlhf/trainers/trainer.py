@@ -45,14 +45,12 @@ class TorchTrainer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs in nats of the policy tokens, `[N]`, under `model` at `temperature`; and the entropy there, `[N]`."""
         device = next(model.parameters()).device
-        logits = packed_forward(model, batch.token_ids.to(device), batch.lengths, batch.select.to(device))
+        logits = packed_forward(model, batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device))
         log_p = torch.log_softmax(logits.float() / temperature, dim=-1)  # [N, V]
         chosen = log_p.gather(-1, batch.targets.to(device)[:, None]).squeeze(-1)
         return chosen, -(log_p.exp() * log_p).sum(-1) if entropy else None
 
-    def update(
-        self, batches: Sequence[PackedBatch], loss: PolicyLoss, *, temperature: float = 1.0
-    ) -> dict[str, float]:
+    def update(self, batches: Sequence[PackedBatch], loss: PolicyLoss, *, temperature: float = 1.0) -> dict[str, float]:
         """One optimiser update from the micro-batches of one minibatch; their weights already share one normaliser."""
 
         def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
@@ -90,14 +88,13 @@ class TorchTrainer:
             sequence_ids=batch.sequence_ids.to(logp.device),
             ref_logprobs=reference,
             entropy=entropy,
+            n_minibatch_tokens=batch.n_minibatch_tokens,
         )
 
     def _step(
         self,
         batches: Sequence[PackedBatch],
-        compute: Callable[
-            [PackedBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
-        ],
+        compute: Callable[[PackedBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]],
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)

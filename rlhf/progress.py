@@ -1,0 +1,70 @@
+"""Progress bars that say what is waited for. Everything goes to one console, by default standard error."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+
+class RichProgress:
+    """One bar for the present stage; without a terminal, a line now and then."""
+
+    def __init__(self, console: Console, *, every: int = 10) -> None:
+        self.console, self.every = console, every
+        self._bars = Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}", markup=False),
+            TextColumn("[dim]{task.fields[waiting]}", markup=False),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task: Any = None
+        self._name, self._total, self._done, self._last = "", 0, 0, ""
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def stage(self, name: str, total: int, done: int) -> None:
+        """Begin a bar of `total` steps of which `done` are over."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._name, self._total, self._done = name, total, done
+        self._task = self._bars.add_task(name, total=total, completed=done, last="", waiting="")
+
+    def advance(self, note: str) -> None:
+        """One step is done."""
+        self._done += 1
+        self._last = note
+        if self._task is not None:
+            self._bars.update(self._task, completed=self._done, last=note, waiting="")
+        due = self._done == self._total or self._done % max(self.every, self._total // 20) == 0
+        if not self.console.is_terminal and due:
+            self.console.print(f"{self._name} {self._done}/{self._total}  {note}", markup=False, highlight=False)
+
+    def note(self, text: str) -> None:
+        """What is waited for."""
+        if self._task is not None:
+            self._bars.update(self._task, waiting=text)
+
+    def rollout(self, counts: Any) -> None:
+        """Progress of the episodes now running."""
+        self.note(str(counts))
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, highlight=False)
