@@ -22,13 +22,13 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
+from environments.babyai_oracle import bounded, solve
 from environments.base import Properties, StepResult
 from rlhf.data import Task
 from rlhf.errors import EnvError, MissingPackageError, nearest
@@ -60,13 +60,8 @@ _NUMBER_OF_WORDS: Mapping[str, int] = dict(ACTIONS) | {
 _NAMES: Mapping[int, str] = {number: action for action, number in ACTIONS.items()}
 _UNKNOWN_ACTION = f"Unknown action. Actions: {', '.join(ACTIONS)}."
 _FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
-_DONE = 6
 _DOOR_STATES = ("open", "closed", "locked")
 _NOT_TOLD = frozenset({"unseen", "empty", "wall", "floor", "agent"})
-#: How many bots may try one task, and how many paths one may search for one piece of advice. Sound advice takes at most
-#: 21 searches; some states of the unlocking levels make a bot search for ever.
-_MAX_BOTS = 5
-_MAX_SEARCHES = 100
 _HINT = "pip install rlhf-agents[babyai]"
 
 SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -129,25 +124,13 @@ class BabyAI:
         return BabyAIEpisode(self._world(task), self.reward)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Actions of the package's bot that solve `task` after `taken`, tried out before they are given; or None.
+        """Give actions of the package's bot that solve `task` after `taken`, tried out before; None if it finds none.
 
-        The bot watches `taken` from the start, so that it knows what it has seen and done. Where it raises, goes in
-        circles or believes itself done, a new one takes over with fresh eyes, from the second time on after putting
-        down what is carried.
+        See `environments.babyai_oracle` for what the bot cannot do.
         """
-        guide = _Guide(self._world(task))
-        for text in taken:
-            guide.do(read_action(text))
-        guide.path.clear()
-        for n_bots in range(_MAX_BOTS):
-            while not guide.over and guide.advice is not None:
-                guide.do(guide.advice)
-            if guide.over:
-                break
-            if n_bots > 0:
-                guide.put_down()
-            guide.call_bot()
-        return tuple(guide.path) if guide.solved else None
+        bot = bounded(_import("minigrid.utils.baby_ai_bot").BabyAIBot)
+        path = solve(self._world(task), [read_action(text) for text in taken], bot)
+        return None if path is None else tuple(_NAMES[number] for number in path)
 
     def _world(self, task: Task) -> Any:
         """Make the package's own environment, at the start of `task`."""
@@ -326,83 +309,3 @@ def _progress(instruction: Any) -> tuple[Any, ...]:
 def _cell(position: Any) -> tuple[int, ...] | None:
     """Column and row as plain integers, (-1, -1) for what is carried, None for what lies in a box."""
     return None if position is None else tuple(map(int, position))
-
-
-class _Guide:
-    """The package's world with its bot looking on.
-
-    Attributes:
-        over: whether the episode has ended.
-        solved: whether the mission is accomplished.
-        path: every known action done so far.
-        advice: what the bot would do now; None where it is at a loss or thinks that it is done.
-    """
-
-    def __init__(self, world: Any) -> None:
-        self.world = world
-        self.over = self.solved = False
-        self.path: list[str] = []
-        self.advice: int | None = None
-        self._bot: Any = None
-        self.call_bot()
-
-    def call_bot(self) -> None:
-        """Let a new bot look on from here."""
-        self._bot = None
-        with suppress(Exception):
-            self._bot = _bounded_bot()(self.world)
-        self._ask(None)
-
-    def do(self, number: int | None) -> None:
-        """Do an action, or let a step pass for an unknown one; nothing once the episode is over."""
-        if self.over:
-            return
-        if number is None:
-            self.world.step_count += 1
-            self.over = self.world.step_count >= self.world.max_steps
-            return
-        _, reward, terminated, truncated, _ = self.world.step(number)
-        self.path.append(_NAMES[number])
-        self.over, self.solved = terminated or truncated, reward > 0
-        if not self.over:
-            self._ask(number)
-
-    def put_down(self) -> None:
-        """Drop what is carried, on whichever side there is room."""
-        for _ in range(4):
-            if self.world.carrying is not None:
-                self.do(ACTIONS["drop"])
-            if self.world.carrying is not None:
-                self.do(ACTIONS["turn right"])
-
-    def _ask(self, taken: int | None) -> None:
-        self.advice = None
-        try:
-            advice = _DONE if self._bot is None else int(self._bot.replan(taken))
-        except Exception:
-            # The bot raises assertions, index errors and its own errors wherever it is at a loss; all mean the same.
-            self._bot = None
-        else:
-            self.advice = None if advice == _DONE else advice
-
-
-@cache
-def _bounded_bot() -> Any:
-    base = _import("minigrid.utils.baby_ai_bot").BabyAIBot
-
-    class BoundedBot(base):  # type: ignore[misc, valid-type]
-        """The package's bot, made to give up where it would search for ever."""
-
-        searches_left = 0
-
-        def replan(self, action_taken: Any = None) -> Any:
-            self.searches_left = _MAX_SEARCHES
-            return super().replan(action_taken)
-
-        def _breadth_first_search(self, *args: Any, **kwargs: Any) -> Any:
-            self.searches_left -= 1
-            if self.searches_left < 0:
-                raise RuntimeError("going in circles")
-            return super()._breadth_first_search(*args, **kwargs)
-
-    return BoundedBot

@@ -26,8 +26,8 @@ from environments.base import StepResult
 from environments.check import check_environment
 from rlhf.errors import EnvError
 
-#: Levels that the bot often fails: it never opens boxes, in two strict levels it tries doors that end the episode, and
-#: in one it goes in circles with a key in its hand.
+#: Levels that the bot often fails: it never opens boxes, and in one level it goes in circles with a key in its hand. In
+#: the other two, missions that name two doors cannot be accomplished at all.
 BEYOND_THE_BOT = {"KeyInBox", "OpenDoorsOrderN2Debug", "OpenDoorsOrderN4Debug", "UnlockToUnlock"}
 
 
