@@ -2,9 +2,9 @@
 
 The bot that comes with `minigrid` plans while it explores and is given the actions that were really taken. Of its own
 it raises assertions where it is surprised, believes itself done where it is not, and in some states of the unlocking
-levels searches for ever. It never opens boxes (`KeyInBox`) and often goes in circles in `UnlockToUnlock`. The missions
-of `OpenDoorsOrder*Debug` that name two doors cannot be accomplished by anybody: the package judges the toggle that opens
-the first door also as a try at the second, and in these strict levels that fails.
+levels searches for ever. It never opens boxes (`KeyInBox`) and often goes in circles in `UnlockToUnlock`. Nobody can
+accomplish the missions of `OpenDoorsOrder*Debug` that name two doors: the package judges the toggle that opens the
+first door also as a try at the second, and in these strict levels that fails.
 """
 
 from __future__ import annotations
