@@ -31,7 +31,8 @@ class Sample:
 
     Attributes:
         token_ids: prompt, sampled and observation tokens as the model saw and made them.
-        mask: True on tokens the policy sampled, and nowhere else; never on the first token.
+        mask: True on the tokens to train on: those the policy sampled and nothing else, but for a supervised stage that
+            gives observations a weight; never on the first token.
         sampler_logprobs: nats, 0 where the mask is False.
         advantages: 0 where the mask is False.
         sequence: number of the trajectory this row belongs to, unique within the step.

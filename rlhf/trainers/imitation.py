@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
@@ -18,7 +21,8 @@ from rlhf.trainers.trainer import TorchTrainer
 async def imitate(run: Run, stage: Supervised) -> None:
     """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
     demonstrations = run.demonstrations[run.state.stage]
-    samples = imitation_samples(render(demonstrations, run.collector.agent, run.collector.renderer))
+    rendered = render(demonstrations, run.collector.agent, run.collector.renderer)
+    samples = imitation_samples(rendered, stage.observation_weight)
     n_batches = -(-len(samples) // stage.batch_size)
     trainer = TorchTrainer(run.policy, stage.optimizer, stage.epochs * n_batches)
     run.save(trainer.optimizer)
@@ -45,9 +49,15 @@ async def imitate(run: Run, stage: Supervised) -> None:
     await run.deliver()
 
 
-def imitation_samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
-    """Rows with an advantage of one on every demonstrated token."""
+def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:
+    """Rows whose advantages are the weights of their tokens in the loss: 1 for an action, less for an observation."""
     groups = [ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns]
     credits = [Credit((tuple((1.0,) * len(g.token_ids) for g in t.trajectories[0].generations),)) for t in groups]
     samples, _ = make_samples(groups, credits, "trajectory")
-    return samples
+    return [_read_too(s, observation_weight) for s in samples] if observation_weight else samples
+
+
+def _read_too(sample: Sample, weight: float) -> Sample:
+    everything = np.arange(len(sample)) > 0
+    advantages = np.where(sample.mask, 1.0, np.where(everything, weight, 0.0)).astype(np.float32)
+    return replace(sample, mask=everything, advantages=advantages)

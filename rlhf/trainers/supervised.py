@@ -13,7 +13,7 @@ from rlhf.trainers.optimizer import AdamW
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Supervised:
-    """Next-token training on the actions of demonstrations; observations are masked.
+    """Next-token training on the actions of demonstrations; observations are masked unless they are given a weight.
 
     The demonstrations are played by the environment's oracle. `random_share` and `unsolved_share` spoil them on
     purpose, so that the policy that reinforcement learning starts from is weak but not hopeless.
@@ -24,6 +24,9 @@ class Supervised:
     """Share of the actions drawn at random from the admissible ones; the oracle plans on from where they lead."""
     unsolved_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the demonstrations that are random throughout."""
+    observation_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Weight of an observation token's loss beside an action token's 1. Above 0 a model made from scratch also learns
+    to predict what the environment says, and with it to copy from the context; a pretrained model needs none."""
     epochs: Annotated[int, Field(ge=1)] = 3
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Demonstrations per optimiser update."""

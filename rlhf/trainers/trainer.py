@@ -60,12 +60,19 @@ class TorchTrainer:
         return self._step(batches, of)
 
     def imitate(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """One update that raises the likelihood of the demonstrated tokens: loss Σ w · (−log π)."""
+        """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π).
+
+        Advantages are the tokens' weights: 1 for an action. The logged loss is the mean over action tokens, in nats.
+        """
+        n_actions = max(sum(int((b.advantages == 1).sum()) for b in batches), 1)
 
         def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
             logp, _ = self.logprobs(self.policy.model, batch, temperature=1.0)
-            value = -(batch.weights.to(logp.device) * logp).sum()
-            return value, {"supervised/loss": value.detach()}, {}
+            weights = (batch.weights * batch.advantages).to(logp.device)
+            value = -(weights * logp).sum()
+            chosen = (batch.advantages == 1).to(logp.device)
+            mean = -logp.detach()[chosen].sum() / n_actions
+            return value, {"supervised/loss": mean}, {}
 
         return self._step(batches, of)
 
