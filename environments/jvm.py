@@ -131,7 +131,7 @@ class Jvm:
         except (Py4JError, OSError) as error:
             cause = getattr(error, "cause", None)
             hung = isinstance(cause, TimeoutError)
-            self.close()
+            self.close(kill=True)
             raise _lost("a call hung" if hung else "it died") from error
 
     def free(self, thing: Any) -> None:
@@ -139,8 +139,8 @@ class Jvm:
         if not self._closed:
             self._client.garbage_collect_object(thing._get_object_id())
 
-    def close(self) -> None:
-        """End the process and free everything; may be called again."""
+    def close(self, *, kill: bool = False) -> None:
+        """End the process, at once if `kill`, and free everything; may be called again."""
         with self._lock:
             if self._closed:
                 return
@@ -151,7 +151,7 @@ class Jvm:
                 if self._process.stdin is not None:
                     self._process.stdin.close()
             try:
-                self._process.wait(_EXIT_S)
+                self._process.wait(0 if kill else _EXIT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -212,6 +212,8 @@ def _launch(
             process.kill()
             process.wait()
             reader.join(_EXIT_S)
+            if process.stdin is not None:
+                process.stdin.close()
             if not isinstance(failure, queue.Empty | ValueError):
                 raise
             errors.seek(0)
