@@ -76,8 +76,11 @@ class BabyAI:
     max_steps: Annotated[int, Field(ge=1)] | None = None
     """The episode is cut after so many steps; by default after the level's own limit (64 in GoToLocal)."""
     n_train: SplitSize = 10_000
+    """Tasks of the split `train`: one per seed, from the first on."""
     n_dev: SplitSize = 1_000
+    """The same for `dev`."""
     n_test: SplitSize = 1_000
+    """The same for `test`."""
     reward: Literal["success", "discounted"] = "success"
     """Reward of the solving step: 1, or the package's 1 - 0.9 x steps / limit. All other steps give 0."""
 

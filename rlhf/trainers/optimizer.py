@@ -20,11 +20,15 @@ class AdamW:
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of the running means of the gradient and of its square."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the mean square."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Each update shrinks the weights by `lr` times this."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After warm-up: stay, or fall to `final_lr_share` of the peak at the last update."""
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What is left of the peak at the last update, where the schedule falls."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Updates over which the rate rises linearly from 0."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0

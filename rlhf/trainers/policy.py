@@ -24,11 +24,15 @@ class Lora:
     """Low-rank adapters (Hu et al., arXiv 2106.09685) by PEFT; the base weights stay frozen."""
 
     rank: Annotated[int, Field(ge=1)] = 16
+    """Columns of the two factors of an adapter."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
+    """What an adapter adds is scaled by alpha/rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that training drops at random."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter, such as [q_proj, v_proj]; or all linear ones but the output layer."""
     rslora: bool = False
-    """Scale by alpha/sqrt(rank) (arXiv 2312.03732)."""
+    """Scale by alpha/sqrt(rank) instead (arXiv 2312.03732)."""
 
     def wrap(self, model: Any) -> Any:
         """`model` with trainable adapters."""
@@ -60,18 +64,25 @@ class FromScratch:
     """A small model built in seconds, with a tokenizer trained on the environment's text. Saved like any other."""
 
     family: Literal["qwen3", "llama"] = "qwen3"
+    """Architecture."""
     hidden_size: Annotated[int, Field(ge=8)] = 128
+    """Width of the model; an even multiple of `n_heads`."""
     intermediate_size: Annotated[int, Field(ge=8)] | None = None
     """Width of the feed-forward layers; None is three times `hidden_size`."""
     n_layers: Annotated[int, Field(ge=1)] = 4
+    """Blocks of attention and feed-forward layer."""
     n_heads: Annotated[int, Field(ge=1)] = 4
+    """Attention heads."""
     n_kv_heads: Annotated[int, Field(ge=1)] | None = None
-    """None is as many as `n_heads`."""
+    """Key-value heads, which divide `n_heads`; None is as many as `n_heads`."""
     vocab_size: Annotated[int, Field(ge=300)] = 2048
     """Most tokens the tokenizer may learn."""
     max_context: Annotated[int, Field(ge=16)] = 1024
+    """Positions the model is made for: most tokens of prompt and generation together."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of the initial weights."""
     lora: Lora | None = None
+    """Train adapters instead of all weights."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.n_heads or (self.hidden_size // self.n_heads) % 2:
@@ -118,10 +129,13 @@ class Pretrained:
     """Any causal language model in Hugging Face format: a local folder, or a name on a hub."""
 
     path: str
+    """Folder of a saved model, or its name on a hub, such as Qwen/Qwen3-0.6B."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights."""
     chat_template_kwargs: dict[str, bool | str | int] = Field(default_factory=dict)
     """Passed to the tokenizer's chat template, e.g. {enable_thinking: false}."""
     lora: Lora | None = None
+    """Train adapters instead of all weights."""
 
     @property
     def needs_texts(self) -> bool:

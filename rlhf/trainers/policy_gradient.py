@@ -25,13 +25,19 @@ class PolicyGradient:
     """
 
     steps: Annotated[int, Field(ge=1)] = 100
+    """Rounds of sampling and updating."""
     tasks_per_step: Annotated[int, Field(ge=1)] = 16
+    """Different tasks attempted in one step."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Attempts at each task; the group whose statistics give the advantage."""
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
+    """The estimator that gives each sampled token its number."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
+    """What is minimised."""
     reduction: Reduction = Field(default_factory=Reduction)
+    """How the losses of single tokens become one number."""
     filters: Filters = Field(default_factory=Filters)
+    """Which rows are left out of the update."""
     layout: Literal["trajectory", "generation"] = "trajectory"
     """One row per trajectory (folded where prompts extend each other), or one row per generation."""
     epochs: Annotated[int, Field(ge=1)] = 1
@@ -39,11 +45,13 @@ class PolicyGradient:
     minibatches: Annotated[int, Field(ge=1)] = 1
     """Optimiser updates in one pass; trajectories are kept whole."""
     optimizer: AdamW = Field(default_factory=AdamW)
+    """How the weights are updated."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by it too."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
+    """Where the tasks come from."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 20

@@ -20,6 +20,7 @@ class Supervised:
     """
 
     n_demonstrations: Annotated[int, Field(ge=1)] = 512
+    """Tasks that the oracle plays, from the first of the split on; they come again where the split has fewer."""
     random_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the actions drawn at random from the admissible ones; the oracle plans on from where they lead."""
     unsolved_share: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -28,8 +29,12 @@ class Supervised:
     """Weight of an observation token's loss beside an action token's 1. Above 0 a model made from scratch also learns
     to predict what the environment says, and with it to copy from the context; a pretrained model needs none."""
     epochs: Annotated[int, Field(ge=1)] = 3
+    """Passes over the demonstrations."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Demonstrations per optimiser update."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-3, schedule="cosine", warmup_steps=10))
+    """How the weights are updated."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
+    """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
+    """Where the tasks come from."""
