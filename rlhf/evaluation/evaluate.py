@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any
 
@@ -30,7 +31,9 @@ class Evaluation:
     watch_split: str = "dev"
     """Tasks of the evaluations during training."""
     watch_n_tasks: Annotated[int, Field(ge=1)] = 64
+    """How many of them."""
     seed: int = 20_000
+    """One seed gives one evaluation, whatever the seed of the run."""
 
 
 @plain_dataclass(frozen=True)
@@ -81,11 +84,10 @@ async def evaluate(
     """Attempt the first `n_tasks` tasks of `split` and count."""
     split = split or settings.split
     tasks = list(islice(collector.environment.tasks(split), n_tasks or settings.n_tasks))
-    sampling = SamplingParams(
-        max_tokens=collector.limits.max_tokens, temperature=settings.temperature, seed=settings.seed
-    )
-    # The step number keeps the seeds of evaluations apart from those of training, and equal between evaluations.
-    collected = await collector.collect(tasks, group_size=settings.attempts, sampling=sampling, step=-1)
+    sampling = SamplingParams(max_tokens=collector.limits.max_tokens, temperature=settings.temperature)
+    # Seed and step number keep the seeds of evaluations apart from those of training, and equal between evaluations.
+    seeded = replace(collector, seed=settings.seed)
+    collected = await seeded.collect(tasks, group_size=settings.attempts, sampling=sampling, step=-1)
     trajectories = [t for g in collected.groups for t in g.trajectories]
     n_errors = sum(len(g.failures) for g in collected.groups)
     found = success_estimate([t.solved for t in trajectories], [t.task_id for t in trajectories], n_errors=n_errors)

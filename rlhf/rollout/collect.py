@@ -101,6 +101,10 @@ class Collector:
             step=step,
             on_progress=self.on_progress,
         )
-        groups = [await score_group(t, found, self.rewards) for t, found in zip(tasks, attempts, strict=True)]
+        timeout_s = self.limits.reward_timeout_s
+        groups = [
+            await score_group(t, found, self.rewards, timeout_s=timeout_s)
+            for t, found in zip(tasks, attempts, strict=True)
+        ]
         check_failures(groups, self.limits)
         return Collected(tuple(groups), time.perf_counter() - start)
