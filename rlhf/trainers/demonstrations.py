@@ -48,7 +48,11 @@ async def play(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Demonstration]:
-    """Play each task once with the oracle; a random action now and then, and some tasks at random throughout."""
+    """Play each task once with the oracle; a random action now and then, and some tasks at random throughout.
+
+    Half of the random actions are possible where they are taken, the other half were possible somewhere else: what the
+    environment answers to a mistake is then in the demonstrations too.
+    """
     if not isinstance(environment, Oracle) and (random_share < 1 and unsolved_share < 1):
         raise RecipeError(
             "this environment cannot demonstrate",
@@ -57,42 +61,64 @@ async def play(
             expected="an environment with a method `plan(task, taken)`",
             hint="remove the supervised stage, or start from a pretrained policy",
         )
-    played = []
+    played: list[Demonstration] = []
+    pool: dict[str, None] = {}
     for i, task in enumerate(tasks):
         rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
         share = 1.0 if rng.random() < unsolved_share else random_share
-        played.append(await _play_one(environment, task, share, max_turns, rng))
+        strays = _Strays(share, pool, rng)
+        played.append(await _play_one(environment, task, strays, max_turns))
         on_progress(i + 1, len(tasks))
     return played
 
 
-async def _play_one(
-    environment: Environment, task: Task, random_share: float, max_turns: int, rng: random.Random
-) -> Demonstration:
+@dataclass(frozen=True, slots=True)
+class _Strays:
+    """When to leave the plan, and for what.
+
+    Attributes:
+        share: of the actions.
+        pool: every action that was possible anywhere so far, in the order of discovery.
+    """
+
+    share: float
+    pool: dict[str, None]
+    rng: random.Random
+
+    def is_next(self, state: StepResult) -> bool:
+        """Whether the next action is a random one; remembers what is possible."""
+        self.pool.update(dict.fromkeys(state.admissible_actions))
+        return self.rng.random() < self.share
+
+    def action(self, state: StepResult) -> str:
+        """A random action, possible here or somewhere."""
+        anywhere = self.rng.random() < 0.5
+        return self.rng.choice(list(self.pool) if anywhere and self.pool else state.admissible_actions or ("",))
+
+
+async def _play_one(environment: Environment, task: Task, strays: _Strays, max_turns: int) -> Demonstration:
     with boundary(EnvError, where=f"demonstration of {task.id}", hint="run `rlhf check environment`"):
         episode = environment.start(task)
         try:
-            return await _steps(environment, task, episode, random_share, max_turns, rng)
+            return await _steps(environment, task, episode, strays, max_turns)
         finally:
             await episode.close()
 
 
-async def _steps(
-    environment: Environment, task: Task, episode: Any, random_share: float, max_turns: int, rng: random.Random
-) -> Demonstration:
+async def _steps(environment: Environment, task: Task, episode: Any, strays: _Strays, max_turns: int) -> Demonstration:
     state: StepResult = episode.opening
     turns: list[Turn] = []
     shown: list[tuple[str, ...]] = []
     plan: list[str] | None = None
     outcome = Outcome.TURN_LIMIT
     while len(turns) < max_turns:
-        stray = rng.random() < random_share
+        stray = strays.is_next(state)
         if plan is None and not stray:
             found = cast(Oracle, environment).plan(task, [t.action.text for t in turns])
             plan = list(found) if found else []
         if stray or not plan:
             # An oracle that knows no way on leaves the rest to chance: an unsolved demonstration, like a planned one.
-            text, plan = rng.choice(state.admissible_actions or ("",)), None if stray else []
+            text, plan = strays.action(state), None if stray else []
         else:
             text = plan.pop(0)
         result = await episode.step(text)

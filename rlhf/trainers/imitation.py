@@ -50,14 +50,21 @@ async def imitate(run: Run, stage: Supervised) -> None:
 
 
 def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:
-    """Rows whose advantages are the weights of their tokens in the loss: 1 for an action, less for an observation."""
+    """Rows whose advantages are the weights of their tokens in the loss.
+
+    1 for an action, 0 for one that the environment did not understand, and `observation_weight` for observations.
+    """
     groups = [ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns]
-    credits = [Credit((tuple((1.0,) * len(g.token_ids) for g in t.trajectories[0].generations),)) for t in groups]
+    credits = [Credit((_weights(g.trajectories[0]),)) for g in groups]
     samples, _ = make_samples(groups, credits, "trajectory")
     return [_read_too(s, observation_weight) for s in samples] if observation_weight else samples
 
 
+def _weights(trajectory: Trajectory) -> tuple[tuple[float, ...], ...]:
+    return tuple((float(turn.valid),) * len(g.token_ids) for turn in trajectory.turns for g in turn.generations)
+
+
 def _read_too(sample: Sample, weight: float) -> Sample:
     everything = np.arange(len(sample)) > 0
-    advantages = np.where(sample.mask, 1.0, np.where(everything, weight, 0.0)).astype(np.float32)
+    advantages = np.where(sample.mask, sample.advantages, np.where(everything, weight, 0.0)).astype(np.float32)
     return replace(sample, mask=everything, advantages=advantages)
