@@ -5,6 +5,7 @@ Figures that depend on what the policy does are upper bounds and named so. Memor
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import ModelError
@@ -20,16 +21,25 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def arithmetic(recipe: Recipe) -> dict[str, Any]:
     """Return the batch arithmetic of `recipe` as plain values."""
-    model, config = meta_model(recipe.policy)
+    try:
+        model, config = meta_model(recipe.policy)
+    except ModelError as error:
+        # A name on a hub that cannot be reached now is no mistake in the recipe; a folder that is not there is one.
+        if looks_local(str(getattr(recipe.policy, "path", "."))):
+            raise
+        model, config, unknown = None, None, error.got
+    else:
+        unknown = ""
+    context = f"{config.max_position_embeddings} tokens" if config else "its size"
     return {
         "stages": [
             *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
             *({"stage": path, **_policy_gradient(stage, recipe)} for path, stage in policy_gradient_stages(recipe)),
         ],
-        "policy": _policy(model),
-        "memory_bytes": _memory(recipe, model, config),
+        "policy": _policy(model) if model else {"unknown": unknown},
+        "memory_bytes": _memory(recipe, model, config) if model else None,
         "evaluation": _evaluation(recipe),
-        "cuts": _cuts(recipe, int(config.max_position_embeddings)),
+        "cuts": _cuts(recipe, context),
     }
 
 
@@ -70,6 +80,11 @@ def _config(policy: FromScratch | Pretrained) -> Any:
             expected="a folder with config.json, or a name on a hub that can be reached",
             hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
         ) from error
+
+
+def looks_local(path: str) -> bool:
+    """Whether `path` means a folder rather than a name on a hub."""
+    return path.startswith((".", "/", "~")) or Path(path).exists()
 
 
 def _from_scratch_config(policy: FromScratch) -> Any:
@@ -156,7 +171,7 @@ def _evaluation(recipe: Recipe) -> dict[str, Any]:
     return {"split": recipe.evaluation.split, "n_episodes": n_episodes, "half_width_at_half": (high - low) / 2}
 
 
-def _cuts(recipe: Recipe, model_context: int) -> dict[str, str]:
+def _cuts(recipe: Recipe, model_context: str) -> dict[str, str]:
     """Which settings cut something short, and what they cut."""
     limits = recipe.limits
     cuts = {
@@ -167,7 +182,7 @@ def _cuts(recipe: Recipe, model_context: int) -> dict[str, str]:
     if limits.max_context is not None:
         cuts["limits.max_context"] = f"an episode when prompt and generation reach {limits.max_context} tokens"
     else:
-        cuts["the policy's context"] = f"an episode when prompt and generation reach {model_context} tokens"
+        cuts["the policy's context"] = f"an episode when prompt and generation reach {model_context}"
     steps = getattr(recipe.environment, "max_steps", None)
     if steps is not None:
         cuts["environment.max_steps"] = f"an episode at {steps} steps, by the environment"

@@ -45,12 +45,8 @@ def _print_figures(console: Console, figures: dict[str, Any]) -> None:
     for stage in figures["stages"]:
         for row in _stage_rows(stage):
             table.add_row(*row)
-    policy, memory, evaluation = figures["policy"], figures["memory_bytes"], figures["evaluation"]
-    table.add_row("policy", f"{policy['n_parameters']:,} parameters, {policy['n_trainable']:,} of them trained")
-    parts = ", ".join(f"{name} {_size(memory[name])}" for name in ("weights", "gradients", "adam", "reference"))
-    table.add_row("memory", f"{_size(memory['training_total'])}: {parts}")
-    cache, logits = _size(memory["max_kv_cache"]), _size(memory["max_logits"])
-    table.add_row("", f"and at most {cache} of key/value cache, {logits} of logits; activations come on top")
+    _add_policy(table, figures["policy"], figures["memory_bytes"])
+    evaluation = figures["evaluation"]
     table.add_row(
         "evaluation",
         f"{evaluation['n_episodes']:,} episodes of {evaluation['split']}; the 95% interval is at most "
@@ -59,6 +55,17 @@ def _print_figures(console: Console, figures: dict[str, Any]) -> None:
     for i, (setting, what) in enumerate(figures["cuts"].items()):
         table.add_row("cut" if i == 0 else "", f"{setting} ends {what}")
     console.print(table)
+
+
+def _add_policy(table: Table, policy: dict[str, Any], memory: dict[str, Any] | None) -> None:
+    if memory is None:
+        table.add_row("policy", f"size and memory unknown until its configuration can be read: {policy['unknown']}")
+        return
+    table.add_row("policy", f"{policy['n_parameters']:,} parameters, {policy['n_trainable']:,} of them trained")
+    parts = ", ".join(f"{name} {_size(memory[name])}" for name in ("weights", "gradients", "adam", "reference"))
+    table.add_row("memory", f"{_size(memory['training_total'])}: {parts}")
+    cache, logits = _size(memory["max_kv_cache"]), _size(memory["max_logits"])
+    table.add_row("", f"and at most {cache} of key/value cache, {logits} of logits; activations come on top")
 
 
 def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
