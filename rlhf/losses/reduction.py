@@ -39,7 +39,7 @@ class Reduction:
     """How the losses of single tokens become one number."""
 
     kind: Kind = "token_mean"
-    """The coefficient of a token; the table above has the formulas."""
+    """Which coefficient a token gets."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """C of `seq_mean_token_sum_norm`: a constant such as the most policy tokens a trajectory may have. It must not
     depend on the batch, or the bias towards long trajectories returns."""

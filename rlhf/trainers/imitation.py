@@ -22,18 +22,19 @@ async def imitate(run: Run, stage: Supervised) -> None:
     """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
     demonstrations = run.demonstrations[run.state.stage]
     rendered = render(demonstrations, run.collector.agent, run.collector.renderer)
-    samples = imitation_samples(rendered, stage.observation_weight)
-    n_batches = -(-len(samples) // stage.batch_size)
+    rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
+    n_batches = -(-len(rows) // stage.batch_size)
     trainer = TorchTrainer(run.policy, stage.optimizer, stage.epochs * n_batches)
     run.save(trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
     reduction = Reduction(kind="token_mean")
     for epoch in range(stage.epochs):
         run.reseed(epoch)
-        order = list(range(len(samples)))
+        order = list(range(len(rows)))
         random.Random(f"{run.seed}/supervised/{epoch}").shuffle(order)
         for i in range(n_batches):
-            batch = [samples[j] for j in order[i * stage.batch_size : (i + 1) * stage.batch_size]]
+            chosen = order[i * stage.batch_size : (i + 1) * stage.batch_size]
+            batch = [sample for j in chosen for sample in rows[j]]
             [packed] = pack_minibatches(batch, 1, reduction, stage.max_tokens_per_microbatch, None)
             values = trainer.imitate(packed)
             run.log(
@@ -62,6 +63,14 @@ def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: fl
 
 def _weights(trajectory: Trajectory) -> tuple[tuple[float, ...], ...]:
     return tuple((float(turn.valid),) * len(g.token_ids) for turn in trajectory.turns for g in turn.generations)
+
+
+def by_demonstration(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Gather the rows of each demonstration, in order; it has several where the agent rewrites its prompts."""
+    rows: dict[int, list[Sample]] = {}
+    for sample in samples:
+        rows.setdefault(sample.sequence, []).append(sample)
+    return list(rows.values())
 
 
 def _read_too(sample: Sample, weight: float) -> Sample:
