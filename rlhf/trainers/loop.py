@@ -31,18 +31,18 @@ async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None
         kind = "supervised" if isinstance(stage, Supervised) else "policy_gradient"
         if index > run.state.stage or not run.state.stage_kind:
             run.state = replace(run.state, stage=index, stage_kind=kind, step=0, n_updates=0, finished=False)
-        if run.state.finished:
-            continue
-        if isinstance(stage, Supervised):
-            await imitate(run, stage)
-        else:
-            if "before" not in run.state.results:
-                await run.deliver()
-                await run.measure("before")
-            await improve(run, stage)
-        if index == len(stages) - 1:
+        if not run.state.finished:
+            if isinstance(stage, Supervised):
+                await imitate(run, stage)
+            else:
+                if "before" not in run.state.results:
+                    await run.deliver()
+                    await run.measure("before")
+                await improve(run, stage)
+            run.save(None)
+        if index == len(stages) - 1 and "after" not in run.state.results:
             await run.measure("after")
-        run.save(None)
+            run.save(None)
 
 
 async def improve(run: Run, stage: PolicyGradient) -> None:
