@@ -163,7 +163,8 @@ def main() -> None:
     for r in results:
         print(
             f"{r.turns:3d} turns: engine {r.engine_tokens_per_s:6.0f} tokens/s, "
-            f"generate {r.generate_tokens_per_s:6.0f}, ratio {r.ratio:.2f} (CPU time {r.ratio_cpu:.2f}), outside the model {r.outside_forward:.1%}, "
+            f"generate {r.generate_tokens_per_s:6.0f}, ratio {r.ratio:.2f} (CPU time {r.ratio_cpu:.2f}), "
+            f"outside the model {r.outside_forward:.1%}, "
             f"max |Δlogp| {r.max_logprob_difference:.1e}"
         )
 

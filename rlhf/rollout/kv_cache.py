@@ -4,8 +4,10 @@ A session owns a slot: one row of a preallocated buffer per layer. New keys and 
 queries attend to the slot's prefix through views, so nothing is copied from step to step.
 
 On a CPU in float32 the result of a token does not depend, to the last bit, on what else is in the batch: kernels run
-over shapes whose rounding is the same for any number of neighbours (see `_attend_exactly`). `S`, `T`, `H`, `G`, `D` are
-slots, new tokens, query heads, key-value heads and head size.
+over shapes whose rounding is the same for any number of neighbours (see `_attend_exactly`). It does depend, in the last
+bit, on whether a token was sampled or read: a session computed anew after an eviction differs by rounding.
+
+`S`, `T`, `H`, `G`, `D` are slots, new tokens, query heads, key-value heads and head size.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class KVCache:
     """
 
     def __init__(self, max_slots: int, max_length: int) -> None:
-        self._max_slots, self._max_length = max_slots, _round_up(max_length, _KEY_STEP)
+        self._max_slots, self._max_length = max_slots, _round_up(max(max_length, _MIN_KEYS), _KEY_STEP)
         self._n_slots = self._length = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -260,7 +262,10 @@ def _attend_exactly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float)
     q `[B, M, D]`, k and v `[B, L, D]`, mask `[B, M or 1, L]`. A matrix product sums over the keys in blocks that BLAS
     chooses by L, which is the longest row's; blocks of a fixed size make the sum the same whatever L is, for what is
     beyond a row's end adds exact zeros. Fewer than 4 queries run in another kernel, which sums in order by itself.
+    A lone matrix is computed twice, because one alone is split between threads and several are not.
     """
+    if len(q) == 1:
+        return _attend_exactly(*(x.expand(2, -1, -1) for x in (q, k, v, mask)), scale)[:1]
     weights = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale).softmax(-1)
     if q.shape[1] < _QUERY_STEP or k.shape[1] <= _VALUE_BLOCK:
         return torch.bmm(weights, v)

@@ -20,6 +20,9 @@ Ints = npt.NDArray[np.int64]
 
 #: A prefix computed for another session is copied if that spares at least this many tokens.
 _MIN_SHARED = 16
+#: Steps for which an idle session's slot is held for its next turn while others run. Without this every slot would
+#: change hands after every turn as soon as there are more sessions than slots, and no cache would ever be of use.
+_HOLD_STEPS = 32
 
 
 @dataclass(slots=True)
@@ -121,8 +124,8 @@ class SlotTable:
         self.busy = np.zeros(n_slots, np.bool_)
         self._names: list[str | None] = [None] * n_slots
         self._slot_of: dict[str, int] = {}
-        self._used = np.zeros(n_slots, np.int64)  # when each slot was last used
-        self._clock = 0
+        self._ended = np.zeros(n_slots, np.int64)  # the step at which each slot became idle
+        self._step = 0
         self._ids = np.zeros((n_slots, max_context), np.int64)
         self._logprobs = np.zeros((n_slots, max_context), np.float32)
         self._prompt = np.zeros(n_slots, np.int64)  # tokens of the newest prompt
@@ -137,14 +140,14 @@ class SlotTable:
         self._stops = np.full((n_slots, 1), -1, np.int64)
 
     def slot_of(self, session: str) -> int | None:
-        """Where a session lives; None if nowhere. Calls without a session name never share one."""
+        """Where a session lives; None if nowhere, as for calls without a session."""
         return self._slot_of.get(session) if session else None
 
     def admit(self, waiting: Sequence[Request]) -> Iterator[tuple[Request, Copy | None]]:
         """Give slots to requests in order of arrival, those that still own one first; yields who got one.
 
-        A request stays out while its session runs another, while every slot is busy, or while a prefix that it shares
-        is being computed for somebody else. The copy a request needs is to be made before the next one is drawn.
+        A request stays out while its session runs another, while every slot is busy or held, or while a prefix that it
+        shares is being computed for somebody else. The copy a request needs is to be made before the next one is drawn.
         """
         for owners in (True, False):
             for request in waiting:
@@ -165,6 +168,7 @@ class SlotTable:
 
     def segments(self, max_tokens: int) -> Segments:
         """Choose what to compute: sampled tokens that are not cached, then prompts by arrival, up to `max_tokens`."""
+        self._step += 1
         slots = np.flatnonzero(self.busy)
         pending = self._known[slots] - self._computed[slots]
         counts = pending
@@ -212,9 +216,9 @@ class SlotTable:
         new = slice(int(self._prompt[slot]), int(self._known[slot]))
         sampled = tuple(self._ids[slot, new].tolist()), tuple(self._logprobs[slot, new].tolist())
         self.requests[slot], self.busy[slot], request.slot = None, False, -1
+        self._ended[slot] = self._step
         if not request.session:
             self.forget(slot)
-        self._touch(slot)
         return sampled
 
     def forget(self, slot: int) -> None:
@@ -227,10 +231,6 @@ class SlotTable:
     def forget_cache(self) -> None:
         """Nothing counts as cached any more; busy slots compute all of their tokens again."""
         self._computed[:] = 0
-
-    def _touch(self, slot: int) -> None:
-        self._clock += 1
-        self._used[slot] = self._clock
 
     def _own_prefix(self, slot: int, ids: Ints) -> int:
         """Tokens of the prompt that are cached in its session's slot; the last one is always computed."""
@@ -255,14 +255,15 @@ class SlotTable:
         return (int(rows[best]), int(shared[best])) if shared[best] - reused >= _MIN_SHARED else (None, 0)
 
     def _take_slot(self, source: int | None) -> int | None:
-        """Find a free slot, or that of the session idle for longest, `source` last of all; None if all are busy."""
+        """Find a free slot, or that of the session idle for longest, `source` last of all; None if there is none."""
         for slot, name in enumerate(self._names):
             if name is None and not self.busy[slot]:
                 return slot
-        idle = np.flatnonzero(~self.busy).tolist()
+        held = self.busy | (self.busy.any() & (self._step - self._ended < _HOLD_STEPS))
+        idle = np.flatnonzero(~held).tolist()
         if not idle:
             return None
-        slot = min(idle, key=lambda s: (s == source, self._used[s]))
+        slot = min(idle, key=lambda s: (s == source, self._ended[s]))
         self.forget(slot)
         self._stats.n_evictions += 1
         return int(slot)
@@ -274,7 +275,6 @@ class SlotTable:
         if request.session:
             self._names[slot] = request.session
             self._slot_of[request.session] = slot
-        self._touch(slot)
         self._ids[slot, :n] = request.ids
         self._prompt[slot], self._known[slot], self._computed[slot] = n, n, n_cached
         self._limit[slot] = min(n + params.max_tokens, self._ids.shape[1])

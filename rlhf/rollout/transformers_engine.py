@@ -49,7 +49,7 @@ class TransformersEngine:
         max_sessions: sessions whose keys and values are kept. With more than these alive, calls wait for a slot and the
             session idle for longest loses its cache; best at least the number of concurrent episodes.
         max_batch_tokens: most tokens of one forward pass; longer prompts are computed in pieces between the others'
-            tokens.
+            tokens. The event loop stands still during a pass, so a large model on a slow machine wants few.
         version: of the weights that the model holds now.
 
     Attributes:
@@ -108,7 +108,7 @@ class TransformersEngine:
         return self._max_context
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
-        """Sample once. Calls of one session run one after the other; calls without a session share nothing.
+        """Sample once. Calls of one session run one after the other; calls without one keep no cache.
 
         The result depends on prompt, parameters and weights, and not on what else runs. A generation during which
         `load` was called goes on with the new weights and carries the version that it began with.
@@ -145,7 +145,8 @@ class TransformersEngine:
         """Use the module's present parameters as `weights.version`: prove that they are it, and drop every cache.
 
         Raises:
-            DeliveryError: the version is older than the present one, or the parameters are not those announced.
+            DeliveryError: the version is older than the present one or was delivered with other parameters, or the
+                parameters are not those announced.
         """
         found = self._verified(weights)
         self._version, self._fingerprint = weights.version, found
@@ -210,6 +211,14 @@ class TransformersEngine:
                 got=found,
                 expected=weights.fingerprint,
                 hint="trainer and engine must share one module, and nothing may change it between publishing and load",
+            )
+        if weights.version == self._version and self._fingerprint not in ("", found):
+            raise DeliveryError(
+                "this version was delivered before, with other parameters",
+                where=where,
+                got=found,
+                expected=self._fingerprint,
+                hint="count the version up with every publication",
             )
         return found
 

@@ -245,7 +245,7 @@ def test_a_prepared_model_still_generates_and_takes_padded_batches():
     use_packed_attention(packed)
     ids = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    arguments = dict(attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    arguments = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(packed.generate(ids, **arguments), plain.generate(ids, **arguments))
 
 
