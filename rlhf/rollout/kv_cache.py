@@ -265,7 +265,8 @@ def _attend_exactly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float)
     A lone matrix is computed twice, because one alone is split between threads and several are not.
     """
     if len(q) == 1:
-        return _attend_exactly(*(x.expand(2, -1, -1) for x in (q, k, v, mask)), scale)[:1]
+        q, k, v, mask = (x.expand(2, -1, -1) for x in (q, k, v, mask))
+        return _attend_exactly(q, k, v, mask, scale)[:1]
     weights = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale).softmax(-1)
     if q.shape[1] < _QUERY_STEP or k.shape[1] <= _VALUE_BLOCK:
         return torch.bmm(weights, v)

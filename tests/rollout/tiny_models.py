@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rlhf.data import Generation
+from rlhf.data import Generation, Prompt
+from rlhf.rollout.transformers_engine import TransformersEngine
 
 N_VOCAB = 97
 
@@ -59,3 +62,26 @@ def plain_logprobs(model: Any, generation: Generation, temperature: float = 1.0)
     begin = len(generation.prompt.token_ids)
     logits = model(ids, use_cache=False).logits[0, begin - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, ids[0, begin:, None])[:, 0]
+
+
+def make_engine(model: Any = None, **settings: Any) -> TransformersEngine:
+    """An engine over `model`, or over the default one."""
+    return TransformersEngine(model or tiny_model(), **{"max_context": 400, **settings})
+
+
+def prompt_of(n: int, seed: int = 0, stop_ids: tuple[int, ...] = ()) -> Prompt:
+    """A random prompt of `n` tokens."""
+    rng = random.Random(seed)
+    return Prompt(tuple(rng.randrange(N_VOCAB) for _ in range(n)), stop_ids)
+
+
+def gap(model: Any, generation: Generation, temperature: float = 1.0) -> float:
+    """Largest difference between the engine's log-probs and those of a plain pass."""
+    plain = plain_logprobs(model, generation, temperature)
+    return float((plain - torch.tensor(generation.logprobs)).abs().max()) if len(plain) else 0.0
+
+
+async def steps(n: int) -> None:
+    """Let everything else run `n` times."""
+    for _ in range(n):
+        await asyncio.sleep(0)
