@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-import signal
-import sys
 from dataclasses import asdict
 from importlib import metadata
 from itertools import islice
@@ -35,6 +33,7 @@ from rlhf.trainers.checkpoint import State
 from rlhf.trainers.demonstrations import Demonstration
 from rlhf.trainers.loop import train as run_stages
 from rlhf.trainers.policy import Policy, restore
+from rlhf.trainers.policy import resume as resume_policy
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 
@@ -64,10 +63,7 @@ def train(
 
 
 async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> dict[str, Any]:
-    stop = asyncio.current_task()
-    loop = asyncio.get_running_loop()
-    if stop is not None and sys.platform != "win32":
-        loop.add_signal_handler(signal.SIGINT, stop.cancel)
+    # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
     with progress:
         run = await prepare(recipe, folder, is_resumed, progress)
         try:
@@ -80,6 +76,8 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
 
 async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> Run:
     """Every live object of a run: new, or as its newest checkpoint has it."""
+    for broken in checkpoint.incomplete(folder / "checkpoints"):
+        progress.say(f"left out, as it has no state.json: {broken}")
     found = checkpoint.latest(folder / "checkpoints") if is_resumed else None
     if is_resumed and found is None and not (folder / "recipe.yaml").is_file():
         raise CheckpointError("there is no run in this folder", where=str(folder), expected="recipe.yaml")
@@ -89,7 +87,7 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
     played = await play_all(recipe, folder, progress)
     if found:
         progress.say(f"resuming from {found}")
-        policy = restore(recipe.policy, found / "policy", folder)
+        policy = resume_policy(recipe.policy, found / "policy", folder)
         policy.version = state.policy_version
     else:
         policy = recipe.policy.build(recipe.seed, await texts(recipe, played))
@@ -98,7 +96,7 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
     collector = make_collector(recipe, policy, progress)
     metrics = Metrics([JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")])
     if is_resumed:
-        metrics.rewind(state.label if found else "", state.step)
+        metrics.rewind(state.label if found else "", state.step, state.n_logged)
     writer = TrajectoryWriter(folder / "trajectories")
     if is_resumed:
         writer.rewind(state.label if found else "", state.step)
@@ -204,6 +202,7 @@ def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress) -> Co
         max_context=context,
         max_sessions=recipe.engine.max_sessions,
         max_batch_tokens=recipe.engine.max_batch_tokens,
+        version=policy.version,
     )
     return Collector(
         environment=recipe.environment,

@@ -178,8 +178,8 @@ class Sink(Protocol):
         """Keep one line. Raises CheckpointError when it cannot."""
         ...
 
-    def rewind(self, stage: str, step: int) -> None:
-        """Forget what was logged after that step of that stage."""
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
+        """Forget what was logged after that step of that stage, and after so many lines where that is given."""
         ...
 
     def close(self) -> None:
@@ -208,13 +208,14 @@ class Metrics:
         for sink in self.sinks:
             sink.write(line)
 
-    def rewind(self, stage: str, step: int) -> None:
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
         """Forget what was logged after `step` of `stage`, later stages included, so that a resumed run has no doubles.
 
-        An empty `stage` forgets everything.
+        An empty `stage` forgets everything. `n_lines` is the number of lines to keep at most, which also tells lines of
+        one step apart.
         """
         for sink in self.sinks:
-            sink.rewind(stage, step)
+            sink.rewind(stage, step, n_lines)
 
     def close(self) -> None:
         """Close every sink."""
@@ -251,10 +252,11 @@ class JsonlSink:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
 
-    def rewind(self, stage: str, step: int) -> None:
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
         """Drop the lines behind the last one of `stage` up to `step`; where the stage has none, all from its first."""
         self.close()
         n_kept = _n_kept(read_metrics(self.path), stage, step)
+        n_kept = n_kept if n_lines is None else min(n_kept, n_lines)
         temporary = self.path.with_name(self.path.name + ".tmp")
         with _disk(self.path):
             texts = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -322,7 +324,7 @@ class TensorboardSink:
         with _disk(self.folder):
             self._writer(line.stage).add_event(event)
 
-    def rewind(self, stage: str, step: int) -> None:
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
         """Tell TensorBoard to forget points of `stage` after `step`; the event of a session's start has that effect.
 
         Event files are only appended to: points of other stages stay, and are drawn over.

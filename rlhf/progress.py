@@ -67,4 +67,4 @@ class RichProgress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -27,7 +27,7 @@ class ShuffledTasks:
             raise DataError("there are no tasks to draw from", where="ShuffledTasks", expected="at least one task")
 
     def draw(self, step: int, n: int) -> list[Task]:
-        """The `n` tasks of step `step`; distinct as long as `n` is at most the number of tasks."""
+        """The `n` tasks of step `step`, of `n` each; distinct but for a step that ends one pass and begins the next."""
         total = len(self.tasks)
         drawn: list[Task] = []
         position = step * n

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,8 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from rlhf.errors import CheckpointError
+
+#: What Python, torch and safetensors raise when a file cannot be written.
+_CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
+#: What torch raises for a file that is cut, not its own, or of another model.
+_CANNOT_READ = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    pickle.UnpicklingError,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,8 @@ class State:
         finished: whether the stage is complete.
         policy_version: publications so far.
         n_updates: optimiser updates of this stage.
+        watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
+        n_logged: lines of metrics of the whole run.
         n_episodes: training episodes of the whole run.
         train_s: seconds spent in training stages, evaluations excluded.
         results: evaluations so far, by name.
@@ -46,6 +64,8 @@ class State:
     finished: bool
     policy_version: int
     n_updates: int = 0
+    watched: int = 0
+    n_logged: int = 0
     n_episodes: int = 0
     train_s: float = 0.0
     results: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +77,7 @@ class State:
 
     @property
     def folder_name(self) -> str:
-        """Sorts by age."""
+        """Of its checkpoint."""
         return f"{self.label}-{self.step:06d}"
 
 
@@ -75,42 +95,74 @@ def save(root: Path, state: State, policy: Any, optimizer: torch.optim.Optimizer
         trainer = {"optimizer": optimizer.state_dict() if optimizer else None, "torch_rng": torch.get_rng_state()}
         torch.save(trainer, partial / "trainer.pt")
         (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        shutil.rmtree(target, ignore_errors=True)
+        _remove(target)
         partial.rename(target)
-    except (OSError, RuntimeError) as error:
+    except _CANNOT_WRITE as error:
         shutil.rmtree(partial, ignore_errors=True)
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         raise CheckpointError(
-            "the disk is full" if full else "a checkpoint could not be written",
+            "the disk is full" if _is_full(root, policy, error) else "a checkpoint could not be written",
             where=str(target),
             got=f"{type(error).__name__}: {error}",
-            expected=f"{_size_gb(policy):.2f} GB free",
+            expected=f"{_size(policy) / 1e9:.2f} GB free",
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
     _prune(root, keep)
     return target
 
 
-def _size_gb(policy: Any) -> float:
-    trainable = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    return float(4 * (policy.n_parameters + 2 * trainable) / 1e9)
+def _size(policy: Any) -> int:
+    """Bytes of a checkpoint, about: the parameters, and two moments for each that is trained."""
+    parameters = list(policy.model.parameters())
+    return sum(p.numel() * p.element_size() * (3 if p.requires_grad else 1) for p in parameters)
+
+
+def _is_full(root: Path, policy: Any, error: Exception) -> bool:
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        return True
+    # torch says only that a write failed; what was written of the checkpoint is removed again by now.
+    return root.is_dir() and shutil.disk_usage(root).free < _size(policy)
 
 
 def _prune(root: Path, keep: int) -> None:
     found = [p for p in every(root) if not p.name.endswith("-000000")]
     for folder in found[:-keep]:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+    for left in (*root.glob(".*.partial"), *root.glob(".*.old")):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint; it stops being one before its first file goes."""
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def every(root: Path) -> list[Path]:
     """All complete checkpoints, oldest first."""
-    if not root.is_dir():
-        return []
-    return sorted(p for p in root.iterdir() if not p.name.startswith(".") and (p / "state.json").is_file())
+    return sorted((p for p in _folders(root) if (p / "state.json").is_file()), key=_age)
+
+
+def incomplete(root: Path) -> list[Path]:
+    """Folders that would be checkpoints if they had a `state.json`."""
+    return sorted((p for p in _folders(root) if not (p / "state.json").is_file()), key=_age)
+
+
+def _folders(root: Path) -> list[Path]:
+    return [p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")] if root.is_dir() else []
+
+
+def _age(folder: Path) -> tuple[int, int, str]:
+    """Stage and step; as text, stage 10 would come before stage 2."""
+    stage, _, rest = folder.name.partition("-")
+    step = rest.rpartition("-")[2]
+    return (int(stage), int(step), "") if stage.isdecimal() and step.isdecimal() else (-1, -1, folder.name)
 
 
 def latest(root: Path) -> Path | None:
-    """The newest complete checkpoint."""
+    """The newest complete checkpoint, by stage and step."""
     found = every(root)
     return found[-1] if found else None
 
@@ -125,22 +177,38 @@ def load_state(folder: Path) -> State:
             where=str(folder),
             got=f"{type(error).__name__}: {error}",
             expected="a folder with policy/, trainer.pt and state.json",
-            hint="resume from an older checkpoint beside it",
+            hint=way_out(folder),
         ) from error
+
+
+def way_out(folder: Path) -> str:
+    """What to do about a checkpoint that cannot be used."""
+    names = [p.name for p in every(folder.parent) if _age(p) < _age(folder)]
+    return f"remove this checkpoint to go on from {names[-1] if names else 'the beginning'}"
 
 
 def load_trainer(folder: Path, optimizer: torch.optim.Optimizer | None) -> None:
     """Restore optimiser and generator states saved by `save`."""
     try:
-        saved = torch.load(folder / "trainer.pt", weights_only=True)
+        saved = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
         if optimizer is not None and saved["optimizer"] is not None:
             optimizer.load_state_dict(saved["optimizer"])
+            _check_shapes(optimizer)
         torch.set_rng_state(saved["torch_rng"])
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+    except _CANNOT_READ as error:
         raise CheckpointError(
             "the optimiser state of this checkpoint cannot be used",
             where=str(folder / "trainer.pt"),
-            got=f"{type(error).__name__}: {error}",
+            got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
             expected="the state of an optimiser over the same parameters",
-            hint="resume from an older checkpoint beside it",
+            hint=way_out(folder),
         ) from error
+
+
+def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError where a moment does not fit its parameter, which torch itself finds only in the next step."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.ndim and value.shape != parameter.shape:
+                got, expected = tuple(value.shape), tuple(parameter.shape)
+                raise ValueError(f"{name} of shape {got} for a parameter of shape {expected}: another model's state")

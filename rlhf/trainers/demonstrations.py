@@ -6,6 +6,7 @@ demonstrations that it later encodes.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,6 +70,7 @@ async def play(
         strays = _Strays(share, pool, rng)
         played.append(await _play_one(environment, task, strays, max_turns))
         on_progress(i + 1, len(tasks))
+        await asyncio.sleep(0)  # where Ctrl-C is heard
     return played
 
 

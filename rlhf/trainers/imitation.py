@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ async def imitate(run: Run, stage: Supervised) -> None:
                 },
             )
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+            await asyncio.sleep(0)  # where Ctrl-C is heard
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
     await run.deliver()
 

@@ -5,7 +5,6 @@ Task -> Trajectory -> ScoredGroup -> Credit -> Sample -> Batch -> update -> Poli
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,22 +14,25 @@ import numpy as np
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import SamplingParams
+from rlhf.errors import TrainingError, boundary
 from rlhf.sampling.shuffled import ShuffledTasks
-from rlhf.trainers import checkpoint
 from rlhf.trainers.imitation import imitate
 from rlhf.trainers.policy_gradient import PolicyGradient
-from rlhf.trainers.run import Interrupted, Run
+from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 from rlhf.trainers.trainer import TorchTrainer
 
+#: How far trainer and engine disagree on log-probs.
+GAPS = ("loss/sampler_gap_mean", "loss/sampler_gap_max")
+
 
 async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None:
-    """Run every stage from where `run.state` stands. A stopped run keeps its last finished step."""
+    """Run every stage from where `run.state` stands. Whatever stops a run, its last finished step is saved."""
     for index in range(run.state.stage, len(stages)):
         stage = stages[index]
         kind = "supervised" if isinstance(stage, Supervised) else "policy_gradient"
         if index > run.state.stage or not run.state.stage_kind:
-            run.state = replace(run.state, stage=index, stage_kind=kind, step=0, n_updates=0, finished=False)
+            run.begin_stage(index, kind)
         if not run.state.finished:
             if isinstance(stage, Supervised):
                 await imitate(run, stage)
@@ -49,50 +51,55 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     """The policy-gradient stage."""
     trainer = TorchTrainer(run.policy, stage.optimizer, stage.steps * stage.epochs * stage.minibatches)
     tasks = ShuffledTasks(list(run.collector.environment.tasks(stage.split)), run.seed)
-    resume(run, trainer)
-    if stage_needs_reference(stage):
+    run.take_up(trainer)
+    if getattr(stage.loss, "needs_ref", False):
         run.policy.keep_reference(run.checkpoints / replace(run.state, step=0).folder_name)
-    await run.deliver()
+    if run.state.step == 0:
+        await run.deliver()
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
-    try:
+    with run.saved_if_stopped(trainer):
+        await watch(run, stage)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
             await one_step(run, stage, trainer, tasks, step)
-            last = step + 1 == stage.steps
-            if stage.evaluate_every and (step + 1) % stage.evaluate_every == 0 and not last:
-                await run.measure(f"step {step + 1}", full=False)
-            if stage.checkpoint_every and (step + 1) % stage.checkpoint_every == 0 and not last:
+            await watch(run, stage)
+            if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(trainer.optimizer)
-    except asyncio.CancelledError as error:
-        folder = run.save(trainer.optimizer)
-        raise Interrupted("stopped", where=f"step {run.state.step}", got=f"saved {folder}") from error
     run.advance(finished=True)
+
+
+async def watch(run: Run, stage: PolicyGradient) -> None:
+    """Evaluate the policy between two steps, where that is due."""
+    step = run.state.step
+    if stage.evaluate_every and step % stage.evaluate_every == 0 and run.state.watched < step < stage.steps:
+        await run.measure(f"step {step}", full=False)
+        run.advance(watched=step)
 
 
 async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks: ShuffledTasks, step: int) -> None:
     """Sample, score, credit, batch, update, deliver."""
-    run.reseed(step)
     sampling = SamplingParams(max_tokens=run.collector.limits.max_tokens, temperature=stage.temperature)
     collected = await run.collector.collect(
         tasks.draw(step, stage.tasks_per_step), group_size=stage.group_size, sampling=sampling, step=step
     )
-    credits = [stage.advantage(group) for group in collected.groups]
+    run.caution_truncated(collected)
+    with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
+        credits = [stage.advantage(group) for group in collected.groups]
     samples, counters = make_samples(collected.groups, credits, stage.layout)
     samples, dropped = stage.filters(samples, collected.groups)
 
     start = time.perf_counter()
+    run.reseed(step)
     values = update(stage, trainer, samples, np.random.default_rng([run.seed, run.state.stage, step]))
     train_s = time.perf_counter() - start
-    run.advance(step=step + 1, n_updates=trainer.n_updates, n_episodes=run.state.n_episodes + collected.n_episodes)
     await run.deliver()
 
     run.record(run.state.label, step + 1, "train", collected.groups, credits)
-    credit_sums: dict[str, float] = {}
-    for credit in credits:
-        for name, value in credit.metrics.items():
-            credit_sums[name] = credit_sums.get(name, 0.0) + value
+    names = dict.fromkeys(name for credit in credits for name in credit.metrics)
+    credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
     metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + collected.seconds}
     run.log(step + 1, metrics)
+    run.advance(step=step + 1, n_updates=trainer.n_updates, n_episodes=run.state.n_episodes + collected.n_episodes)
     run.progress.advance(
         f"success {metrics['rollout/success']:.0%}  return {metrics['rollout/return_mean']:+.2f}  "
         f"{metrics['rollout/tokens_per_s']:.0f} tok/s"
@@ -104,28 +111,15 @@ def update(
 ) -> dict[str, float]:
     """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing."""
     totals: dict[str, list[float]] = {}
+    n_skipped = trainer.n_skipped
     for _ in range(stage.epochs if samples else 0):
         for batches in pack_minibatches(
             samples, stage.minibatches, stage.reduction, stage.max_tokens_per_microbatch, rng
         ):
             for name, value in trainer.update(batches, stage.loss, temperature=stage.temperature).items():
                 # Only before the first update do trainer and engine hold the same weights.
-                if not (name.startswith("loss/sampler_gap") and name in totals):
+                if name not in GAPS or name not in totals:
                     totals.setdefault(name, []).append(value)
-    n_updates = {"optimizer/n_updates": float(trainer.n_updates), "optimizer/n_skipped": float(trainer.n_skipped)}
-    merge = {True: max, False: np.mean}
-    return {name: float(merge[name.endswith("_max")](values)) for name, values in totals.items()} | n_updates
-
-
-def stage_needs_reference(stage: PolicyGradient) -> bool:
-    """Whether the loss compares the policy with a frozen one."""
-    return bool(getattr(stage.loss, "needs_ref", False))
-
-
-def resume(run: Run, trainer: TorchTrainer) -> None:
-    """Take optimiser state from the checkpoint of `run.state`; at the start of a stage, write that checkpoint."""
-    if run.state.step == 0:
-        run.save(trainer.optimizer)
-    else:
-        trainer.n_updates = run.state.n_updates
-        checkpoint.load_trainer(run.checkpoints / run.state.folder_name, trainer.optimizer)
+    merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
+    merged |= {"optimizer/n_updates": float(trainer.n_updates)}
+    return merged | {"optimizer/n_skipped": float(trainer.n_skipped - n_skipped)}

@@ -26,9 +26,9 @@ class AdamW:
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Each update shrinks the weights by `lr` times this."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After warm-up: stay, or fall to `final_lr_share` of the peak at the last update."""
+    """After warm-up: stay, or fall towards `final_lr_share` of the peak, where the stage ends."""
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """What is left of the peak at the last update, where the schedule falls."""
+    """What is left of the peak at the end of the stage, where the schedule falls."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Updates over which the rate rises linearly from 0."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
@@ -42,7 +42,7 @@ class AdamW:
         )
 
     def lr_at(self, update: int, n_updates: int) -> float:
-        """Learning rate of update number `update` (from 0) of `n_updates`. A pure function, so resume needs no state."""
+        """Learning rate of update number `update` of `n_updates`, from 0; a pure function, so resume needs no state."""
         if update < self.warmup_steps:
             return self.lr * (update + 1) / (self.warmup_steps + 1)
         if self.schedule == "constant":

@@ -13,9 +13,10 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.errors import ModelError
+from rlhf.errors import CheckpointError, ModelError
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.settings import STRICT
+from rlhf.trainers.checkpoint import way_out
 from rlhf.trainers.tokenizer import train_tokenizer
 
 
@@ -41,7 +42,7 @@ class Lora:
         targets = self.targets if isinstance(self.targets, str) else list(self.targets)
         config = LoraConfig(
             r=self.rank,
-            lora_alpha=self.alpha,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # declared a whole number, used as a factor
             lora_dropout=self.dropout,
             target_modules=targets,
             use_rslora=self.rslora,
@@ -100,24 +101,24 @@ class FromScratch:
         from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
         tokenizer = train_tokenizer(texts, vocab_size=self.vocab_size, max_context=self.max_context)
-        common: dict[str, Any] = dict(
-            vocab_size=len(tokenizer),
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size or 3 * self.hidden_size,
-            num_hidden_layers=self.n_layers,
-            num_attention_heads=self.n_heads,
-            num_key_value_heads=self.n_kv_heads or self.n_heads,
-            head_dim=self.hidden_size // self.n_heads,
-            max_position_embeddings=self.max_context,
-            tie_word_embeddings=True,
-            initializer_range=self.initializer_range,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+        common: dict[str, Any] = {
+            "vocab_size": len(tokenizer),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size or 3 * self.hidden_size,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads or self.n_heads,
+            "head_dim": self.hidden_size // self.n_heads,
+            "max_position_embeddings": self.max_context,
+            "tie_word_embeddings": True,
+            "initializer_range": self.initializer_range,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
         config = Qwen3Config(**common) if self.family == "qwen3" else LlamaConfig(**common)
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         base = copy.deepcopy(model) if self.lora is not None else None
         policy = Policy.of(model, tokenizer, self.lora)
         policy.base = base
@@ -149,40 +150,62 @@ class Pretrained:
         return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
 
 
-def load_folder(path: str, *, dtype: str = "float32") -> tuple[Any, Any]:
-    """Model and tokenizer of a Hugging Face folder or hub name. Raises ModelError saying what is missing."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_folder(path: str, *, dtype: str = "float32", where: str = "") -> tuple[Any, Any]:
+    """Model and tokenizer of a Hugging Face folder or hub name.
 
+    Raises:
+        ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
+    """
     folder = Path(path).expanduser()
     local = folder.exists() or path.startswith((".", "/", "~"))
+    where = where or f"policy.path {path}"
     if local and not (folder / "config.json").is_file():
         raise ModelError(
             "no model in this folder",
-            where=f"policy.path {path}",
+            where=where,
             got=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder",
             expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
             hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
         )
-    source = str(folder) if local else path
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        model, tokenizer, missing = _load(str(folder) if local else path, getattr(torch, dtype))
+    except Exception as error:  # tokenizers raises bare Exception, safetensors one of its own
         raise ModelError(
             "the model cannot be loaded",
-            where=f"policy.path {path}",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            where=where,
+            got=_first_line(error),
             expected="a readable causal language model with tokenizer",
             hint="check the files" if local else "check the name and that the hub can be reached, or give a folder",
         ) from error
+    if missing:
+        raise ModelError(
+            "the files lack some of the model's weights",
+            where=where,
+            got=f"nothing for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+            expected="every parameter of the model that config.json describes",
+            hint="complete the files; weights drawn at random instead would look like a model that has learnt nothing",
+        )
     if tokenizer.chat_template is None:
         raise ModelError(
             "the tokenizer has no chat template",
-            where=f"policy.path {path}",
+            where=where,
             expected="chat_template.jinja or a chat_template in tokenizer_config.json",
             hint="use an instruction-tuned model, or save a chat template beside the tokenizer",
         )
     return model, tokenizer
+
+
+def _load(source: str, dtype: torch.dtype) -> tuple[Any, Any, list[str]]:
+    """Model, tokenizer, and the names of parameters that the files do not hold."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 @plain_dataclass
@@ -219,7 +242,8 @@ class Policy:
     def keep_reference(self, start: Path) -> None:
         """Keep the policy as it was at checkpoint `start`, frozen, for KL terms. Adapters need none: it is the base."""
         if not self.is_lora:
-            self.reference, _ = load_folder(str(start / "policy"))
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            self.reference, _ = load_folder(str(start / "policy"), dtype=dtype)
             self.reference.requires_grad_(False).to(next(self.model.parameters()).device).eval()
             use_packed_attention(self.reference)
 
@@ -240,9 +264,12 @@ class Policy:
     def save_base(self, run_folder: Path) -> None:
         """Keep the weights under an adapter that were made from scratch: no other copy of them exists."""
         if self.base is not None:
-            self.base.save_pretrained(run_folder / "base")
-            self.tokenizer.save_pretrained(run_folder / "base")
+            folder = run_folder.resolve() / "base"
+            self.base.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
             self.base = None
+            for settings in self.model.peft_config.values():
+                settings.base_model_name_or_path = str(folder)
 
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder (an adapter: a PEFT folder with its base's name)."""
@@ -251,16 +278,62 @@ class Policy:
 
 
 def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:
-    """The policy of a checkpoint's `policy` folder: full weights, or an adapter over its base."""
+    """The policy of a checkpoint's `policy` folder: full weights, or an adapter over its base.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+        ModelError: the base under an adapter cannot be read.
+    """
     template = settings.chat_template_kwargs if isinstance(settings, Pretrained) else {}
-    if not (saved / "adapter_config.json").is_file():
-        model, tokenizer = load_folder(str(saved), dtype=getattr(settings, "dtype", "float32"))
-        return Policy.of(model, tokenizer, None, template)
+    dtype = getattr(settings, "dtype", "float32")
+    is_lora = (saved / "adapter_config.json").is_file()
+    if is_lora:
+        source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
+        base, tokenizer = load_folder(source, dtype=dtype)
+    try:
+        model = _adapted(base, saved) if is_lora else None
+        if model is None:
+            model, tokenizer = load_folder(str(saved), dtype=dtype, where=str(saved))
+    except ModelError as error:
+        raise _unusable(saved, f"{error.what}: {error.got}", error.expected) from error
+    policy = Policy.of(model, tokenizer, None, template)
+    policy.is_lora = is_lora
+    return policy
+
+
+def resume(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:
+    """`restore`, to go on with the training of what `settings` describe; another model is a CheckpointError."""
+    policy = restore(settings, saved, run_folder)
+    wanted: dict[str, Any] = {"an adapter": settings.lora is not None}
+    found: dict[str, Any] = {"an adapter": policy.is_lora}
+    if isinstance(settings, FromScratch):
+        names = {"hidden_size": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
+        wanted |= {"family": settings.family} | {name: getattr(settings, name) for name in names}
+        config = policy.model.config
+        found |= {"family": config.model_type} | {name: getattr(config, theirs) for name, theirs in names.items()}
+    differing = [name for name in wanted if wanted[name] != found[name]]
+    if differing:
+        got, expected = (", ".join(f"{name} {values[name]}" for name in differing) for values in (found, wanted))
+        raise _unusable(saved, f"another model: {got}", f"the recipe's policy: {expected}")
+    return policy
+
+
+def _adapted(base: Any, saved: Path) -> Any:
     from peft import PeftModel
 
-    source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
-    base, tokenizer = load_folder(source, dtype=getattr(settings, "dtype", "float32"))
-    model = PeftModel.from_pretrained(base, str(saved), is_trainable=True)
-    policy = Policy.of(model, tokenizer, None, template)
-    policy.is_lora = True
-    return policy
+    try:
+        return PeftModel.from_pretrained(base, str(saved), is_trainable=True)
+    except Exception as error:  # PEFT, torch and safetensors raise one of their own each
+        raise ModelError(
+            "the adapter cannot be loaded", got=_first_line(error), expected="an adapter of the base model"
+        ) from error
+
+
+def _unusable(saved: Path, got: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        "the policy of this checkpoint cannot be used",
+        where=str(saved),
+        got=got,
+        expected=expected,
+        hint=way_out(saved.parent) if (saved.parent / "state.json").is_file() else "give another checkpoint",
+    )

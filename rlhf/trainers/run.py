@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,14 +13,18 @@ from typing import Any, Protocol
 import psutil
 import torch
 
-from rlhf.data import Credit, PolicyWeights, ScoredGroup
-from rlhf.errors import RlhfError
+from rlhf.data import Credit, Finish, PolicyWeights, ScoredGroup
+from rlhf.errors import CheckpointError, RlhfError
 from rlhf.metrics import Metrics
-from rlhf.rollout.collect import Collector
+from rlhf.rollout.collect import Collected, Collector
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.policy import Policy
+from rlhf.trainers.trainer import TorchTrainer
+
+#: Share of a step's generations that may be cut before it is worth a warning.
+TRUNCATED_SHARE = 0.01
 
 
 class Progress(Protocol):
@@ -74,6 +79,7 @@ class Run:
     state: State
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     _clock: float = field(default_factory=time.perf_counter)
+    _has_cautioned: bool = False
 
     @property
     def checkpoints(self) -> Path:
@@ -111,12 +117,59 @@ class Run:
         self.advance()
         return checkpoint.save(self.checkpoints, self.state, self.policy, optimizer)
 
+    def begin_stage(self, index: int, kind: str) -> None:
+        """Stand before the first step of a stage."""
+        self.state = replace(self.state, stage=index, stage_kind=kind, step=0, n_updates=0, watched=0, finished=False)
+
+    def take_up(self, trainer: TorchTrainer) -> None:
+        """Give `trainer` the state of the checkpoint; at the start of a stage, write that checkpoint."""
+        if self.state.step == 0:
+            self.save(trainer.optimizer)
+        else:
+            trainer.n_updates = self.state.n_updates
+            checkpoint.load_trainer(self.checkpoints / self.state.folder_name, trainer.optimizer)
+
+    @contextmanager
+    def saved_if_stopped(self, trainer: TorchTrainer) -> Iterator[None]:
+        """Save the last finished step when something stops what happens inside; a cancellation becomes Interrupted.
+
+        Not saved is what does not belong together: a step whose updates were not all made, or were made and not logged.
+        """
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            folder = self.save(trainer.optimizer)
+            raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {folder}") from error
+        except CheckpointError:  # nothing can be written
+            raise
+        except Exception:
+            is_whole = trainer.n_updates == self.state.n_updates
+            last = self.save(trainer.optimizer) if is_whole else checkpoint.latest(self.checkpoints)
+            self.progress.say(f"the last checkpoint is {last}; to go on: rlhf train --resume {self.folder}")
+            raise
+
+    def caution_truncated(self, collected: Collected) -> None:
+        """Say once that a limit cuts what the policy says, and which key sets it."""
+        generations = [g for group in collected.groups for t in group.trajectories for g in t.generations]
+        cut = [g for g in generations if g.finish is Finish.LENGTH]
+        if self._has_cautioned or len(cut) <= TRUNCATED_SHARE * len(generations):
+            return
+        self._has_cautioned = True
+        limit = self.collector.limits.max_tokens
+        n_full = sum(len(g.token_ids) < limit for g in cut)
+        by = [f"{len(cut) - n_full} by limits.max_tokens: {limit}"] * (n_full < len(cut))
+        by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
+        self.progress.say(
+            f"caution: {len(cut)} of {len(generations)} generations in a step of {self.state.label} were cut before "
+            f"they ended, {' and '.join(by)}"
+        )
+
     async def measure(self, name: str, *, full: bool = True) -> None:
         """Evaluate, log, and keep the full results under `name`."""
         with self.off_the_clock():
             self.progress.note(f"evaluating ({name})")
             result = await self.evaluate(name, full)
-            self.metrics.log(self.state.step, self.state.label, result.metrics)
+            self._log(self.state.step, result.metrics)
             if full:
                 self.state = replace(self.state, results={**self.state.results, name: result.record})
                 self.progress.say(
@@ -127,4 +180,8 @@ class Run:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics for the present stage."""
         memory = psutil.Process().memory_info().rss / 1e9
-        self.metrics.log(step, self.state.label, {**values, "memory/rss_gb": memory})
+        self._log(step, {**values, "memory/rss_gb": memory})
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        self.metrics.log(step, self.state.label, values)
+        self.state = replace(self.state, n_logged=self.state.n_logged + 1)

@@ -38,7 +38,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_context: int) 
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core,
         eos_token=END,
         pad_token=PAD,

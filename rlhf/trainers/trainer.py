@@ -29,6 +29,7 @@ class TorchTrainer:
     Attributes:
         n_updates: optimiser updates so far, of the stage.
         total_updates: updates the stage will make; the schedule's horizon.
+        n_skipped: updates left out because the gradient was not finite.
     """
 
     policy: Policy
@@ -36,6 +37,7 @@ class TorchTrainer:
     total_updates: int
     n_updates: int = 0
     n_skipped: int = 0
+    _n_skipped_in_a_row: int = 0
 
     def __post_init__(self) -> None:
         self.optimizer = self.settings.build(self.policy.model.parameters())
@@ -43,7 +45,7 @@ class TorchTrainer:
     def logprobs(
         self, model: torch.nn.Module, batch: PackedBatch, *, temperature: float, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs in nats of the policy tokens, `[N]`, under `model` at `temperature`; and the entropy there, `[N]`."""
+        """Log-probs in nats of the policy tokens, `[N]`, under `model` at `temperature`; and the entropy, `[N]`."""
         device = next(model.parameters()).device
         logits = packed_forward(model, batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device))
         log_p = torch.log_softmax(logits.float() / temperature, dim=-1)  # [N, V]
@@ -127,16 +129,17 @@ class TorchTrainer:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
         if not math.isfinite(norm):
             self.n_skipped += 1
-            if self.n_skipped >= MAX_SKIPPED:
+            self._n_skipped_in_a_row += 1
+            if self._n_skipped_in_a_row >= MAX_SKIPPED:
                 raise TrainingError(
-                    f"{self.n_skipped} updates in a row had a gradient that is not finite",
+                    f"{MAX_SKIPPED} updates in a row had a gradient that is not finite",
                     where=f"update {self.n_updates}",
                     got=f"gradient norm {norm}",
                     expected="finite gradients",
-                    hint="lower optimizer.lr or the reward's scale; the last checkpoint is unharmed",
+                    hint="lower optimizer.lr or the reward's scale; the weights are those of the last good update",
                 )
             return norm
-        self.n_skipped = 0
+        self._n_skipped_in_a_row = 0
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.lr_at(self.n_updates, self.total_updates)
         self.optimizer.step()
