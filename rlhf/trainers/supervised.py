@@ -22,7 +22,8 @@ class Supervised:
     n_demonstrations: Annotated[int, Field(ge=1)] = 512
     """Tasks that the oracle plays, from the first of the split on; they come again where the split has fewer."""
     random_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the actions drawn at random from the admissible ones; the oracle plans on from where they lead."""
+    """Share of the actions drawn at random, half of them possible where they are taken, half possible somewhere else;
+    the oracle plans on from where they lead."""
     unsolved_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the demonstrations that are random throughout."""
     observation_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
