@@ -103,6 +103,11 @@ class TransformersEngine:
         return self._fingerprint
 
     @property
+    def cache_bytes(self) -> int:
+        """Memory of all keys and values; none after `load` until the next call."""
+        return self._cache.n_bytes
+
+    @property
     def max_context(self) -> int:
         """Most tokens of prompt and generation together."""
         return self._max_context

@@ -85,7 +85,9 @@ def test_load_forgets_what_the_old_weights_computed():
     async def two_versions():
         first = await engine.generate(prompt_of(50), SamplingParams(max_tokens=5), session="a")
         change(model)
+        assert engine.cache_bytes > 0
         await engine.load(PolicyWeights(1, fingerprint(model)))
+        assert engine.cache_bytes == 0
         second = await engine.generate(Prompt((*first.full_ids, 1)), SamplingParams(max_tokens=20), session="a")
         return first, second
 

@@ -39,7 +39,8 @@ LOGITS = torch.tensor([[math.log(p) for p in (0.5, 0.25, 0.125, 0.125)]])
         # After top-k the two have 2/3 and 1/3; 2/3 is at least 0.6, so one stays.
         ({"top_k": 2, "top_p": 0.6}, [1, 0, 0, 0]),
         ({"top_k": 9}, [0.5, 0.25, 0.125, 0.125]),
-        ({"temperature": 1e-30}, [1, 0, 0, 0]),
+        # Scores divided by this overflow float32.
+        ({"temperature": 1e-39}, [1, 0, 0, 0]),
         # Greedy ignores what is cut off; its log-prob is that at temperature 1.
         ({"temperature": 0.0, "top_k": 1}, [0.5, 0.25, 0.125, 0.125]),
     ],

@@ -5,10 +5,9 @@ import random
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, N_VOCAB, gap, lora_model, make_engine, prompt_of, tiny_model
+from tiny_models import FAMILIES, N_VOCAB, blas_keeps_rows, gap, lora_model, make_engine, prompt_of, tiny_model
 
 from rlhf.data import Finish, Prompt, SamplingParams
 from rlhf.errors import ContextFull, EngineError, ModelError
@@ -89,12 +88,6 @@ def test_greedy_follows_the_largest_logit():
     logits = model(torch.tensor([generation.full_ids])).logits[0, 19:-1]
     assert logits.argmax(-1).tolist() == list(generation.token_ids)
     assert gap(model, generation) < 2e-5
-
-
-def blas_keeps_rows():
-    """Whether this machine's matrix products round a row alike whatever rows are beside it."""
-    x, w = torch.randn(64, 48), torch.randn(97, 48)
-    return all(torch.equal(F.linear(x[:n], w), F.linear(x, w)[:n]) for n in (8, 16, 24, 40))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlhf.data import Generation, Prompt
@@ -62,6 +63,12 @@ def plain_logprobs(model: Any, generation: Generation, temperature: float = 1.0)
     begin = len(generation.prompt.token_ids)
     logits = model(ids, use_cache=False).logits[0, begin - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, ids[0, begin:, None])[:, 0]
+
+
+def blas_keeps_rows() -> bool:
+    """Whether this machine's matrix products round a row alike whatever rows are beside it."""
+    x, w = torch.randn(64, 48), torch.randn(97, 48)
+    return all(torch.equal(F.linear(x[:n], w), F.linear(x, w)[:n]) for n in (8, 16, 24, 40))
 
 
 def make_engine(model: Any = None, **settings: Any) -> TransformersEngine:
