@@ -1,0 +1,146 @@
+"""Write into the pages what is declared elsewhere: every recipe key, and the quickstart's recipe.
+
+    python docs/recipe_reference.py
+
+The tables of `docs/recipes.md` come from the classes that declare the keys, the recipe of `README.md` from its file. A
+test compares the pages with what this writes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhf.batching.filters import Filters
+from rlhf.catalog import CATALOG, kind_of
+from rlhf.evaluation.evaluate import Evaluation
+from rlhf.losses.reduction import Reduction
+from rlhf.recipe.builder import plain
+from rlhf.recipe.describe import expected
+from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
+from rlhf.recipe.text import to_text
+from rlhf.rollout.limits import Limits
+from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.policy import Lora
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
+BEGIN, END = "<!-- keys: written by docs/recipe_reference.py -->", "<!-- end of keys -->"
+
+_AS_YAML = {"None": "null", "True": "true", "False": "false"}
+
+#: Sections without a kind, under the path that they have in a recipe.
+PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
+    ("limits", Limits),
+    ("evaluation", Evaluation),
+    ("stages[i].optimizer", AdamW),
+    ("stages[i].reduction", Reduction),
+    ("stages[i].filters", Filters),
+    ("policy.lora", Lora),
+)
+
+#: Sections with kinds, under their path.
+PATHS = {
+    "policy": "policy",
+    "environment": "environment",
+    "agent": "agent",
+    "reward": "rewards.NAME",
+    "engine": "engine",
+    "stage": "stages[i]",
+    "advantage": "stages[i].advantage",
+    "loss": "stages[i].loss",
+}
+
+
+def reference() -> str:
+    """Return the tables of all sections as Markdown."""
+    parts = []
+    for section, path in PATHS.items():
+        for kind, entry in CATALOG[section].items():
+            module, _, name = entry.target.partition(":")
+            parts.append(_table(f"{path}: {{kind: {kind}}}", getattr(importlib.import_module(module), name)))
+    parts += [_table(path, cls) for path, cls in PLAIN_SECTIONS]
+    return "\n".join(parts)
+
+
+def page_with(text: str, tables: str) -> str:
+    """Return the page `text` with `tables` between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+
+
+def readme_with(text: str, recipe: str) -> str:
+    """Return the README `text` with `recipe` in the code block that names the quickstart."""
+    return re.sub(
+        r"```yaml\n(?:(?!```).)*?^name: quickstart\n.*?```",
+        lambda _: f"```yaml\n{recipe.rstrip()}\n```",
+        text,
+        count=1,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+
+
+def _table(title: str, cls: Any) -> str:
+    lines = [f"#### `{title}`", "", _first_sentence(inspect.getdoc(cls) or ""), ""]
+    keys = keys_of(cls)
+    if keys:
+        lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(_cell(text) for text in _row(cls, key))} |" for key in keys.values()]
+    else:
+        lines.append("No keys.")
+    return "\n".join([*lines, ""])
+
+
+def _row(cls: Any, key: Key) -> Iterator[str]:
+    yield f"`{key.name}`"
+    yield expected(key.annotation)
+    yield "must be given" if key.make_default is None else f"`{_default(key)}`"
+    meaning = _meaning(cls, key.name)
+    if not meaning:
+        raise SystemExit(f"{cls.__name__}.{key.name} has no docstring that says what it means")
+    yield meaning
+
+
+def _meaning(cls: Any, name: str) -> str:
+    """Return the docstring below the field, in the class or in the base that declares it."""
+    fields = [getattr(base, "__pydantic_fields__", {}).get(name) for base in cls.__mro__]
+    text = next((" ".join(f.description.split()) for f in fields if f is not None and f.description), "")
+    return re.sub(r"\b(None|True|False)\b", lambda match: _AS_YAML[match[0]], text)
+
+
+def _default(key: Key) -> str:
+    made = key.make_default() if key.make_default else None
+    return _short(made, section_in(key.annotation)) if is_settings(type(made)) else _yaml(plain(key.annotation, made))
+
+
+def _short(part: Any, section: str | None) -> str:
+    """Write a default object as a recipe would: its kind, and what differs from the defaults of its class."""
+    differing = {
+        name: plain(key.annotation, getattr(part, name))
+        for name, key in keys_of(type(part)).items()
+        if key.make_default is None or key.make_default() != getattr(part, name)
+    }
+    return _yaml(({"kind": kind_of(section, part)} if section else {}) | differing)
+
+
+def _yaml(value: Any) -> str:
+    text = to_text({"x": [value]}).strip().removeprefix("x:").strip()
+    return text.removeprefix("[").removesuffix("]") if text.startswith("[") else text.removeprefix("- ")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), reference()), encoding="utf-8")
+    README.write_text(readme_with(README.read_text("utf-8"), QUICKSTART.read_text("utf-8")), encoding="utf-8")

@@ -1,0 +1,176 @@
+"""The pages say what is: their code runs, their recipes load, their tables are those of the code, their links lead."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from rlhf.evaluation.store import read_trajectories
+from rlhf.metrics import read_metrics
+from rlhf.recipe import load
+from rlhf.recipe.builder import build_part
+from rlhf.recipe.model import KEYS
+from rlhf.recipe.text import parse
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+CHECKED = re.compile(r"`?(rlhf check (?:environment|reward|agent|recipe) [^`\n]*)")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for found, text in FENCED.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """The code blocks of a page whose first line is the name of a file."""
+    found = [text for language in ("python", "yaml") for text in blocks(page, language)]
+    return {match[1]: text for text in found if (match := NAMED.match(text))}
+
+
+def written(page: Path, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in files_of(page).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def checks() -> list[tuple[Path, str]]:
+    """Each `rlhf check ...` that a page shows for a file of its own or for a part that comes along."""
+    found = [(page, command.strip()) for page in PAGES for command in CHECKED.findall(page.read_text("utf-8"))]
+    return sorted({(page, command) for page, command in found if not re.search(r"[A-Z]{2,}|\|", command)})
+
+
+@pytest.mark.parametrize(("page", "command"), checks(), ids=lambda value: getattr(value, "stem", value))
+def test_a_check_that_a_page_shows_passes(
+    page: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(written(page, tmp_path / "side_by_side"))
+    done = CliRunner().invoke(app, shlex.split(command.partition("#")[0])[1:])
+    assert done.exit_code == 0, done.output
+
+
+def test_every_part_of_the_pages_is_checked() -> None:
+    commands = " ".join(command for _, command in checks())
+    for name in ("my_env.py", "my_reward.py", "maze.py", "wandering.py", "answers.py", "deliberate.py", "maze.yaml"):
+        assert name in commands
+
+
+def test_a_reward_takes_ten_lines_and_an_environment_thirty() -> None:
+    files = files_of(README)
+    for name, most in (("my_reward.py", 10), ("my_env.py", 30)):
+        lines = NAMED.sub("", files[name], count=1).strip().splitlines()
+        assert len([line for line in lines if line.strip()]) <= most
+
+
+def test_the_parts_of_a_page_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(written(DOCS / "plugins.md", tmp_path / "side_by_side"))
+    small = ["limits.max_turns=3", "limits.max_tokens=4", "evaluation.n_tasks=2", "policy.hidden_size=32"]
+    short = ["steps=1", "tasks_per_step=2", "group_size=3", "filters.drop_zero_advantage=false"]
+    command = ["train", "maze.yaml", *small, *(f"stages.0.{text}" for text in short), "--out", "run", "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["n_episodes"] == 6
+    [line] = [line for line in read_metrics(Path("run/metrics.jsonl")) if "custom/ratio" in line.values]
+    assert line.values["custom/ratio"] == pytest.approx(1.0, abs=1e-4)  # one update: the policy has not moved
+    for record in read_trajectories(Path("run/trajectories"), phase="train"):
+        assert record.advantages is not None
+        ranks = {number for row in record.advantages for number in row}
+        assert len(ranks) == 1 and ranks <= {-1.0, -0.5, 0.0, 0.5, 1.0}  # of three attempts, with ties
+        assert all(len(turn.generations) == 2 for turn in record.trajectory.turns)  # takes stock, then acts
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [(page, name) for page in PAGES for name in files_of(page) if name.endswith(".yaml")],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_a_recipe_of_a_page_loads(page: Path, name: str, tmp_path: Path) -> None:
+    folder = written(page, tmp_path / "side_by_side")
+    values = parse((folder / name).read_text(), name)
+    if "kind" in values:  # one stage
+        build_part("stage", values, "stages[0]", base=folder)
+    else:
+        load(folder / name)
+
+
+def test_overrides_that_the_readme_shows_are_fine() -> None:
+    [line] = [line for line in README.read_text("utf-8").splitlines() if line.startswith("    rlhf train quickstart ")]
+    recipe = load("quickstart", shlex.split(line)[3:])
+    assert recipe.seed == 1 and recipe.stages[1].steps == 60
+
+
+# --- what is written into the pages ----------------------------------------------------------------------------------
+
+
+@cache
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("recipe_reference", DOCS / "recipe_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_recipes_has_every_key_as_it_is() -> None:
+    text = (DOCS / "recipes.md").read_text("utf-8")
+    assert reference().page_with(text, reference().reference()) == text, "run python docs/recipe_reference.py"
+    for key in KEYS:
+        assert f"| `{key}` |" in text
+
+
+def test_the_readme_has_the_quickstart_as_it_is() -> None:
+    text, recipe = README.read_text("utf-8"), (ROOT / "recipes" / "quickstart.yaml").read_text("utf-8")
+    assert recipe.rstrip() + "\n" in blocks(README, "yaml"), "run python docs/recipe_reference.py"
+    assert reference().readme_with(text, recipe) == text
+
+
+def test_the_batch_arithmetic_of_the_page_is_that_of_its_recipe(tmp_path: Path) -> None:
+    from rlhf.commands.arithmetic import arithmetic
+
+    # The example of the table: a recipe of the page, with two minibatches.
+    recipe = load(written(DOCS / "recipes.md", tmp_path / "page") / "gotoobj.yaml", ["stages.1.minibatches=2"])
+    supervised, improved = arithmetic(recipe)["stages"]
+    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \|$", (DOCS / "recipes.md").read_text("utf-8"), re.MULTILINE)
+    shown = [int(row.rpartition("=")[2].replace(",", "")) for row in rows if re.search(r"\d$", row.strip())][:8]
+    names = ("episodes_per_step", "updates_per_step", "episodes_per_update", "n_episodes", "max_turns_per_step")
+    more = ("max_sampled_tokens_per_step", "max_samples_per_step")
+    assert shown == [*(improved[name] for name in names + more), supervised["n_updates"]]
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README.read_text("utf-8")):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+def test_files_that_the_pages_name_exist() -> None:
+    named = re.compile(r"`((?:rlhf|environments|agents|rewards|benchmarks|recipes)/[\w/.]+\.\w+)`")
+    for page in PAGES:
+        for name in named.findall(page.read_text("utf-8")):
+            assert (ROOT / name).is_file(), f"{page.name}: {name}"
+
+
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("mkdocs is not installed")
+    # Not --quiet: mkdocs does not count what it does not print, and --strict has nothing to object to then.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
