@@ -139,6 +139,13 @@ def test_the_readme_has_the_quickstart_as_it_is() -> None:
     assert reference().readme_with(text, recipe) == text
 
 
+def test_the_readme_shows_the_last_line_of_a_run() -> None:
+    _, shown, _ = README.read_text("utf-8").split("<!-- quickstart-result -->")
+    values = json.loads(shown.strip().removeprefix("```json").removesuffix("```"))
+    wanted = {"success_before", "success_after", "interval_after", "train_s", "n_episodes", "report"}
+    assert wanted <= set(values) and values["name"] == "quickstart"
+
+
 def test_the_batch_arithmetic_of_the_page_is_that_of_its_recipe(tmp_path: Path) -> None:
     from rlhf.commands.arithmetic import arithmetic
 

@@ -178,6 +178,42 @@ def _check_context(recipe: Recipe) -> None:
         )
 
 
+#: Section, kind, a key and its value, and the keys that mean nothing while it has that value.
+_SILENCED: tuple[tuple[str, str, str, object, tuple[str, ...]], ...] = (
+    ("agent", "chat", "show_admissible", False, ("max_admissible",)),
+    ("advantage", "grpo", "normalize_std", False, ("ddof", "eps")),
+    ("advantage", "gigpo", "normalize", "mean", ("ddof", "eps")),
+    ("advantage", "gigpo", "step_weight", 0, ("gamma", "similarity")),
+)
+
+
+def _check_silenced(recipe: Recipe) -> None:
+    from rlhf.recipe.keys import keys_of
+
+    parts = [("agent", "agent", recipe.agent)]
+    parts += [("advantage", f"{path}.advantage", stage.advantage) for path, stage in policy_gradient_stages(recipe)]
+    for section, path, part in parts:
+        for of_section, kind, by, value, names in _SILENCED:
+            if (of_section, kind) != (section, kind_of(section, part)) or getattr(part, by) != value:
+                continue
+            keys = keys_of(type(part))
+            for name in names:
+                default = keys[name].make_default
+                if default is not None and getattr(part, name) != default():
+                    why = f"{by} is {'false' if value is False else value}"
+                    raise _no_effect(f"{path}.{name}", getattr(part, name), why)
+
+
+def _check_watched(recipe: Recipe) -> None:
+    from rlhf.evaluation.evaluate import Evaluation
+
+    if any(stage.evaluate_every for _, stage in policy_gradient_stages(recipe)):
+        return
+    for name in ("watch_split", "watch_n_tasks"):
+        if getattr(recipe.evaluation, name) != getattr(Evaluation(), name):
+            raise _no_effect(f"evaluation.{name}", getattr(recipe.evaluation, name), "no stage sets evaluate_every")
+
+
 def _no_effect(where: str, value: object, why: str) -> RecipeError:
     return RecipeError(
         "this key has no effect", where=where, got=str(value), expected=f"nothing, because {why}", hint="remove the key"
@@ -192,6 +228,8 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_minibatches,
     _check_demonstrations,
     _check_optimizers,
+    _check_silenced,
+    _check_watched,
     _check_splits,
     _check_context,
 )
