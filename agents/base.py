@@ -23,7 +23,7 @@ class Reply:
 
     @property
     def message(self) -> Message:
-        """This reply as a message for a later prompt, carrying the sampled ids."""
+        """The reply as a message for a later prompt, carrying the sampled ids."""
         return Message(Role.ASSISTANT, self.text, self.generation.token_ids)
 
 

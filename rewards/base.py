@@ -9,7 +9,7 @@ from rlhf.data import Task, Trajectory, Verdict
 
 @runtime_checkable
 class Verifier(Protocol):
-    """A deterministic reward: does this answer match this reference?"""
+    """A deterministic reward: whether an answer matches a reference."""
 
     def __call__(self, answer: str, reference: str) -> Verdict | float:
         """Judge `answer`; never raises on any text."""
