@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -50,6 +51,8 @@ app.command("version")(browse.version)
 
 def main() -> None:
     """Run the command line; the entry point of the `rlhf` script."""
+    # Threads that wait by spinning slow each other down many times over when the machine has other work to do.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
 
 
