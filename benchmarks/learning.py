@@ -28,7 +28,9 @@ def run(recipe: str, seed: int, out: Path, overrides: list[str]) -> dict[str, An
         command = ["train", recipe, f"seed={seed}", *overrides, "--out", str(folder), "--json"]
         if folder.is_dir():
             command = ["train", recipe, f"seed={seed}", *overrides, "--resume", str(folder), "--json"]
-        done = subprocess.run([sys.executable, "-m", "rlhf.cli", *command], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "rlhf.cli", *command], stdout=subprocess.PIPE, text=True, check=True
+        )
         result.write_text(done.stdout.splitlines()[-1])
     return dict(json.loads(result.read_text()))
 
