@@ -37,7 +37,7 @@ test: install-dev ## the whole test-suite
 	$(BIN)/python -m pytest
 
 docs: install-dev ## build the pages under site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 bench: install-dev ## every benchmark; each prints a ratio against a baseline of the same run
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done

@@ -54,7 +54,7 @@ def row(recipe: str, seed: int, found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("recipes", nargs="*", default=["quickstart"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], help="overrides, key=value")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
