@@ -280,9 +280,11 @@ def new_folder(recipe: Recipe, out: Path | None) -> Path:
 
 
 def write_record(folder: Path, recipe: Recipe) -> None:
-    """Resolved recipe, and the version of everything that can change a result."""
-    (folder / "recipe.yaml").write_text(dump(recipe))
+    """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
     (folder / "versions.json").write_text(json.dumps(versions(recipe), indent=1))
+    partial = folder / ".recipe.yaml.partial"
+    partial.write_text(dump(recipe))
+    partial.rename(folder / "recipe.yaml")
 
 
 def versions(recipe: Recipe) -> dict[str, Any]:

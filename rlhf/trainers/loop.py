@@ -54,25 +54,16 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     run.take_up(trainer)
     if getattr(stage.loss, "needs_ref", False):
         run.policy.keep_reference(run.checkpoints / replace(run.state, step=0).folder_name)
-    if run.state.step == 0:
-        await run.deliver()
+    await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
     with run.saved_if_stopped(trainer):
-        await watch(run, stage)  # where a run was stopped in an evaluation
+        await run.watch(stage.evaluate_every, stage.steps)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
             await one_step(run, stage, trainer, tasks, step)
-            await watch(run, stage)
+            await run.watch(stage.evaluate_every, stage.steps)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(trainer.optimizer)
     run.advance(finished=True)
-
-
-async def watch(run: Run, stage: PolicyGradient) -> None:
-    """Evaluate the policy between two steps, where that is due."""
-    step = run.state.step
-    if stage.evaluate_every and step % stage.evaluate_every == 0 and run.state.watched < step < stage.steps:
-        await run.measure(f"step {step}", full=False)
-        run.advance(watched=step)
 
 
 async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks: ShuffledTasks, step: int) -> None:
@@ -81,7 +72,7 @@ async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks
     collected = await run.collector.collect(
         tasks.draw(step, stage.tasks_per_step), group_size=stage.group_size, sampling=sampling, step=step
     )
-    run.caution_truncated(collected)
+    run.caution(collected, f"step {step + 1} of {run.state.label}")
     with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
         credits = [stage.advantage(group) for group in collected.groups]
     samples, counters = make_samples(collected.groups, credits, stage.layout)

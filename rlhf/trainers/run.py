@@ -13,18 +13,16 @@ from typing import Any, Protocol
 import psutil
 import torch
 
-from rlhf.data import Credit, Finish, PolicyWeights, ScoredGroup
+from rlhf.data import Credit, PolicyWeights, ScoredGroup
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.metrics import Metrics
 from rlhf.rollout.collect import Collected, Collector
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.trainers import checkpoint
+from rlhf.trainers.cautions import cautions
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.trainer import TorchTrainer
-
-#: Share of a step's generations that may be cut before it is worth a warning.
-TRUNCATED_SHARE = 0.01
 
 
 class Progress(Protocol):
@@ -79,7 +77,7 @@ class Run:
     state: State
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     _clock: float = field(default_factory=time.perf_counter)
-    _has_cautioned: bool = False
+    _said: set[str] = field(default_factory=set)
 
     @property
     def checkpoints(self) -> Path:
@@ -90,9 +88,9 @@ class Run:
         """Make dropout and every other draw of torch a function of (seed, stage, step)."""
         torch.manual_seed((self.seed * 1_000_003 + self.state.stage) * 1_000_003 + step)
 
-    async def deliver(self) -> None:
-        """Hand the policy's present weights to the engine under a new version."""
-        self.policy.version += 1
+    async def deliver(self, *, again: bool = False) -> None:
+        """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
+        self.policy.version += not again
         await self.collector.engine.load(PolicyWeights(self.policy.version, fingerprint(self.policy.model)))
 
     def advance(self, **changes: Any) -> None:
@@ -148,27 +146,19 @@ class Run:
             self.progress.say(f"the last checkpoint is {last}; to go on: rlhf train --resume {self.folder}")
             raise
 
-    def caution_truncated(self, collected: Collected) -> None:
-        """Say once that a limit cuts what the policy says, and which key sets it."""
-        generations = [g for group in collected.groups for t in group.trajectories for g in t.generations]
-        cut = [g for g in generations if g.finish is Finish.LENGTH]
-        if self._has_cautioned or len(cut) <= TRUNCATED_SHARE * len(generations):
-            return
-        self._has_cautioned = True
-        limit = self.collector.limits.max_tokens
-        n_full = sum(len(g.token_ids) < limit for g in cut)
-        by = [f"{len(cut) - n_full} by limits.max_tokens: {limit}"] * (n_full < len(cut))
-        by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
-        self.progress.say(
-            f"caution: {len(cut)} of {len(generations)} generations in a step of {self.state.label} were cut before "
-            f"they ended, {' and '.join(by)}"
-        )
+    def caution(self, collected: Collected, where: str) -> None:
+        """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""
+        for name, text in cautions(collected, self.collector.limits, where).items():
+            if name not in self._said:
+                self._said.add(name)
+                self.progress.say(text)
 
     async def measure(self, name: str, *, full: bool = True) -> None:
         """Evaluate, log, and keep the full results under `name`."""
         with self.off_the_clock():
             self.progress.note(f"evaluating ({name})")
             result = await self.evaluate(name, full)
+            self.caution(result.collected, f"an evaluation ({name})")
             self._log(self.state.step, result.metrics)
             if full:
                 self.state = replace(self.state, results={**self.state.results, name: result.record})
@@ -176,6 +166,13 @@ class Run:
                     f"{name}: success {result.success:.1%} on {result.n} unseen tasks, "
                     f"95% interval {result.low:.1%} to {result.high:.1%}"
                 )
+
+    async def watch(self, every: int, n_steps: int) -> None:
+        """Measure between two steps where that is due: after each `every` of `n_steps`, but for the last."""
+        step = self.state.step
+        if every and step % every == 0 and self.state.watched < step < n_steps:
+            await self.measure(f"step {step}", full=False)
+            self.advance(watched=step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics for the present stage."""

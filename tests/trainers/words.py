@@ -6,7 +6,7 @@ Tests of whole runs copy this file out of the repository and name it in a recipe
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from rlhf.data import Task
 
 WORDS = ("red", "green", "blue", "white")
 FIRST_SEED = {"train": 0, "dev": 1000, "test": 2000}
+
+#: Called in every step of every episode; for tests that stop a run at a certain one.
+ON_STEP: list[Callable[[], object]] = []
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class WordsEpisode:
         self.opening = self.told()
 
     async def step(self, action: str) -> Any:
+        for call in ON_STEP:
+            call()
         right = action == self.words[self.n_said]
         self.n_said += 1
         if right and self.n_said < len(self.words):

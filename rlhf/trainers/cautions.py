@@ -1,0 +1,46 @@
+"""What of a rollout the user should hear of at once, though the run goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rlhf.data import Finish
+from rlhf.rollout.collect import Collected
+from rlhf.rollout.limits import Limits
+
+#: Share of the generations that may be cut before it is worth a word.
+TRUNCATED_SHARE = 0.01
+
+
+def cautions(collected: Collected, limits: Limits, where: str) -> dict[str, str]:
+    """One sentence each, under a name by which a run tells whether it has said so already.
+
+    Args:
+        collected: of one step or evaluation.
+        limits: that held there.
+        where: what was done, for the reader.
+    """
+    found = {"truncated": _truncated(collected, limits, where), "failures": _failures(collected, where)}
+    return {name: f"caution: {text}" for name, text in found.items() if text}
+
+
+def _truncated(collected: Collected, limits: Limits, where: str) -> str:
+    generations = [g for group in collected.groups for t in group.trajectories for g in t.generations]
+    cut = [g for g in generations if g.finish is Finish.LENGTH]
+    if len(cut) <= TRUNCATED_SHARE * len(generations):
+        return ""
+    n_full = sum(len(g.token_ids) < limits.max_tokens for g in cut)
+    by = [f"{len(cut) - n_full} by limits.max_tokens: {limits.max_tokens}"] * (n_full < len(cut))
+    by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
+    return f"{len(cut)} of {len(generations)} generations in {where} were cut before they ended, {' and '.join(by)}"
+
+
+def _failures(collected: Collected, where: str) -> str:
+    failures = [f for group in collected.groups for f in group.failures]
+    if not failures:
+        return ""
+    [((outcome, message), _)] = Counter((f.outcome, f.message) for f in failures).most_common(1)
+    return (
+        f"{len(failures)} of {collected.n_episodes} attempts in {where} failed for no fault of the policy and are left "
+        f"out of everything; the commonest: {outcome.value}: {message}"
+    )

@@ -1,0 +1,217 @@
+"""A run that was stopped and resumed equals one that was not, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.evaluation.store import read_trajectories
+from rlhf.recipe import load
+from rlhf.trainers.run import Interrupted
+from tests.trainers import children, runs
+
+LORA = {"rank": 2, "dropout": 0.2}
+SUPERVISED = {"kind": "supervised", "n_demonstrations": 12, "random_share": 0.5, "epochs": 2, "batch_size": 4}
+POLICY_GRADIENT = {
+    "kind": "policy_gradient",
+    "steps": 5,
+    "tasks_per_step": 3,
+    "group_size": 4,
+    "minibatches": 2,
+    "evaluate_every": 2,
+    "checkpoint_every": 1,
+    "optimizer": {"lr": 3.0e-3, "schedule": "linear"},
+}
+
+
+def recipe(folder: Path, advantage: str, lora: dict[str, Any] | None, **changes: Any) -> Path:
+    """Two stages; a run of a second."""
+    policy = runs.BASE["policy"] | {"hidden_size": 16} | ({"lora": lora} if lora else {})
+    stages = [SUPERVISED, {**POLICY_GRADIENT, "advantage": {"kind": advantage}}]
+    evaluation = {"n_tasks": 6, "watch_n_tasks": 4}
+    return runs.write(folder, stages, **{"policy": policy, "evaluation": evaluation, **changes})
+
+
+def everything(run: Path) -> dict[str, Any]:
+    """All that a finished run left, but for what the clock says."""
+    records = [
+        replace(r, trajectory=replace(r.trajectory, duration_s=0.0)) for r in read_trajectories(run / "trajectories")
+    ]
+    state = json.loads((runs.newest(run) / "state.json").read_text())
+    return {
+        "weights": runs.weights(runs.newest(run)),
+        "log": runs.lines(run),
+        "result": json.loads((run / "result.json").read_text()),
+        "files": runs.stored(run),
+        "trajectories": records,
+        "state": {k: v for k, v in state.items() if k != "train_s"},
+    }
+
+
+def assert_equal(found: Path, expected: Path) -> None:
+    for (name, got), wanted in zip(everything(found).items(), everything(expected).values(), strict=True):
+        assert got == wanted, name
+    # The newest checkpoint has no optimiser any more; the one before it does, where the run kept it.
+    assert {s for s, _, _ in runs.stored(found)} == {"before", "1-policy_gradient", "after"}
+
+
+COMBINATIONS = pytest.mark.parametrize(
+    ("advantage", "lora"),
+    [("grpo", None), ("gigpo", None), ("grpo", LORA), ("gigpo", LORA)],
+    ids=["grpo-full", "gigpo-full", "grpo-lora", "gigpo-lora"],
+)
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The default handler of Ctrl-C, also where the tests run in the background; and one order of summation."""
+    before, n_threads = signal.signal(signal.SIGINT, signal.default_int_handler), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    signal.signal(signal.SIGINT, before)
+    torch.set_num_threads(n_threads)
+
+
+def on_step(path: Path) -> list[Callable[[], object]]:
+    """What the recipe's environment calls in each step."""
+    calls: list[Callable[[], object]] = sys.modules[type(load(path).environment).__module__].ON_STEP
+    calls.clear()
+    return calls
+
+
+class PressAt:
+    """Presses Ctrl-C in the n-th step of an environment from now on."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.n_steps = n, 0
+
+    def __call__(self) -> None:
+        self.n_steps += 1
+        if self.n_steps == self.n:
+            signal.raise_signal(signal.SIGINT)
+
+
+def run_with_interruptions(path: Path, out: Path, at: list[int]) -> int:
+    """Run, press Ctrl-C at these steps of the processes one after the other, resume; returns how often it was heard."""
+    calls, n_heard = on_step(path), 0
+    for n in at:
+        calls[:] = [PressAt(n)]
+        try:
+            runs.run(path, out, resume=out.exists())
+        except (Interrupted, KeyboardInterrupt):
+            n_heard += 1
+        else:
+            break
+        finally:
+            calls.clear()
+    runs.run(path, out, resume=True)
+    return n_heard
+
+
+@COMBINATIONS
+def test_ctrl_c_and_resume_equal_an_uninterrupted_run(
+    tmp_path: Path, advantage: str, lora: dict[str, Any] | None, one_thread: None
+) -> None:
+    path = recipe(tmp_path, advantage, lora)
+    calls = on_step(path)
+    calls.append(counter := PressAt(-1))
+    runs.run(path, tmp_path / "whole")
+    calls.clear()
+    # About four presses per run: in demonstrations, in any of the evaluations, in any step.
+    draw = random.Random(f"{advantage} {lora}")
+    at = [draw.randrange(1, counter.n_steps // 2) for _ in range(6)]
+    assert run_with_interruptions(path, tmp_path / "stopped", at) >= 2
+    assert_equal(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_ctrl_c_loses_no_finished_step(tmp_path: Path, one_thread: None) -> None:
+    path = recipe(tmp_path, "grpo", None)
+    raw = path.read_text()
+    path.write_text(raw.replace("checkpoint_every: 1", "checkpoint_every: 0"))
+    out = tmp_path / "run"
+    seen: list[int] = []
+
+    def press_in_the_fourth_step() -> None:
+        done = (
+            [line["step"] for line in runs.log(out) if "rollout/success" in line]
+            if (out / "metrics.jsonl").exists()
+            else []
+        )
+        if len(done) == 3 and not seen:
+            seen.append(3)
+            signal.raise_signal(signal.SIGINT)
+
+    on_step(path).append(press_in_the_fourth_step)
+    with pytest.raises(Interrupted) as stopped:
+        runs.run(path, out)
+    on_step(path)
+    assert stopped.value.where == "step 3" and runs.newest(out).name == "1-policy_gradient-000003"
+    assert str(runs.newest(out)) in stopped.value.got
+    again = runs.run(path, out, resume=True)
+    assert f"resuming from {out / 'checkpoints' / '1-policy_gradient-000003'}" in again.said
+    assert [line["step"] for line in runs.log(out) if "rollout/success" in line] == [1, 2, 3, 4, 5]
+
+
+# --- SIGKILL ---------------------------------------------------------------------------------------------------------
+
+
+def run_with_kills(path: Path, folder: Path, at: list[int]) -> int:
+    """Run, kill the process when it touches a file for the n-th time, resume; returns how often it was killed."""
+    folder.mkdir()
+    out = folder / "run"
+    for n_killed, n in enumerate([*at, None]):
+        begun = (out / "recipe.yaml").is_file()
+        if not begun:
+            shutil.rmtree(out, ignore_errors=True)
+        how = ["--resume", out] if begun else [path, "--out", out]
+        ended = children.run(folder, "train", *how, kill_at=n)
+        if ended.code == 0:
+            return n_killed
+        assert ended.code == -signal.SIGKILL, ended.err
+    raise AssertionError("the last process was not to be killed")
+
+
+@pytest.mark.parametrize(("advantage", "lora"), [("gigpo", None), ("grpo", LORA)], ids=["gigpo-full", "grpo-lora"])
+def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, advantage: str, lora: dict[str, Any] | None) -> None:
+    path = recipe(tmp_path, advantage, lora)
+    whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")
+    assert whole.code == 0, whole.err
+    n = children.n_events(whole)
+    # What a process leaves behind changes only where it touches files, so these are all the moments there are.
+    draw = random.Random(advantage)
+    at = [draw.randrange(n // 20, n // 2) for _ in range(6)]
+    assert run_with_kills(path, tmp_path / "killed", at) >= 3
+    assert_equal(tmp_path / "killed" / "run", tmp_path / "run")
+
+
+def test_a_killed_run_in_babyai(tmp_path: Path) -> None:
+    pytest.importorskip("minigrid")
+    path = recipe(
+        tmp_path,
+        "gigpo",
+        None,
+        environment={"kind": "babyai", "level": "GoToObj", "max_steps": 5},
+        rewards={"success": {"kind": "outcome"}, "invalid": {"kind": "invalid_action"}},
+        limits={"max_turns": 5, "max_tokens": 6},
+    )
+    path.write_text(
+        path.read_text().replace("max_context: 128", "max_context: 512").replace("steps: 5\n  ta", "steps: 3\n  ta")
+    )
+    whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")
+    assert whole.code == 0, whole.err
+    n = children.n_events(whole)
+    assert run_with_kills(path, tmp_path / "killed", [n // 3, n // 3]) == 2
+    assert_equal(tmp_path / "killed" / "run", tmp_path / "run")
