@@ -23,6 +23,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class RlhfError(Exception):
@@ -113,6 +114,20 @@ def boundary(kind: type[RlhfError], where: str, hint: str = "") -> Iterator[None
     except Exception as error:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise kind("raised an exception", where=where, got=text, hint=hint) from error
+
+
+@contextmanager
+def disk(what: str, path: Path) -> Iterator[None]:
+    """Turn a failure to write `what` under `path` into a CheckpointError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{what} cannot be written",
+            where=str(path),
+            got=error.strerror or str(error),
+            hint="free disk space or mend the folder's rights, then resume the run",
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -11,13 +11,12 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Protocol
 
-from rlhf.errors import CheckpointError, DataError, MissingPackageError, nearest
+from rlhf.errors import DataError, MissingPackageError, disk, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +239,7 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        with _disk(self.path):
+        with disk("metrics", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_torn_line(self.path)
             self._file: IO[str] = self.path.open("a", encoding="utf-8")
@@ -248,7 +247,7 @@ class JsonlSink:
     def write(self, line: LogLine) -> None:
         """Append and flush one line."""
         record = {"step": line.step, "stage": line.stage, "time": round(line.time, 3), **line.values}
-        with _disk(self.path):
+        with disk("metrics", self.path):
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
 
@@ -258,7 +257,7 @@ class JsonlSink:
         n_kept = _n_kept(read_metrics(self.path), stage, step)
         n_kept = n_kept if n_lines is None else min(n_kept, n_lines)
         temporary = self.path.with_name(self.path.name + ".tmp")
-        with _disk(self.path):
+        with disk("metrics", self.path):
             texts = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
             temporary.write_text("".join(texts[:n_kept]), "utf-8")
             os.replace(temporary, self.path)
@@ -266,7 +265,7 @@ class JsonlSink:
 
     def close(self) -> None:
         """Close the file."""
-        with _disk(self.path):
+        with disk("metrics", self.path):
             self._file.close()
 
 
@@ -321,7 +320,7 @@ class TensorboardSink:
 
         values = [Summary.Value(tag=name, simple_value=v) for name, v in line.values.items() if v is not None]
         event = Event(wall_time=line.time, step=line.step, summary=Summary(value=values))
-        with _disk(self.folder):
+        with disk("metrics", self.folder):
             self._writer(line.stage).add_event(event)
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
@@ -333,12 +332,12 @@ class TensorboardSink:
 
         for name in [stage] if stage else [p.name for p in self.folder.glob("*") if p.is_dir()]:
             start = Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
-            with _disk(self.folder):
+            with disk("metrics", self.folder):
                 self._writer(name).add_event(start)
 
     def close(self) -> None:
         """Flush and close every event file."""
-        with _disk(self.folder):
+        with disk("metrics", self.folder):
             for writer in self._writers.values():
                 writer.close()
         self._writers.clear()
@@ -351,19 +350,6 @@ class TensorboardSink:
                 raise MissingPackageError(
                     "TensorBoard is not installed", where="metrics", hint="pip install tensorboard"
                 ) from error
-            with _disk(self.folder):
+            with disk("metrics", self.folder):
                 self._writers[stage] = EventFileWriter(str(self.folder / stage))
         return self._writers[stage]
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            "metrics cannot be written",
-            where=str(path),
-            got=error.strerror or str(error),
-            hint="free disk space or mend the folder's rights, then resume the run",
-        ) from error

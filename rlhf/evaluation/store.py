@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rlhf.data import Credit, Outcome, ScoredGroup
-from rlhf.errors import CheckpointError, DataError
+from rlhf.errors import DataError, disk
 from rlhf.evaluation.rows import (
     FORMAT,
     SCHEMA,
@@ -203,7 +202,7 @@ def read_failures(folder: Path, *, stage: str | None = None, phase: Phase | None
 
 def _write_file(path: Path, rows: list[Row]) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    with _disk(path):
+    with disk("trajectories", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
@@ -220,16 +219,3 @@ def _read_file(path: Path, columns: list[str] | None = None) -> Any:
     if not FORMAT.items() <= dict(table.schema.metadata or {}).items():
         raise DataError("a trajectory file of another format", where=str(path), expected="format 1")
     return table
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            "trajectories cannot be written",
-            where=str(path),
-            got=error.strerror or str(error),
-            hint="free disk space or mend the folder's rights, then resume the run",
-        ) from error
