@@ -7,7 +7,6 @@ import json
 import platform
 from dataclasses import asdict
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from rlhf.recipe import Recipe, dump, load
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.tasks import tasks_of
 from rlhf.rollout.transformers_engine import TransformersEngine
 from rlhf.trainers import checkpoint, demonstrations
 from rlhf.trainers.checkpoint import State
@@ -90,7 +90,7 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
         policy = resume_policy(recipe.policy, found / "policy", folder)
         policy.version = state.policy_version
     else:
-        policy = recipe.policy.build(recipe.seed, await texts(recipe, played))
+        policy = recipe.policy.build(recipe.seed, await texts(recipe, played, progress))
         policy.save_base(folder)
     policy.model.to(device())
     collector = make_collector(recipe, policy, progress)
@@ -229,22 +229,23 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
         path = folder / "demonstrations" / f"{index}.jsonl"
         if not path.exists():
             progress.stage("demonstrations", stage.n_demonstrations, 0)
-            tasks = list(islice(recipe.environment.tasks(stage.split), stage.n_demonstrations))
+            tasks = tasks_of(recipe.environment, stage.split, stage.n_demonstrations)
             found = await demonstrations.play(
                 recipe.environment,
                 [tasks[i % len(tasks)] for i in range(stage.n_demonstrations)],
                 random_share=stage.random_share,
                 unsolved_share=stage.unsolved_share,
-                max_turns=recipe.limits.max_turns,
+                limits=recipe.limits,
                 seed=recipe.seed,
                 on_progress=lambda done, total: progress.advance(""),
+                say=progress.say,
             )
             demonstrations.save(path, found)
         played[index] = demonstrations.load(path)
     return played
 
 
-async def texts(recipe: Recipe, played: dict[int, list[Demonstration]]) -> list[str]:
+async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress: RichProgress) -> list[str]:
     """Text to train a tokenizer on: the demonstrations, else episodes played at random."""
     if not recipe.policy.needs_texts:
         return []
@@ -252,11 +253,12 @@ async def texts(recipe: Recipe, played: dict[int, list[Demonstration]]) -> list[
     if not found:
         found = await demonstrations.play(
             recipe.environment,
-            list(islice(recipe.environment.tasks("train"), N_TEXT_EPISODES)),
+            tasks_of(recipe.environment, recipe.stages[0].split, N_TEXT_EPISODES),
             random_share=1.0,
             unsolved_share=1.0,
-            max_turns=recipe.limits.max_turns,
+            limits=recipe.limits,
             seed=recipe.seed,
+            say=progress.say,
         )
     return [text for d in found for text in d.texts]
 

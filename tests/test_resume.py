@@ -6,8 +6,7 @@ import json
 import random
 import shutil
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import pytest
 import torch
 
 from rlhf.evaluation.store import read_trajectories
-from rlhf.recipe import load
 from rlhf.trainers.run import Interrupted
-from tests.trainers import children, runs
+from tests.trainers import children, runs, words
 
 LORA = {"rank": 2, "dropout": 0.2}
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 12, "random_share": 0.5, "epochs": 2, "batch_size": 4}
@@ -85,13 +83,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
-def on_step(path: Path) -> list[Callable[[], object]]:
-    """What the recipe's environment calls in each step."""
-    calls: list[Callable[[], object]] = sys.modules[type(load(path).environment).__module__].ON_STEP
-    calls.clear()
-    return calls
-
-
 class PressAt:
     """Presses Ctrl-C in the n-th step of an environment from now on."""
 
@@ -106,19 +97,15 @@ class PressAt:
 
 def run_with_interruptions(path: Path, out: Path, at: list[int]) -> int:
     """Run, press Ctrl-C at these steps of the processes one after the other, resume; returns how often it was heard."""
-    calls, n_heard = on_step(path), 0
-    for n in at:
-        calls[:] = [PressAt(n)]
-        try:
-            runs.run(path, out, resume=out.exists())
-        except (Interrupted, KeyboardInterrupt):
-            n_heard += 1
-        else:
-            break
-        finally:
-            calls.clear()
+    for n_heard, n in enumerate(at):
+        with words.on_every_step(path, PressAt(n)):
+            try:
+                runs.run(path, out, resume=out.exists())
+            except (Interrupted, KeyboardInterrupt):
+                continue
+        return n_heard
     runs.run(path, out, resume=True)
-    return n_heard
+    return len(at)
 
 
 @COMBINATIONS
@@ -126,10 +113,8 @@ def test_ctrl_c_and_resume_equal_an_uninterrupted_run(
     tmp_path: Path, advantage: str, lora: dict[str, Any] | None, one_thread: None
 ) -> None:
     path = recipe(tmp_path, advantage, lora)
-    calls = on_step(path)
-    calls.append(counter := PressAt(-1))
-    runs.run(path, tmp_path / "whole")
-    calls.clear()
+    with words.on_every_step(path, counter := PressAt(-1)):
+        runs.run(path, tmp_path / "whole")
     # About four presses per run: in demonstrations, in any of the evaluations, in any step.
     draw = random.Random(f"{advantage} {lora}")
     at = [draw.randrange(1, counter.n_steps // 2) for _ in range(6)]
@@ -142,27 +127,21 @@ def test_ctrl_c_loses_no_finished_step(tmp_path: Path, one_thread: None) -> None
     raw = path.read_text()
     path.write_text(raw.replace("checkpoint_every: 1", "checkpoint_every: 0"))
     out = tmp_path / "run"
-    seen: list[int] = []
 
-    def press_in_the_fourth_step() -> None:
-        done = (
-            [line["step"] for line in runs.log(out) if "rollout/success" in line]
-            if (out / "metrics.jsonl").exists()
-            else []
-        )
-        if len(done) == 3 and not seen:
-            seen.append(3)
+    def finished() -> list[int]:
+        return [line["step"] for line in runs.log(out) if "rollout/success" in line]
+
+    def press() -> None:
+        if (out / "metrics.jsonl").exists() and len(finished()) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    on_step(path).append(press_in_the_fourth_step)
-    with pytest.raises(Interrupted) as stopped:
+    with words.on_every_step(path, press), pytest.raises(Interrupted) as stopped:
         runs.run(path, out)
-    on_step(path)
     assert stopped.value.where == "step 3" and runs.newest(out).name == "1-policy_gradient-000003"
     assert str(runs.newest(out)) in stopped.value.got
     again = runs.run(path, out, resume=True)
     assert f"resuming from {out / 'checkpoints' / '1-policy_gradient-000003'}" in again.said
-    assert [line["step"] for line in runs.log(out) if "rollout/success" in line] == [1, 2, 3, 4, 5]
+    assert finished() == [1, 2, 3, 4, 5]
 
 
 # --- SIGKILL ---------------------------------------------------------------------------------------------------------

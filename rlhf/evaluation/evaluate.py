@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
-from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.data import SamplingParams
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.rollout.collect import Collected, Collector
+from rlhf.rollout.tasks import tasks_of
 from rlhf.settings import STRICT
 
 
@@ -83,7 +83,7 @@ async def evaluate(
 ) -> EvaluationResult:
     """Attempt the first `n_tasks` tasks of `split` and count."""
     split = split or settings.split
-    tasks = list(islice(collector.environment.tasks(split), n_tasks or settings.n_tasks))
+    tasks = tasks_of(collector.environment, split, n_tasks or settings.n_tasks)
     sampling = SamplingParams(max_tokens=collector.limits.max_tokens, temperature=settings.temperature)
     # Seed and step number keep the seeds of evaluations apart from those of training, and equal between evaluations.
     seeded = replace(collector, seed=settings.seed)

@@ -17,9 +17,17 @@ from typing import Any, cast
 from agents.base import History
 from environments.base import Environment, Oracle, StepResult
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
-from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.errors import EnvError, RecipeError
+from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.group import RETRYABLE
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.live import Ended, LiveEpisode
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.seeds import stable_seed
+from rlhf.rollout.workers import CallError, CallTimeout, Lane
+
+#: Tasks after which a share of failures begins to mean something.
+FEW = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +53,22 @@ async def play(
     *,
     random_share: float,
     unsolved_share: float,
-    max_turns: int,
+    limits: Limits,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Demonstration]:
     """Play each task once with the oracle; a random action now and then, and some tasks at random throughout.
 
     Half of the random actions are possible where they are taken, the other half were possible somewhere else: what the
     environment answers to a mistake is then in the demonstrations too.
+
+    An attempt in which the environment fails is made afresh, as in a rollout; where that does not help, the task is
+    left out and `say` is told.
+
+    Raises:
+        RecipeError: the environment has no oracle.
+        EnvError: more than `limits.max_error_fraction` of the tasks could not be played.
     """
     if not isinstance(environment, Oracle) and (random_share < 1 and unsolved_share < 1):
         raise RecipeError(
@@ -63,15 +79,45 @@ async def play(
             hint="remove the supervised stage, or start from a pretrained policy",
         )
     played: list[Demonstration] = []
+    failures: list[str] = []
     pool: dict[str, None] = {}
-    for i, task in enumerate(tasks):
-        rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
-        share = 1.0 if rng.random() < unsolved_share else random_share
-        strays = _Strays(share, pool, rng)
-        played.append(await _play_one(environment, task, strays, max_turns))
-        on_progress(i + 1, len(tasks))
-        await asyncio.sleep(0)  # where Ctrl-C is heard
+    lanes = lanes_of(environment)
+    try:
+        for i, task in enumerate(tasks):
+            for retry in range(1 + limits.max_retries):
+                rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
+                share = 1.0 if rng.random() < unsolved_share else random_share
+                strays = _Strays(share, dict(pool), rng)
+                try:
+                    played.append(await _play_one(environment, task, strays, limits, lanes.open()))
+                    pool = strays.pool
+                    break
+                except Ended as ended:
+                    if ended.outcome not in RETRYABLE or retry == limits.max_retries:
+                        failures.append(f"{ended.outcome.value} in {task.id}: {ended.detail}")
+                        _check_failures(failures, i + 1, len(tasks), limits)
+                        break
+            on_progress(i + 1, len(tasks))
+            await asyncio.sleep(0)  # where Ctrl-C is heard
+    finally:
+        await lanes.close()
+    if failures:
+        say(
+            f"caution: {len(failures)} of {len(tasks)} demonstrations failed and are left out; the first: {failures[0]}"
+        )
     return played
+
+
+def _check_failures(failures: Sequence[str], n_tried: int, n_tasks: int, limits: Limits) -> None:
+    """Raise EnvError where too many failed, judged when some have been tried and not only at the end."""
+    if len(failures) > limits.max_error_fraction * max(n_tried, min(n_tasks, FEW)):
+        raise EnvError(
+            "too many demonstrations failed",
+            where=f"{n_tried} of {n_tasks} demonstrations",
+            got=f"{len(failures)} failures, the first: {failures[0]}",
+            expected=f"at most {limits.max_error_fraction:.0%} (limits.max_error_fraction)",
+            hint="run `rlhf check environment`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,40 +144,57 @@ class _Strays:
         return self.rng.choice(list(self.pool) if anywhere and self.pool else state.admissible_actions or ("",))
 
 
-async def _play_one(environment: Environment, task: Task, strays: _Strays, max_turns: int) -> Demonstration:
-    with boundary(EnvError, where=f"demonstration of {task.id}", hint="run `rlhf check environment`"):
-        episode = environment.start(task)
-        try:
-            return await _steps(environment, task, episode, strays, max_turns)
-        finally:
-            await episode.close()
+async def _play_one(environment: Environment, task: Task, strays: _Strays, limits: Limits, lane: Lane) -> Demonstration:
+    """Play one task. Raises Ended where the environment fails or takes too long."""
+    live = LiveEpisode(environment, task, limits, lane)
+    try:
+        async with asyncio.timeout(limits.episode_timeout_s):
+            return await _steps(environment, task, live, strays, limits, lane)
+    except TimeoutError:
+        raise Ended(Outcome.TIMEOUT, f"longer than {limits.episode_timeout_s:g} s") from None
+    finally:
+        await live.close([])
 
 
-async def _steps(environment: Environment, task: Task, episode: Any, strays: _Strays, max_turns: int) -> Demonstration:
-    state: StepResult = episode.opening
+async def _steps(
+    environment: Environment, task: Task, live: LiveEpisode, strays: _Strays, limits: Limits, lane: Lane
+) -> Demonstration:
+    opening = state = await live.start()
     turns: list[Turn] = []
     shown: list[tuple[str, ...]] = []
     plan: list[str] | None = None
     outcome = Outcome.TURN_LIMIT
-    while len(turns) < max_turns:
+    while len(turns) < limits.max_turns:
         stray = strays.is_next(state)
         if plan is None and not stray:
-            found = cast(Oracle, environment).plan(task, [t.action.text for t in turns])
-            plan = list(found) if found else []
+            plan = await _plan(environment, task, [t.action.text for t in turns], limits, lane)
         if stray or not plan:
             # An oracle that knows no way on leaves the rest to chance: an unsolved demonstration, like a planned one.
             text, plan = strays.action(state), None if stray else []
         else:
             text = plan.pop(0)
-        result = await episode.step(text)
+        result = await live.step(text)
         shown.append(state.admissible_actions)
         turns.append(Turn(Action(text), result.reply, result.reward, state.state_key, result.valid))
         state = result
         if state.terminated or state.truncated:
             outcome = Outcome.SOLVED if state.success else Outcome.FAILED
             break
-    trajectory = Trajectory(task.id, 0, episode.opening.reply, tuple(turns), outcome)
+    trajectory = Trajectory(task.id, 0, opening.reply, tuple(turns), outcome)
     return Demonstration(task, trajectory, tuple(shown))
+
+
+async def _plan(environment: Environment, task: Task, taken: list[str], limits: Limits, lane: Lane) -> list[str]:
+    """What the oracle would do next; nothing where it knows no way on. Raises Ended."""
+    try:
+        found = await lane.call(cast(Oracle, environment).plan, task, taken, timeout_s=limits.start_timeout_s)
+    except CallTimeout as error:
+        raise Ended(Outcome.TIMEOUT, f"plan: {error}") from error
+    except (CallError, EnvError) as error:
+        raise Ended(Outcome.ENV_ERROR, f"plan: {error}") from error
+    if found is not None and (not isinstance(found, list | tuple) or not all(isinstance(a, str) for a in found)):
+        raise Ended(Outcome.ENV_ERROR, f"plan: got {type(found).__name__}, expected a list of texts or None")
+    return list(found or ())
 
 
 def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: Renderer) -> list[Trajectory]:

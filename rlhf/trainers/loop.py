@@ -15,6 +15,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import SamplingParams
 from rlhf.errors import TrainingError, boundary
+from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import ShuffledTasks
 from rlhf.trainers.imitation import imitate
 from rlhf.trainers.policy_gradient import PolicyGradient
@@ -50,7 +51,7 @@ async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None
 async def improve(run: Run, stage: PolicyGradient) -> None:
     """The policy-gradient stage."""
     trainer = TorchTrainer(run.policy, stage.optimizer, stage.steps * stage.epochs * stage.minibatches)
-    tasks = ShuffledTasks(list(run.collector.environment.tasks(stage.split)), run.seed)
+    tasks = ShuffledTasks(tasks_of(run.collector.environment, stage.split), run.seed)
     run.take_up(trainer)
     if getattr(stage.loss, "needs_ref", False):
         run.policy.keep_reference(run.checkpoints / replace(run.state, step=0).folder_name)

@@ -6,12 +6,16 @@ Tests of whole runs copy this file out of the repository and name it in a recipe
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from environments.base import Properties, StepResult
 from rlhf.data import Task
+from rlhf.recipe import load
 
 WORDS = ("red", "green", "blue", "white")
 FIRST_SEED = {"train": 0, "dev": 1000, "test": 2000}
@@ -68,3 +72,14 @@ class WordsEpisode:
     def told(self, reward: float = 0.0) -> StepResult:
         left = self.words[self.n_said :]
         return StepResult(f"Say {left[0]}.", reward, state_key=" ".join(left), admissible_actions=tuple(sorted(WORDS)))
+
+
+@contextmanager
+def on_every_step(recipe: Path, call: Callable[[], object]) -> Iterator[None]:
+    """Let the environment of `recipe`, a copy of this file, make a call in each step."""
+    calls: list[Callable[[], object]] = sys.modules[type(load(recipe).environment).__module__].ON_STEP
+    calls.append(call)
+    try:
+        yield
+    finally:
+        calls.remove(call)

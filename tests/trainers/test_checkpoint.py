@@ -1,0 +1,222 @@
+"""Checkpoints: whole or absent, found by age, and clear about what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.errors import CheckpointError, RlhfError
+from rlhf.trainers import checkpoint
+from rlhf.trainers.checkpoint import State
+from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.policy import Lora, Policy
+from tests.trainers import runs, words
+from tests.trainers.tiny import policy
+
+STATE = State(1, "policy_gradient", 4, False, 9, n_updates=8, n_logged=7, train_s=1.5, results={"before": {"n": 3}})
+
+
+@pytest.fixture(scope="module")
+def small() -> Policy:
+    return policy(n_layers=1)
+
+
+# --- writing and finding ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path: Path, small: Policy) -> None:
+    optimizer = AdamW(lr=0.1).build(small.model.parameters())
+    for parameter in small.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.manual_seed(4)
+    folder = checkpoint.save(tmp_path, STATE, small, optimizer)
+    drawn = torch.rand(3)
+    assert folder == tmp_path / "1-policy_gradient-000004" and checkpoint.load_state(folder) == STATE
+    again = AdamW(lr=0.7).build(small.model.parameters())
+    checkpoint.load_trainer(folder, again)
+    assert torch.equal(torch.rand(3), drawn), "the generator goes on from where it was"
+    assert again.param_groups[0]["lr"] == 0.1
+    for old, new in zip(optimizer.state.values(), again.state.values(), strict=True):
+        assert all(torch.equal(old[name], new[name]) for name in old)
+
+
+def test_the_last_two_and_the_begin_of_each_stage_are_kept(tmp_path: Path, small: Policy) -> None:
+    for step in range(5):
+        checkpoint.save(tmp_path, replace(STATE, step=step), small, None)
+    assert [p.name[-6:] for p in checkpoint.every(tmp_path)] == ["000000", "000003", "000004"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [p.name for p in checkpoint.every(tmp_path)], "nothing hidden"
+
+
+def test_age_is_a_number(tmp_path: Path) -> None:
+    # As text, stage 10 would come before stage 2 and step 1000000 before step 999999.
+    names = ["2-policy_gradient-999999", "2-policy_gradient-1000000", "10-supervised-000000"]
+    for name in reversed(names):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text("{}")
+    assert [p.name for p in checkpoint.every(tmp_path)] == names
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None and newest.name == names[-1]
+
+
+def test_a_folder_without_a_state_is_no_checkpoint(tmp_path: Path, small: Policy) -> None:
+    good = checkpoint.save(tmp_path, STATE, small, None)
+    bad = checkpoint.save(tmp_path, replace(STATE, step=5), small, None)
+    (bad / "state.json").unlink()
+    assert checkpoint.latest(tmp_path) == good and checkpoint.incomplete(tmp_path) == [bad]
+    assert checkpoint.latest(tmp_path / "nothing") is None
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path, small: Policy) -> None:
+    for name in (".1-policy_gradient-000003.partial", ".1-policy_gradient-000002.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text("{}")
+    assert checkpoint.every(tmp_path) == []
+    checkpoint.save(tmp_path, STATE, small, None)
+    assert [p.name for p in tmp_path.iterdir()] == ["1-policy_gradient-000004"]
+
+
+def test_a_step_is_written_again_in_one_piece(tmp_path: Path, small: Policy) -> None:
+    checkpoint.save(tmp_path, STATE, small, None)
+    folder = checkpoint.save(tmp_path, replace(STATE, n_episodes=5), small, None)
+    assert checkpoint.load_state(folder).n_episodes == 5
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, small: Policy) -> None:
+    root = tmp_path / "checkpoints"
+    root.write_text("a file where a folder should be")
+    with pytest.raises(CheckpointError, match="could not be written") as error:
+        checkpoint.save(root, STATE, small, None)
+    assert "none yet" in error.value.hint and "GB free" in error.value.expected
+
+
+# --- what is wrong with a checkpoint of a run ------------------------------------------------------------------------
+
+STAGES = [
+    {"kind": "supervised", "n_demonstrations": 4, "epochs": 1},
+    {"kind": "policy_gradient", "steps": 3, "tasks_per_step": 2, "group_size": 2, "checkpoint_every": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a recipe whose run was stopped in its third step, with checkpoints of two steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    path = runs.write(folder, STAGES, evaluation={"n_tasks": 4})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def press() -> None:
+        if (folder / "run" / "checkpoints" / "1-policy_gradient-000002" / "state.json").exists():
+            signal.raise_signal(signal.SIGINT)
+
+    with words.on_every_step(path, press), pytest.raises(RlhfError, match="stopped"):
+        runs.run(path, folder / "run")
+    signal.signal(signal.SIGINT, before)
+    yield folder
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    shutil.copytree(stopped, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+NEWEST, OLDER = "1-policy_gradient-000002", "1-policy_gradient-000001"
+
+
+def resumed(folder: Path) -> runs.Done:
+    return runs.run(folder / "recipe.yaml", folder / "run", resume=True)
+
+
+def refused(folder: Path) -> str:
+    """What is said of the newest checkpoint; without it, the run goes on from the one before."""
+    with pytest.raises(CheckpointError) as error:
+        resumed(folder)
+    message = str(error.value)
+    assert NEWEST in message and f"remove this checkpoint to go on from {OLDER}" in message
+    shutil.rmtree(folder / "run" / "checkpoints" / NEWEST)
+    done = resumed(folder)
+    assert f"resuming from {folder / 'run' / 'checkpoints' / OLDER}" in done.said
+    assert done.result["n_episodes"] == 3 * 2 * 2
+    return message
+
+
+def test_a_stopped_run_goes_on_from_its_newest_checkpoint(folder: Path) -> None:
+    assert NEWEST in resumed(folder).said
+
+
+def test_a_checkpoint_without_a_state_is_left_out_and_named(folder: Path) -> None:
+    (folder / "run" / "checkpoints" / NEWEST / "state.json").unlink()
+    said = resumed(folder).said
+    assert f"left out, as it has no state.json: {folder / 'run' / 'checkpoints' / NEWEST}" in said
+    assert f"resuming from {folder / 'run' / 'checkpoints' / OLDER}" in said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"stage": 1}', '{"later": 1}'])
+def test_a_state_that_is_none(folder: Path, text: str) -> None:
+    (folder / "run" / "checkpoints" / NEWEST / "state.json").write_text(text)
+    assert "this is not a readable checkpoint" in refused(folder)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 10, 2000, -10], ids=["empty", "header", "half", "end"])
+def test_an_optimizer_state_that_is_cut(folder: Path, n_bytes: int) -> None:
+    path = folder / "run" / "checkpoints" / NEWEST / "trainer.pt"
+    path.write_bytes(path.read_bytes()[:n_bytes])
+    message = refused(folder)
+    assert "the optimiser state of this checkpoint cannot be used" in message and str(path) in message
+
+
+def test_weights_that_are_cut(folder: Path) -> None:
+    path = folder / "run" / "checkpoints" / NEWEST / "policy" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "the policy of this checkpoint cannot be used" in refused(folder)
+
+
+def test_a_policy_of_another_model(folder: Path) -> None:
+    saved = folder / "run" / "checkpoints" / NEWEST / "policy"
+    shutil.rmtree(saved)
+    policy(hidden_size=16, n_layers=1, n_heads=2).save(saved)
+    message = refused(folder)
+    assert "another model: hidden_size 16" in message and "hidden_size 32" in message
+
+
+def test_an_adapter_where_the_recipe_trains_everything(folder: Path) -> None:
+    saved = folder / "run" / "checkpoints" / NEWEST / "policy"
+    shutil.rmtree(saved)
+    made = policy(hidden_size=32, n_layers=1, n_heads=2, lora=Lora(rank=2))
+    made.save_base(folder / "run")
+    made.save(saved)
+    assert "another model: an adapter True" in refused(folder)
+
+
+def test_an_optimizer_of_another_model(folder: Path) -> None:
+    # The same number of parameters, in other shapes: torch would notice in the next step, with a message of its own.
+    other = policy(hidden_size=16, n_layers=1, n_heads=2)
+    optimizer = AdamW().build(other.model.parameters())
+    for parameter in other.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    saved = {"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}
+    torch.save(saved, folder / "run" / "checkpoints" / NEWEST / "trainer.pt")
+    assert "another model's state" in refused(folder)
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no run"):
+        runs.run(folder / "recipe.yaml", tmp_path / "nothing", resume=True)
+
+
+def test_a_run_without_any_checkpoint_begins_again(folder: Path) -> None:
+    shutil.rmtree(folder / "run" / "checkpoints")
+    done = resumed(folder)
+    assert "resuming" not in done.said and done.result["n_episodes"] == 3 * 2 * 2
+    steps = [(line["stage"], line["step"]) for line in runs.log(folder / "run") if "rollout/success" in line]
+    assert steps == [("1-policy_gradient", step) for step in (1, 2, 3)]
+    assert json.loads((folder / "run" / "result.json").read_text()).keys() == {"before", "after"}
