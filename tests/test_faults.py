@@ -336,7 +336,7 @@ def test_a_full_disk_names_the_last_good_checkpoint_and_loses_nothing(tmp_path: 
     ended = children.run(tmp_path / "full", "train", path, "--out", out, max_file_bytes=int(1.5 * size))
     assert ended.code == 2 and "Traceback" not in ended.err, ended.err
     good = out / "checkpoints" / "0-policy_gradient-000000"
-    assert "a checkpoint could not be written" in ended.err and "GB free" in ended.err
+    assert "a checkpoint could not be written" in ended.err and "MB free" in ended.err
     assert f"the last good checkpoint is {good}" in ended.err
     assert [p.name for p in (out / "checkpoints").iterdir()] == [good.name], "nothing half-written"
     assert runs.weights(good) == runs.weights(begin)

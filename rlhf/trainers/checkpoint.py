@@ -21,12 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from rlhf.errors import CheckpointError
 
-#: What Python, torch and safetensors raise when a file cannot be written.
-_CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
 #: What torch raises for a file that is cut, not its own, or of another model.
 _CANNOT_READ = (
     OSError,
@@ -97,13 +94,13 @@ def save(root: Path, state: State, policy: Any, optimizer: torch.optim.Optimizer
         (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
         _remove(target)
         partial.rename(target)
-    except _CANNOT_WRITE as error:
+    except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             "the disk is full" if _is_full(root, policy, error) else "a checkpoint could not be written",
             where=str(target),
             got=f"{type(error).__name__}: {error}",
-            expected=f"{_size(policy) / 1e9:.2f} GB free",
+            expected=f"{_size(policy) / 1e6:.1f} MB free",
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
     _prune(root, keep)

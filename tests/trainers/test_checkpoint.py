@@ -94,7 +94,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, small: Policy) -> None:
     root.write_text("a file where a folder should be")
     with pytest.raises(CheckpointError, match="could not be written") as error:
         checkpoint.save(root, STATE, small, None)
-    assert "none yet" in error.value.hint and "GB free" in error.value.expected
+    assert "none yet" in error.value.hint and "MB free" in error.value.expected
 
 
 # --- what is wrong with a checkpoint of a run ------------------------------------------------------------------------
