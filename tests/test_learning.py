@@ -1,0 +1,126 @@
+"""Every estimator with every loss learns a small task from a weak start, in seconds; one seed gives one curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.environments import toytext
+from tests.trainers import runs
+
+ESTIMATORS = ("grpo", "dr_grpo", "rloo", "gigpo")
+#: The clipped loss makes several updates of the same samples, so that its ratios leave 1; REINFORCE makes one.
+LOSSES: dict[str, dict[str, Any]] = {
+    "ppo_clip": {"loss": {"kind": "ppo_clip"}, "minibatches": 2, "epochs": 2, "steps": 12},
+    "reinforce": {"loss": {"kind": "reinforce"}, "steps": 22},
+}
+
+#: Demonstrations of which most actions are random: the policy that comes of them knows the words and little else.
+SUPERVISED = {
+    "kind": "supervised",
+    "n_demonstrations": 256,
+    "random_share": 0.7,
+    "epochs": 12,
+    "batch_size": 16,
+    "optimizer": {"lr": 5.0e-3},
+}
+POLICY_GRADIENT = {
+    "kind": "policy_gradient",
+    "tasks_per_step": 8,
+    "group_size": 8,
+    "optimizer": {"lr": 6.0e-3, "schedule": "linear", "final_lr_share": 0.2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Any:
+    """One order of summation, so that what is learnt here is learnt everywhere."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a policy that was shown spoilt demonstrations: says the two words in about a quarter of the tasks."""
+    folder = tmp_path_factory.mktemp("start")
+    done = runs.run(runs.write(folder, [SUPERVISED]), folder / "run")
+    assert 0.1 < done.result["success_after"] < 0.4
+    return runs.newest(done.folder) / "policy"
+
+
+def learn(start: Path, folder: Path, seed: int = 0, **stage: Any) -> runs.Done:
+    """A policy-gradient stage from the saved policy."""
+    policy = {"kind": "pretrained", "path": str(start)}
+    path = runs.write(folder, [{**POLICY_GRADIENT, **stage}], policy=policy, seed=seed)
+    return runs.run(path, folder / "run")
+
+
+def success(done: runs.Done) -> list[float]:
+    return runs.curve(done.folder, "rollout/success")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_estimator_learns_with_every_loss(start: Path, tmp_path: Path, estimator: str, loss: str) -> None:
+    done = learn(start, tmp_path, advantage={"kind": estimator}, **LOSSES[loss])
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+    assert done.result["interval_before"][1] < done.result["interval_after"][0]
+    # What the engine sampled from is what the trainer computes, in every step and not only in the first.
+    assert max(runs.curve(done.folder, "loss/sampler_gap_max")) < 1e-3
+    assert set(runs.curve(done.folder, "rollout/n_failures")) == {0.0}
+    assert set(runs.curve(done.folder, "optimizer/n_skipped")) == {0.0}
+
+
+def test_later_updates_of_the_same_samples_move_the_ratios(start: Path, tmp_path: Path) -> None:
+    done = learn(start, tmp_path, **(LOSSES["ppo_clip"] | {"steps": 2}))
+    assert min(runs.curve(done.folder, "loss/ratio_max")) > 1.05
+    assert max(runs.curve(done.folder, "loss/clip_high_share")) > 0
+    assert runs.curve(done.folder, "optimizer/n_updates") == [4.0, 8.0]
+
+
+def test_one_seed_gives_one_curve(start: Path, tmp_path: Path) -> None:
+    stage = LOSSES["ppo_clip"] | {"advantage": {"kind": "gigpo"}, "steps": 4}
+    first, again, other = (
+        learn(start, tmp_path / name, seed, **stage) for name, seed in (("a", 5), ("b", 5), ("c", 6))
+    )
+    assert runs.lines(first.folder) == runs.lines(again.folder)
+    assert runs.weights(runs.newest(first.folder)) == runs.weights(runs.newest(again.folder))
+    assert success(first) != success(other)
+
+
+def test_nothing_is_learnt_where_all_attempts_score_the_same(start: Path, tmp_path: Path) -> None:
+    # A reward that is 1 whatever happens: every group is silent, no update is made, the weights stay to the bit.
+    path = runs.write(
+        tmp_path, [{**POLICY_GRADIENT, "steps": 2}], policy={"kind": "pretrained", "path": str(start)},
+        rewards={"same": {"kind": "outcome", "failure": 1.0}},
+    )  # fmt: skip
+    done = runs.run(path, tmp_path / "run")
+    assert runs.curve(done.folder, "batch/n_dropped_groups") == [8.0, 8.0]
+    assert runs.curve(done.folder, "optimizer/n_updates") == [0.0, 0.0]
+    assert runs.weights(runs.newest(done.folder)) == runs.weights(start.parent)
+    assert done.result["success_before"] == done.result["success_after"]
+
+
+def test_a_frozen_lake_is_crossed_as_well_as_it_can_be(tmp_path: Path) -> None:
+    rows, horizon = ("SFFF", "FHFF", "FFFG"), 12
+    best = toytext.optimal_value(toytext.ToyText(rows=rows, horizon=horizon))
+    path = runs.write(
+        tmp_path,
+        [
+            SUPERVISED | {"n_demonstrations": 128, "random_share": 0.4, "epochs": 10, "optimizer": {"lr": 1.0e-2}},
+            POLICY_GRADIENT | {"steps": 14, "minibatches": 2, "advantage": {"kind": "gigpo"}},
+        ],
+        environment={"kind": f"{toytext.__file__}:ToyText", "horizon": horizon, "rows": list(rows)},
+        agent={"kind": "chat", "system": "", "history": 0},
+        rewards={"goal": {"kind": "outcome"}},
+        limits={"max_turns": horizon, "max_tokens": 6},
+        evaluation={"n_tasks": 100},
+    )
+    done = runs.run(path, tmp_path / "run")
+    assert best == 1.0, "without slips the best policy always arrives"
+    assert done.result["success_before"] < 0.3 and done.result["success_after"] >= 0.95 * best, success(done)
