@@ -1,4 +1,12 @@
-"""Property tests have no deadline and nothing is too slow for them: a busy machine must not fail them."""
+"""What holds for all tests: one thread for each process, and patience.
+
+Tiny models run fastest on one thread, and sums then have one order everywhere. Property tests have no deadline and
+nothing is too slow for them: a busy machine must not fail them.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported
 
 from hypothesis import HealthCheck, settings
 

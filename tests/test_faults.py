@@ -220,9 +220,9 @@ def test_an_environment_that_hangs(tmp_path: Path) -> None:
 
 
 def test_an_environment_that_only_hangs_stops_the_run(tmp_path: Path) -> None:
-    path = faulty(tmp_path, {"steps": 1}, {"step_timeout_s": 0.1}, fault="hangs", every=1, after=8)
+    path = faulty(tmp_path, {"steps": 1}, {"step_timeout_s": 0.4}, fault="hangs", every=1, after=8)
     message = fails(path, tmp_path / "run")
-    assert "16 timeout" in message and "no answer within 0.1 s" in message
+    assert "timeout: step: no answer within 0.4 s" in message and "limits.max_error_fraction" in message
 
 
 # --- demonstrations --------------------------------------------------------------------------------------------------
