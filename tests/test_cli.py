@@ -120,7 +120,12 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(echo: Path, tmp_path: 
     folder = tmp_path / "stopped"
     arguments = ["train", str(echo), "stages.1.steps=100000", "evaluation.n_tasks=1", "--out", str(folder)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlhf.cli", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "rlhf.cli", *arguments],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts what it puts into the background with Ctrl-C switched off, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     metrics = folder / "metrics.jsonl"
     give_up = time.monotonic() + 90

@@ -105,12 +105,18 @@ def test_a_killed_machine_fails_its_episodes_and_the_next_one_gets_a_new_machine
     assert capfd.readouterr().err == ""
 
 
+def _thread_states(pid: int) -> list[str]:
+    return [psutil.Process(thread.id).status() for thread in psutil.Process(pid).threads()]
+
+
 def test_a_hung_machine_raises_within_the_limit() -> None:
     jvm = sessions.start_jvm(call_limit_s=0.5)
     session = sessions.open_session(jvm, "coin", "")
     session.begin(0, "train")
     os.kill(jvm.pid, signal.SIGSTOP)
     begin = time.monotonic()
+    while any(thread != "stopped" for thread in _thread_states(jvm.pid)) and time.monotonic() - begin < 10:
+        time.sleep(0.01)  # a thread that still runs would answer
     with pytest.raises(EnvError, match="gone") as caught:
         session.step("inventory")
     assert caught.value.got == "a call hung"
