@@ -98,7 +98,7 @@ def _from_scratch_config(policy: FromScratch) -> Any:
         num_hidden_layers=policy.n_layers,
         num_attention_heads=policy.n_heads,
         num_key_value_heads=policy.n_kv_heads or policy.n_heads,
-        head_dim=policy.hidden_size // policy.n_heads,
+        head_dim=policy.head_dim,
         max_position_embeddings=policy.max_context,
         tie_word_embeddings=True,
     )

@@ -67,13 +67,15 @@ class FromScratch:
     family: Literal["qwen3", "llama"] = "qwen3"
     """Architecture."""
     hidden_size: Annotated[int, Field(ge=8)] = 128
-    """Width of the model; an even multiple of `n_heads`."""
+    """Width of the model."""
     intermediate_size: Annotated[int, Field(ge=8)] | None = None
     """Width of the feed-forward layers; None is three times `hidden_size`."""
     n_layers: Annotated[int, Field(ge=1)] = 4
     """Blocks of attention and feed-forward layer."""
     n_heads: Annotated[int, Field(ge=1)] = 4
     """Attention heads."""
+    head_dim: Annotated[int, Field(ge=2, multiple_of=2)] = 32
+    """Width of one attention head; vLLM on a CPU takes 32, 64, 80, 96, 112 and 128."""
     n_kv_heads: Annotated[int, Field(ge=1)] | None = None
     """Key-value heads, which divide `n_heads`; None is as many as `n_heads`."""
     vocab_size: Annotated[int, Field(ge=300)] = 2048
@@ -86,8 +88,6 @@ class FromScratch:
     """Train adapters instead of all weights."""
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.n_heads or (self.hidden_size // self.n_heads) % 2:
-            raise ValueError("hidden_size must be an even multiple of n_heads")
         if self.n_heads % (self.n_kv_heads or self.n_heads):
             raise ValueError("n_heads must be a multiple of n_kv_heads")
 
@@ -108,7 +108,7 @@ class FromScratch:
             "num_hidden_layers": self.n_layers,
             "num_attention_heads": self.n_heads,
             "num_key_value_heads": self.n_kv_heads or self.n_heads,
-            "head_dim": self.hidden_size // self.n_heads,
+            "head_dim": self.head_dim,
             "max_position_embeddings": self.max_context,
             "tie_word_embeddings": True,
             "initializer_range": self.initializer_range,
@@ -308,6 +308,7 @@ def resume(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) ->
     found: dict[str, Any] = {"an adapter": policy.is_lora}
     if isinstance(settings, FromScratch):
         names = {"hidden_size": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
+        names |= {"head_dim": "head_dim"}
         wanted |= {"family": settings.family} | {name: getattr(settings, name) for name in names}
         config = policy.model.config
         found |= {"family": config.model_type} | {name: getattr(config, theirs) for name, theirs in names.items()}

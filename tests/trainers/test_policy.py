@@ -98,7 +98,7 @@ def test_one_seed_gives_one_policy() -> None:
 def test_every_layer_size_is_that_of_the_settings() -> None:
     config = built().model.config
     found = (config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads)
-    assert found == (16, 2, 2, 1) and config.intermediate_size == 48 and config.head_dim == 8
+    assert found == (16, 2, 2, 1) and config.intermediate_size == 48 and config.head_dim == 32
 
 
 # --- folders that cannot be used --------------------------------------------------------------------------------------
