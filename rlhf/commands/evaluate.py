@@ -34,7 +34,7 @@ def evaluate(
     # The split goes through the recipe, so that a name that the environment does not know is found before loading.
     asked += [f"evaluation.split={split}"] if split else []
     loaded = load(recipe, asked)
-    folder = checkpoint if checkpoint is not None else _newest(Path(recipe))
+    folder = checkpoint if checkpoint is not None else newest(Path(recipe))
     _refuse_ignored(asked, folder)
     from rlhf.build import evaluate as measure
 
@@ -63,7 +63,7 @@ def _refuse_ignored(overrides: list[str], checkpoint: Path | None) -> None:
             )
 
 
-def _newest(run: Path) -> Path | None:
+def newest(run: Path) -> Path | None:
     """Return the newest checkpoint where `run` is the folder of a run; None for a recipe."""
     if not (run / "recipe.yaml").is_file():
         return None

@@ -5,7 +5,7 @@ from rlhf.data.messages import Message, Role
 from rlhf.data.scoring import Credit, Failure, Score, ScoredGroup, Verdict
 from rlhf.data.task import Task
 from rlhf.data.trajectory import Action, Outcome, Trajectory, Turn
-from rlhf.data.weights import PolicyWeights
+from rlhf.data.weights import PolicyWeights, WeightsForm
 
 __all__ = [
     "Action",
@@ -25,4 +25,5 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Verdict",
+    "WeightsForm",
 ]

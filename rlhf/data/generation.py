@@ -72,7 +72,9 @@ class Generation:
         token_ids: `[T]` sampled ids, as sampled.
         logprobs: `[T]` log-probs in nats of the distribution sampled from (temperature, top-p and top-k included).
         finish: why sampling ended.
-        policy_version: version of the weights that sampled.
+        policy_version: version of the weights that sampled the first token.
+        version_spans: (version, number of tokens) in order, when weights were updated while this was sampled; empty
+            when one version sampled all of it.
     """
 
     prompt: Prompt
@@ -80,6 +82,7 @@ class Generation:
     logprobs: tuple[float, ...]
     finish: Finish
     policy_version: int
+    version_spans: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -89,12 +92,24 @@ class Generation:
                 got=f"{len(self.token_ids)} ids, {len(self.logprobs)} log-probs",
                 expected="one log-prob per sampled id",
             )
+        if self.version_spans and sum(n for _, n in self.version_spans) != len(self.token_ids):
+            raise DataError(
+                "the spans of policy versions do not cover the tokens",
+                where="Generation.version_spans",
+                got=str(self.version_spans),
+                expected=f"{len(self.token_ids)} tokens in all",
+            )
         if not all(math.isfinite(x) and x <= 1e-4 for x in self.logprobs):
             raise DataError(
                 "a log-prob is not a finite number at most 0",
                 where="Generation.logprobs",
                 got=str([x for x in self.logprobs if not (math.isfinite(x) and x <= 1e-4)][:3]),
             )
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Every version of the weights that sampled a token of it, in order."""
+        return tuple(version for version, _ in self.version_spans) or (self.policy_version,)
 
     @property
     def full_ids(self) -> tuple[int, ...]:

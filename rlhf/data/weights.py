@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
+
+#: How an engine takes weights: it shares the trainer's module; it is sent every parameter; or only the adapter's.
+WeightsForm = Literal["shared", "full", "adapter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,10 +16,19 @@ class PolicyWeights:
 
     Attributes:
         version: counts optimiser publications from 0; never goes back.
-        fingerprint: short digest of the parameters; an engine answers with the one it holds.
-        path: folder in HF format where the parameters lie, or None when they are shared in memory.
+        fingerprint: short digest of the parameters; an engine answers with the one it holds. Empty when it is known
+            only once the parameters have been walked: the engine then compares what was sent with what arrived.
+        parameters: walks the parameters, one (name, tensor) at a time, each gathered from wherever its shards lie and
+            free to be changed once the next is asked for; None when engine and trainer share a module.
+        adapter: settings of a PEFT adapter, as its `adapter_config.json` has them, if `parameters` are an adapter's.
     """
 
     version: int
-    fingerprint: str
-    path: str | None = None
+    fingerprint: str = ""
+    parameters: Callable[[], Iterable[tuple[str, Any]]] | None = None
+    adapter: Mapping[str, Any] | None = None
+
+    @property
+    def form(self) -> WeightsForm:
+        """How these weights are handed over."""
+        return "shared" if self.parameters is None else "full" if self.adapter is None else "adapter"

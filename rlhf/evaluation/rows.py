@@ -90,6 +90,7 @@ _GENERATION = pa.struct(
         "logprobs": _FLOATS,
         "finish": pa.string(),
         "policy_version": pa.int64(),
+        "version_spans": pa.list_(pa.list_(pa.int64())),  # (version, number of tokens); empty if there is one version
     }
 )
 _PART = pa.struct({"name": pa.string(), "value": pa.float64(), "why": pa.string(), "per_turn": _FLOATS})
@@ -194,6 +195,7 @@ def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
                 "logprobs": g.logprobs,
                 "finish": str(g.finish),
                 "policy_version": g.policy_version,
+                "version_spans": g.version_spans,
             }
         )
         before = g.full_ids
@@ -248,6 +250,7 @@ def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
             logprobs=tuple(row["logprobs"]),
             finish=Finish(row["finish"]),
             policy_version=row["policy_version"],
+            version_spans=tuple((version, n) for version, n in row["version_spans"]),
         )
         before = generation.full_ids
         yield generation

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agents.base import Agent
     from environments.base import Environment
     from rlhf.evaluation.evaluate import Evaluation
-    from rlhf.rollout.engines import TransformersSettings
+    from rlhf.rollout.engines import TransformersSettings, VllmSettings
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.score import Weighted
     from rlhf.trainers.policy import FromScratch, Pretrained
@@ -45,7 +45,7 @@ class Recipe:
     environment: Environment
     agent: Agent
     rewards: Mapping[str, Weighted]
-    engine: TransformersSettings
+    engine: TransformersSettings | VllmSettings
     limits: Limits
     evaluation: Evaluation
     stages: tuple[Supervised | PolicyGradient, ...]

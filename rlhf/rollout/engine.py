@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams
+from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 
 
 @runtime_checkable
@@ -14,6 +14,16 @@ class RolloutEngine(Protocol):
     @property
     def policy_version(self) -> int:
         """Version of the weights that new calls use."""
+        ...
+
+    @property
+    def weights_form(self) -> WeightsForm:
+        """How `load` takes weights."""
+        ...
+
+    @property
+    def shares_policy(self) -> bool:
+        """Whether it computes with the trainer's own module, so that its log-probs are the trainer's."""
         ...
 
     @property

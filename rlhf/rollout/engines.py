@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import fields
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -18,3 +19,51 @@ class TransformersSettings:
     """Episodes whose key/value cache is kept at a time."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 4096
     """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+
+
+#: Keys that say how to start a vLLM; servers that run already were started with options of their own.
+_OF_START = ("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel", "eager")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class VllmSettings:
+    """vLLM: one engine in a process of its own, or servers that run already. Has a copy of the policy's weights."""
+
+    servers: tuple[str, ...] = ()
+    """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
+    at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
+    """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
+    lora: Literal["adapter", "merged"] = "adapter"
+    """How an adapter is delivered: beside the base, or merged into a full set of weights. Merged samples faster."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of the engine's copy; auto is the policy's."""
+    max_sessions: Annotated[int, Field(ge=1)] = 128
+    """Requests that run at a time; more wait."""
+    max_batch_tokens: Annotated[int, Field(ge=1)] = 8192
+    """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+    kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """Memory for keys and values in 1e9 bytes; null is all that `max_sessions` contexts need, or what there is."""
+    gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    """Share of a GPU's memory that the engine may take, weights included; the trainer needs the rest."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """GPUs that share one copy of the model."""
+    eager: bool = True
+    """Start in seconds, without compiling the model; false compiles it, which pays in long runs on a GPU."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Most seconds for one generation."""
+    delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """Most seconds for one delivery of weights."""
+    buffer_mb: Annotated[int, Field(ge=1)] = 256
+    """Memory through which full weights pass, in 2^20 bytes."""
+    canary_tolerance: Annotated[float, Field(gt=0)] | None = None
+    """Most nats that engine and trainer may differ after a delivery; null is 1e-3 in float32 and 0.25 in 16 bits."""
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            return
+        defaults = {f.name: f.default for f in fields(self)}
+        for name in _OF_START:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name} has no effect with servers: set it where the servers are started")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError("servers names an address twice")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams
+from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 from rlhf.errors import ContextFull, DeliveryError, EngineError, boundary
 
 if TYPE_CHECKING:
@@ -78,6 +78,16 @@ class ScriptedEngine:
     def policy_version(self) -> int:
         """Version of the weights that new calls use; 0 before the first `load`."""
         return self._version
+
+    @property
+    def weights_form(self) -> WeightsForm:
+        """Nothing is handed over but the version."""
+        return "shared"
+
+    @property
+    def shares_policy(self) -> bool:
+        """A function is no policy, and its log-probs are whatever it says."""
+        return False
 
     @property
     def max_context(self) -> int:

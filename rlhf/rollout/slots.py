@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,7 @@ class Request:
         number: counts requests in order of arrival.
         version: version of the weights that sampled its first token.
         slot: -1 until admitted and after it ended.
+        updates: (version, tokens sampled before it) for each delivery since the first token.
     """
 
     prompt: Prompt
@@ -77,6 +78,16 @@ class Request:
     number: int
     version: int | None = None
     slot: int = -1
+    updates: list[tuple[int, int]] = field(default_factory=list)
+
+    def version_spans(self, n_tokens: int) -> tuple[tuple[int, int], ...]:
+        """(version, number of tokens) in order, of `n_tokens` sampled; empty if one version sampled all."""
+        if self.version is None or not self.updates:
+            return ()
+        starts = [(self.version, 0), *self.updates]
+        ends = [start for _, start in self.updates] + [n_tokens]
+        spans = tuple((v, end - start) for (v, start), end in zip(starts, ends, strict=True) if end > start)
+        return spans if len(spans) > 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +238,13 @@ class SlotTable:
         if name:
             del self._slot_of[name]
         self._known[slot] = self._computed[slot] = 0
+
+    def begin_version(self, version: int) -> None:
+        """Note, in every request that has begun to sample, that later tokens are by other weights."""
+        for slot in np.flatnonzero(self.busy).tolist():
+            request = self.requests[slot]
+            if request is not None and request.version is not None:
+                request.updates.append((version, int(self._known[slot] - self._prompt[slot])))
 
     def forget_cache(self) -> None:
         """Nothing counts as cached any more; busy slots compute all of their tokens again."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams
+from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 from rlhf.errors import ContextFull, DeliveryError, EngineError, ModelError
 from rlhf.rollout.attention import planned_forward, use_packed_attention
 from rlhf.rollout.fingerprint import fingerprint
@@ -98,6 +98,16 @@ class TransformersEngine:
         return self._version
 
     @property
+    def weights_form(self) -> WeightsForm:
+        """The trainer's module is the engine's."""
+        return "shared"
+
+    @property
+    def shares_policy(self) -> bool:
+        """Log-probs are computed by the trainer's own module."""
+        return True
+
+    @property
     def policy_fingerprint(self) -> str:
         """Fingerprint found at the last `load`; empty before."""
         return self._fingerprint
@@ -116,7 +126,7 @@ class TransformersEngine:
         """Sample once. Calls of one session run one after the other; calls without one keep no cache.
 
         The result depends on prompt, parameters and weights, and not on what else runs. A generation during which
-        `load` was called goes on with the new weights and carries the version that it began with.
+        `load` was called goes on with the new weights; its `version_spans` say which tokens are whose.
 
         Raises:
             ContextFull: the prompt leaves no room for a token.
@@ -154,6 +164,8 @@ class TransformersEngine:
                 parameters are not those announced.
         """
         found = self._verified(weights)
+        if weights.version != self._version:
+            self._table.begin_version(weights.version)
         self._version, self._fingerprint = weights.version, found
         self._cache.clear()
         self._table.forget_cache()
@@ -194,12 +206,12 @@ class TransformersEngine:
     def _verified(self, weights: PolicyWeights) -> str:
         """Return the fingerprint of the module's parameters, if they may be called `weights`."""
         where = f"TransformersEngine.load, version {weights.version}"
-        if weights.path is not None:
+        if weights.form != "shared":
             raise DeliveryError(
-                "this engine shares the trainer's parameters and reads no files",
+                "this engine shares the trainer's parameters and is sent none",
                 where=where,
-                got=f"path {weights.path}",
-                expected="path None",
+                got=f"{weights.form} weights",
+                expected="shared weights",
             )
         if weights.version < self._version:
             raise DeliveryError(
@@ -325,7 +337,8 @@ class TransformersEngine:
     def _answer(self, request: Request, ids: tuple[int, ...], logprobs: tuple[float, ...], finish: Finish) -> None:
         version = self._version if request.version is None else request.version
         if not request.future.done():
-            request.future.set_result(Generation(request.prompt, ids, logprobs, finish, version))
+            spans = request.version_spans(len(ids))
+            request.future.set_result(Generation(request.prompt, ids, logprobs, finish, version, spans))
 
     def _fail(self, slots: Iterable[int], what: str, cause: Exception | None) -> None:
         """End the requests in `slots` with an EngineError. Their keys and values may be garbage: all caches go."""

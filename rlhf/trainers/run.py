@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import psutil
 import torch
 
-from rlhf.data import Credit, PolicyWeights, ScoredGroup
+from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.metrics import Metrics
 from rlhf.rollout.collect import Collected, Collector
-from rlhf.rollout.fingerprint import fingerprint
 from rlhf.trainers import checkpoint
 from rlhf.trainers.cautions import cautions
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.policy import Policy
+from rlhf.trainers.publish import Publisher
 from rlhf.trainers.trainer import TorchTrainer
 
 
@@ -61,6 +61,7 @@ class Run:
         folder: where everything is written.
         policy: shared by trainer and engine.
         collector: turns tasks into scored groups with the policy's engine.
+        publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
         state: where the run stands; replaced, never changed.
@@ -70,6 +71,7 @@ class Run:
     seed: int
     policy: Policy
     collector: Collector
+    publisher: Publisher
     metrics: Metrics
     record: RecordGroups
     evaluate: Callable[[str, bool], Awaitable[Any]]
@@ -91,7 +93,7 @@ class Run:
     async def deliver(self, *, again: bool = False) -> None:
         """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
         self.policy.version += not again
-        await self.collector.engine.load(PolicyWeights(self.policy.version, fingerprint(self.policy.model)))
+        await self.publisher.deliver()
 
     def advance(self, **changes: Any) -> None:
         """Move the state on, the time since the last call included."""
@@ -177,7 +179,7 @@ class Run:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics for the present stage."""
         memory = psutil.Process().memory_info().rss / 1e9
-        self._log(step, {**values, "memory/rss_gb": memory})
+        self._log(step, {**values, **self.publisher.figures, "memory/rss_gb": memory})
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         self.metrics.log(step, self.state.label, values)

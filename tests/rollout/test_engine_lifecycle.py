@@ -128,7 +128,7 @@ def test_a_generation_across_a_load_goes_on_with_the_new_weights_and_says_the_ol
     [
         (PolicyWeights(2, ""), "older than those in use"),
         (PolicyWeights(4, "0123456789abcdef"), "not those that were published"),
-        (PolicyWeights(4, "", path="somewhere"), "reads no files"),
+        (PolicyWeights(4, "", parameters=dict), "is sent none"),
     ],
 )
 def test_bad_deliveries_are_refused(weights, message):

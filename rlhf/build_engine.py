@@ -1,0 +1,180 @@
+"""From a recipe's `engine` section to a running rollout engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from rlhf.data import WeightsForm
+from rlhf.recipe import Recipe
+from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.engines import VllmSettings
+from rlhf.rollout.transfer import memory_folder
+from rlhf.rollout.transformers_engine import TransformersEngine
+from rlhf.rollout.vllm_engine import VllmEngine
+from rlhf.rollout.vllm_instance import Instance
+from rlhf.rollout.vllm_local import LocalInstance
+from rlhf.rollout.vllm_server import ServerInstance
+from rlhf.rollout.vllm_start import StartOptions
+from rlhf.trainers.policy import Policy, Pretrained
+from rlhf.trainers.publish import Publisher, parameters
+
+#: Most of the free memory that the key/value cache of an engine on a CPU takes when the recipe does not say.
+_CACHE_SHARE = 0.25
+
+#: Dimensions by which a server's model is known to be the policy's.
+SHAPES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = None) -> RolloutEngine:
+    """The engine of a recipe, started and checked. It has the policy's architecture, and its weights once delivered.
+
+    Args:
+        recipe: says which.
+        policy: live; the embedded engine shares its module.
+        log: file for what an engine process has to say.
+
+    Raises:
+        RlhfError: it cannot be started, or a server does not fit the policy.
+    """
+    context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
+    settings = recipe.engine
+    if not isinstance(settings, VllmSettings):
+        return TransformersEngine(
+            policy.model,
+            max_context=context,
+            max_sessions=settings.max_sessions,
+            max_batch_tokens=settings.max_batch_tokens,
+            version=policy.version,
+        )
+    form: WeightsForm = "adapter" if policy.is_lora and settings.lora == "adapter" else "full"
+    rank = _rank(policy) if form == "adapter" else 0
+    instances: list[Instance] = [ServerInstance(url) for url in settings.servers]
+    if not instances:
+        with model_folder(recipe, policy) as folder:
+            options = start_options(settings, policy, folder, context=context, lora_rank=rank)
+            instances = [LocalInstance.start(options, log)]
+    engine = VllmEngine(
+        instances,
+        form=form,
+        dtype=engine_dtype(settings, policy),
+        at_update=settings.at_update,
+        request_timeout_s=settings.request_timeout_s,
+        delivery_timeout_s=settings.delivery_timeout_s,
+        buffer_bytes=settings.buffer_mb * 2**20,
+        version=policy.version,
+    )
+    config = policy.model.config.get_text_config()
+    try:
+        await engine.connect(
+            shapes={name: getattr(config, name, None) for name in SHAPES},
+            n_vocab=int(config.vocab_size),
+            max_context=context,
+            lora_rank=rank,
+        )
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
+def make_publisher(recipe: Recipe, policy: Policy, engine: RolloutEngine) -> Publisher:
+    """What delivers the policy to its engine."""
+    settings = recipe.engine
+    if not isinstance(settings, VllmSettings):
+        return Publisher(policy, engine, dtype=policy.model.dtype)
+    dtype = engine_dtype(settings, policy)
+    return Publisher(policy, engine, settings.canary_tolerance, dtype, settings.delivery_timeout_s)
+
+
+def engine_dtype(settings: VllmSettings, policy: Policy) -> torch.dtype:
+    """Number format of the engine's copy."""
+    found: torch.dtype = policy.model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    return found
+
+
+def start_options(
+    settings: VllmSettings, policy: Policy, folder: str, *, context: int, lora_rank: int = 0
+) -> StartOptions:
+    """How to start an engine for `policy`, whose model lies in `folder`."""
+    dtype = engine_dtype(settings, policy)
+    return StartOptions(
+        model=folder,
+        max_context=context,
+        dtype=str(dtype).removeprefix("torch."),
+        max_sequences=settings.max_sessions,
+        max_batch_tokens=settings.max_batch_tokens,
+        lora_rank=lora_rank,
+        kv_cache_bytes=_cache_bytes(settings, policy, context, dtype),
+        gpu_memory_share=settings.gpu_memory_share,
+        tensor_parallel=settings.tensor_parallel,
+        eager=settings.eager,
+    )
+
+
+@contextmanager
+def model_folder(recipe: Recipe, policy: Policy) -> Iterator[str]:
+    """A folder in Hugging Face format with the policy's architecture and tokenizer, and its weights, adapters merged.
+
+    A pretrained policy's own files serve as they are; its present weights are delivered later.
+    """
+    if isinstance(recipe.policy, Pretrained):
+        yield str(Path(recipe.policy.path).expanduser()) if Path(recipe.policy.path).exists() else recipe.policy.path
+        return
+    folder = memory_folder()
+    try:
+        save_merged(policy, folder)
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def save_merged(policy: Policy, folder: Path, *, merge: bool = False) -> None:
+    """Write the policy as one ordinary model; with `merge`, adapters are added to the weights, else left out."""
+    from safetensors.torch import save_file
+
+    model: Any = policy.model
+    if not policy.is_lora:
+        policy.save(folder)
+        return
+    base = model.get_base_model()
+    if merge:
+        tensors = dict(parameters(model))
+    else:
+        with model.disable_adapter():
+            tensors = dict(_base_parameters(base))
+    if getattr(base.config, "tie_word_embeddings", False):
+        tensors.pop("lm_head.weight", None)
+    base.config.save_pretrained(folder)
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, str(folder / "model.safetensors"))
+    policy.tokenizer.save_pretrained(folder)
+
+
+def _base_parameters(base: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in base.named_parameters():
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
+def _rank(policy: Policy) -> int:
+    return max(int(settings.r) for settings in policy.model.peft_config.values())
+
+
+def _cache_bytes(settings: VllmSettings, policy: Policy, context: int, dtype: torch.dtype) -> int | None:
+    """Bytes for keys and values; None leaves it to the share of the GPU."""
+    if settings.kv_cache_gb is not None:
+        return int(settings.kv_cache_gb * 1e9)
+    if torch.cuda.is_available():
+        return None
+    config = policy.model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * int(config.num_hidden_layers) * int(heads) * int(width) * dtype.itemsize
+    wanted = per_token * context * settings.max_sessions
+    return max(per_token * context, min(wanted, int(psutil.virtual_memory().available * _CACHE_SHARE)))

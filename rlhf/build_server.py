@@ -1,0 +1,108 @@
+"""From a recipe to a running vLLM server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from rich.console import Console
+
+from rlhf.build import policy_of
+from rlhf.build_engine import save_merged, start_options
+from rlhf.errors import EngineError, RecipeError
+from rlhf.recipe import Recipe
+from rlhf.rollout.engines import VllmSettings
+from rlhf.rollout.transfer import memory_folder
+from rlhf.rollout.vllm_start import missing_vllm, server_arguments, server_environment, start_error
+
+#: Most seconds until a server answers.
+START_TIMEOUT_S = 600.0
+
+
+def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, console: Console) -> None:
+    """Serve the policy until stopped.
+
+    Raises:
+        EngineError: the port is in use, or the server did not start.
+        ModelError: vLLM cannot run the model.
+    """
+    if find_spec("vllm") is None:
+        raise missing_vllm(ImportError("No module named 'vllm'", name="vllm"))
+    settings = recipe.engine if isinstance(recipe.engine, VllmSettings) else VllmSettings()
+    if settings.servers:
+        raise RecipeError(
+            "this recipe uses servers that run already",
+            where="engine.servers",
+            got=", ".join(settings.servers),
+            hint="serve with engine.servers=[]",
+        )
+    refuse_used_port(host, port)
+    policy = policy_of(recipe, checkpoint)
+    context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
+    as_adapter = policy.is_lora and settings.lora == "adapter"
+    rank = max(int(c.r) for c in policy.model.peft_config.values()) if as_adapter else 0
+    folder = memory_folder()
+    # With adapters to come, the base is served and every adapter is delivered; else the policy as it is now.
+    save_merged(policy, folder, merge=not as_adapter)
+    options = start_options(settings, policy, str(folder), context=context, lora_rank=rank)
+    log = Path(tempfile.gettempdir()) / f"rlhf-serve-{port}.log"
+    # `vllm serve` itself is missing from the CPU build, which goes by another package name; this module is in both.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += server_arguments(options, host=host, port=port, name=recipe.name)
+    del policy
+    console.print("starting the server", highlight=False)
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=os.environ | server_environment(), stdout=file, stderr=file)
+    try:
+        url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+        if not _answers(url, process):
+            raise start_error(log.read_text(errors="replace"), options, log)
+        console.print(f"serving {recipe.name} at {url}; log {log}; Ctrl-C stops it", highlight=False, soft_wrap=True)
+        code = process.wait()
+        raise EngineError("the server ended", where=url, got=f"exit status {code}", hint=f"see {log}")
+    except KeyboardInterrupt:
+        console.print("stopped", highlight=False)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_used_port(host: str, port: int) -> None:
+    """Raise EngineError if somebody listens there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise EngineError(
+                "the server cannot listen there",
+                where=f"--host {host} --port {port}",
+                got=error.strerror or str(error),
+                hint="give a free port: --port N",
+            ) from error
+
+
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until the server is ready; False if it ended or took too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with urlopen(f"{url}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except (URLError, OSError):
+            time.sleep(0.2)
+    return False

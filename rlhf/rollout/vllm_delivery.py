@@ -1,0 +1,180 @@
+"""Weights to vLLM instances, and the proof that they arrived.
+
+The sender's digest is taken of every tensor as it is sent, the receiver's of every tensor as it is loaded; then the
+instance is told the version, and asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+
+from rlhf.data import PolicyWeights
+from rlhf.errors import DeliveryError, EngineError
+from rlhf.rollout.fingerprint import Digest
+from rlhf.rollout.transfer import Outbox, memory_folder
+from rlhf.rollout.vllm_instance import Adapter, Instance, PauseMode
+
+T = TypeVar("T")
+
+
+class Deliverer:
+    """Sends weights through memory that sender and instances share.
+
+    Args:
+        dtype: the instances' number format; full weights are sent in it.
+        buffer_bytes: memory through which full weights pass.
+    """
+
+    def __init__(self, dtype: torch.dtype, buffer_bytes: int) -> None:
+        self._dtype, self._buffer_bytes = dtype, buffer_bytes
+        self._folder = memory_folder()
+        self._numbers = itertools.count(1)
+        self._outbox: Outbox | None = None
+
+    def forget_connections(self) -> None:
+        """Tell every instance anew, next time, where weights come from."""
+        if self._outbox is not None:
+            self._outbox.close()
+            self._outbox = None
+
+    def close(self) -> None:
+        """Free the memory."""
+        self.forget_connections()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def full(self, instances: Sequence[Instance], weights: PolicyWeights, where: str, pause: PauseMode) -> str:
+        """Send all parameters. The instances are paused when this returns, and hold nothing cached.
+
+        Returns:
+            the fingerprint, which every worker has confirmed.
+
+        Raises:
+            DeliveryError: an instance holds something else.
+        """
+        if self._outbox is None:
+            path = self._folder / f"weights-{next(self._numbers)}"
+            self._outbox = Outbox(path, self._buffer_bytes)
+            await each(instances, lambda i: i.connect_transfer({"path": str(path)}))
+        await each(instances, lambda i: i.pause(pause))
+        digest = Digest()
+        await each(instances, lambda i: i.start_update())
+        try:
+            for slices in self._outbox.fill(weights.parameters() if weights.parameters else (), digest, self._dtype):
+                await each(instances, lambda i, s=slices: i.update(s))  # type: ignore[misc]
+        finally:  # an instance left in the middle of an update would refuse every later one
+            await each(instances, lambda i: i.finish_update())
+        sent = _as_announced(weights, digest.hexdigest(), where)
+        await _prove(instances, weights.version, sent, where, "rlhf_fingerprint")
+        if not all(await each(instances, lambda i: i.drop_cache())):
+            raise DeliveryError("vLLM kept keys and values of older weights", where=where)
+        return sent
+
+    async def adapter(self, instances: Sequence[Instance], weights: PolicyWeights, where: str) -> tuple[str, Adapter]:
+        """Load an adapter beside those in use, under a name that was never used before.
+
+        Returns:
+            its fingerprint, which every worker has confirmed, and the adapter.
+
+        Raises:
+            DeliveryError: an instance holds something else.
+        """
+        number = next(self._numbers)
+        adapter = Adapter(f"policy-v{weights.version}-{number}", number, self._folder / f"adapter-{number}")
+        digest, tensors = Digest(), {}
+        for name, value in sorted(weights.parameters() if weights.parameters else ()):
+            tensors[name] = value.detach().cpu().contiguous()
+            digest.add(name, tensors[name])
+        adapter.path.mkdir()
+        save_file(tensors, str(adapter.path / "adapter_model.safetensors"))
+        (adapter.path / "adapter_config.json").write_text(json.dumps(dict(weights.adapter or {})))
+        await each(instances, lambda i: i.add_adapter(adapter))
+        sent = _as_announced(weights, digest.hexdigest(), where)
+        await _prove(instances, weights.version, sent, where, "rlhf_adapter_fingerprint", str(adapter.path))
+        return sent, adapter
+
+    async def remove(self, instances: Sequence[Instance], adapter: Adapter) -> None:
+        """Free an adapter that nobody uses."""
+        await each(instances, lambda i: i.remove_adapter(adapter))
+        shutil.rmtree(adapter.path, ignore_errors=True)
+
+
+def _as_announced(weights: PolicyWeights, sent: str, where: str) -> str:
+    if weights.fingerprint and weights.fingerprint != sent:
+        raise DeliveryError(
+            "the parameters sent are not those that were announced: the trainer's copy is stale, or changed meanwhile",
+            where=where,
+            got=sent,
+            expected=weights.fingerprint,
+        )
+    return sent
+
+
+async def _prove(instances: Sequence[Instance], version: int, sent: str, where: str, method: str, *args: Any) -> None:
+    """Compare what every worker received with what was sent; name the weights, and read the name back."""
+    received = await each(instances, lambda i: i.call(method, *args))
+    for instance, found in zip(instances, received, strict=True):
+        if not found or any(worker != sent for worker in found):
+            raise DeliveryError(
+                "the engine holds other parameters than those that were sent: the engine is stale",
+                where=f"{where}, {instance.name}",
+                got=", ".join(map(str, found)),
+                expected=sent,
+            )
+    await each(instances, lambda i: i.set_version(str(version)))
+    for instance, name in zip(instances, await each(instances, lambda i: i.version()), strict=True):
+        if name != str(version):
+            raise DeliveryError(
+                "the engine calls its weights another version: the engine is stale",
+                where=f"{where}, {instance.name}",
+                got=name,
+                expected=str(version),
+            )
+
+
+async def each(instances: Sequence[Instance], do: Callable[[Instance], Awaitable[T]]) -> list[T]:
+    """`do` for all instances at once; raises the first error, once all have ended."""
+    results = await asyncio.gather(*(do(instance) for instance in instances), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+def check_fit(name: str, found: Mapping[str, Any], shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> None:
+    """Raise EngineError unless an instance that describes itself as `found` can sample for the policy."""
+    theirs = found.get("shapes", {})
+    differing = [key for key, value in shapes.items() if theirs.get(key) is not None and theirs[key] != value]
+    if differing or int(found["n_vocab"]) < n_vocab:
+        keys = differing or ["vocabulary"]
+        ours = dict(shapes) | {"vocabulary": n_vocab}
+        raise EngineError(
+            "the server has another model",
+            where=name,
+            got=", ".join(f"{key} {theirs.get(key, found['n_vocab'])}" for key in keys),
+            expected=", ".join(f"{key} {ours[key]}" for key in keys),
+            hint="serve the policy of this recipe: rlhf serve RECIPE, or RUN/checkpoints/...",
+        )
+    if found["logprobs_mode"] != "processed_logprobs":
+        raise EngineError(
+            "the server's log-probs are not those of the distribution it samples from",
+            where=name,
+            got=f"--logprobs-mode {found['logprobs_mode']}",
+            expected="--logprobs-mode processed_logprobs",
+            hint="start it with `rlhf serve`",
+        )
+    if found["lora_rank"] < lora_rank:
+        raise EngineError(
+            "the server has no room for adapters of this rank",
+            where=name,
+            got=f"--max-lora-rank {found['lora_rank']}",
+            expected=f"at least {lora_rank}",
+            hint="start it with `rlhf serve`, or set engine.lora: merged",
+        )

@@ -1,0 +1,190 @@
+"""How an engine process of vLLM is started: its options, its environment, and why it did not start."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf.errors import EngineError, MissingPackageError, ModelError
+
+#: The worker methods of `rlhf.rollout.vllm_worker`, by the name vLLM takes them under.
+WORKER = "rlhf.rollout.vllm_worker.Worker"
+
+#: The way weights travel, registered by that module.
+MEMORY = "rlhf_memory"
+
+#: Tokens per block of the key/value cache. vLLM's default on a CPU, 128, finds few prefixes again.
+BLOCK_SIZE = 32
+
+#: Ranks that vLLM has room for; a smaller adapter uses the next one.
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """How to start an instance; see the recipe keys of `rlhf.rollout.engines.VllmSettings` for most.
+
+    Attributes:
+        model: folder in Hugging Face format.
+        max_context: most tokens of prompt and generation.
+        dtype: number format, such as float32.
+        max_sequences: most requests that run at a time; more wait.
+        lora_rank: rank of the adapters that will come; 0 for none.
+        kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_share`.
+    """
+
+    model: str
+    max_context: int
+    dtype: str
+    max_sequences: int
+    max_batch_tokens: int
+    lora_rank: int = 0
+    kv_cache_bytes: int | None = None
+    gpu_memory_share: float = 0.4
+    tensor_parallel: int = 1
+    eager: bool = True
+    transfer: str = MEMORY
+
+    def arguments(self) -> dict[str, Any]:
+        """As vLLM's engine takes them."""
+        found: dict[str, Any] = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "max_model_len": self.max_context,
+            "max_num_seqs": self.max_sequences,
+            "max_num_batched_tokens": max(self.max_batch_tokens, self.max_sequences),
+            "enforce_eager": self.eager,
+            "block_size": BLOCK_SIZE,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": WORKER,
+            "weight_transfer_config": {"backend": self.transfer},
+            "tensor_parallel_size": self.tensor_parallel,
+            "gpu_memory_utilization": self.gpu_memory_share,
+            "generation_config": "vllm",
+            "use_tqdm_on_load": False,
+            "disable_log_stats": True,
+        }
+        if self.kv_cache_bytes is not None:
+            found["kv_cache_memory_bytes"] = self.kv_cache_bytes
+        if self.lora_rank:
+            rank = next((r for r in _LORA_RANKS if r >= self.lora_rank), self.lora_rank)
+            # Two at a time: the one in use, and the next.
+            found |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 2, "max_cpu_loras": 4}
+        return found
+
+
+def server_arguments(options: StartOptions, *, host: str, port: int, name: str) -> list[str]:
+    """The command line of vLLM's own server, with the routes that `ServerInstance` needs."""
+    found = options.arguments()
+    found["weight_transfer_config"] = json.dumps(found["weight_transfer_config"])
+    arguments = ["--host", host, "--port", str(port), "--served-model-name", name, "--enable-scale-out"]
+    for key, value in found.items():
+        flag = "--" + key.replace("_", "-")
+        if key == "use_tqdm_on_load":
+            arguments.append("--no-use-tqdm-on-load")
+        elif value is True:
+            arguments.append(flag)
+        elif value is not False:
+            arguments += [flag, str(value)]
+    return arguments
+
+
+def server_environment() -> dict[str, str]:
+    """Variables that a server wants: those of an engine, and leave to be given weights and adapters."""
+    return engine_environment() | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+
+
+def engine_environment() -> dict[str, str]:
+    """Variables that an engine process wants: on a CPU one process with few threads, and no compiler."""
+    found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"), "PYTHONWARNINGS": "ignore"}
+    if not torch.cuda.is_available():
+        # Without a compiler a step costs the same at these sizes, and the start takes seconds instead of a minute.
+        found |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
+        found |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return found
+
+
+def missing_vllm(error: ImportError) -> MissingPackageError:
+    """What to install where vLLM cannot be imported."""
+    return MissingPackageError(
+        "vLLM is not installed" if error.name == "vllm" else "vLLM cannot be imported",
+        where="engine.kind vllm",
+        got=str(error),
+        hint="make install-vllm; or, on a machine with a GPU, pip install 'rlhf-agents[vllm]'",
+    )
+
+
+def start_error(text: str, options: StartOptions, log: Path | None) -> EngineError | ModelError:
+    """Why vLLM did not start, told from what it said."""
+    lines = [line.strip() for line in text.splitlines() if "Error" in line and "EngineCore failed" not in line]
+    causes = [line for line in lines if "Engine core initialization failed" not in line] or lines
+    got = (causes[-1] if causes else text.strip()[-200:])[-300:]
+    where = f"engine.kind vllm, model {options.model}"
+    see = f"; everything vLLM said is in {log}" if log else ""
+    if "KV cache" in got or "cache blocks" in got:
+        key = "engine.gpu_memory_share" if torch.cuda.is_available() else "engine.kv_cache_gb"
+        return EngineError(
+            "there is too little memory for keys and values", where=where, got=got, hint=f"raise {key}{see}"
+        )
+    if "head_dim" in got or "head size" in got.lower():
+        return ModelError(
+            "vLLM has no attention kernel for heads this wide",
+            where=where,
+            got=got,
+            expected="on a CPU 32, 64, 80, 96, 112, 128, 160, 192, 224 or 256",
+            hint=f"set policy.head_dim, or use engine.kind transformers{see}",
+        )
+    return ModelError(
+        "vLLM cannot run the model", where=where, got=got, hint=f"use engine.kind transformers, or another model{see}"
+    )
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes that are started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@contextmanager
+def output_into(log: Path | None) -> Iterator[Any]:
+    """Send what this process and those started inside write to the terminal into a file instead.
+
+    Yields a function that returns the text so far. Processes started inside keep writing to the file.
+    """
+    with open(log, "ab+") if log else tempfile.TemporaryFile() as file:
+        begin = file.seek(0, os.SEEK_END)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [os.dup(1), os.dup(2)]
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+        def said() -> str:
+            file.seek(begin)
+            return file.read().decode(errors="replace")
+
+        try:
+            yield said
+        finally:
+            with suppress(ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            for number, copy in enumerate(kept, start=1):
+                os.dup2(copy, number)
+                os.close(copy)

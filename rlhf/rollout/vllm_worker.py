@@ -1,0 +1,137 @@
+"""What runs inside vLLM's worker processes: taking weights in, and saying which were taken.
+
+vLLM imports this module by name: `worker_extension_cls` is `rlhf.rollout.vllm_worker.Worker`, whose methods become the
+worker's and are called by `collective_rpc`. The import registers the way weights travel on one machine, "rlhf_memory",
+beside vLLM's own "nccl" and "ipc".
+
+Trap, on a CPU: linear layers, the output layer among them, hold packed copies of their weights, so an output layer that
+is tied to the embeddings keeps its old copy when the embeddings change. It is packed again after every update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from rlhf.rollout.fingerprint import Digest
+from rlhf.rollout.transfer import Inbox, Slice
+from rlhf.rollout.vllm_start import MEMORY
+
+
+@dataclass
+class MemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """The sender's file."""
+
+    path: str
+
+
+@dataclass
+class MemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """What lies in the file now: rows of name, dtype, shape, offset, bytes."""
+
+    slices: list[list[Any]] = field(default_factory=list)
+
+
+class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Loads what the trainer writes into a memory-mapped file."""
+
+    init_info_cls = MemoryInit
+    update_info_cls = MemoryUpdate
+    inbox: Inbox | None = None
+    digest = Digest()
+
+    def init_transfer_engine(self, init_info: MemoryInit) -> None:
+        """Note where the sender writes; an earlier sender is forgotten."""
+        self.shutdown()
+        self.inbox = Inbox(Path(init_info.path))
+
+    def start_weight_update(self) -> None:
+        """Begin to replace the model's parameters, layer by layer."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        self.digest = Digest()
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: MemoryUpdate) -> None:
+        """Load one buffer."""
+        if self.inbox is None:
+            raise RuntimeError("no sender has announced itself")
+        slices = [Slice(name, dtype, tuple(shape), at, n) for name, dtype, shape, at, n in update_info.slices]
+        received = []
+        for name, tensor in self.inbox.read(slices):
+            self.digest.add(name, tensor)
+            received.append((name, tensor.to(self.device)))
+        self.model.load_weights(received)
+
+    def finish_weight_update(self) -> None:
+        """Put the last layers in place."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        head = getattr(self.model, "lm_head", None)
+        if self.device.type == "cpu" and head is not None and hasattr(head, "quant_method"):
+            head.quant_method.process_weights_after_loading(head)
+
+    def shutdown(self) -> None:
+        """Let go of the sender's file."""
+        if self.inbox is not None:
+            self.inbox.close()
+            self.inbox = None
+
+
+class Worker:
+    """Mixed into vLLM's worker; every method begins with `rlhf_`, so that none hides one of vLLM's."""
+
+    weight_transfer_engine: Any
+    model_runner: Any
+    vllm_config: Any
+
+    def rlhf_fingerprint(self) -> str:
+        """Fingerprint of the parameters received by the last full update."""
+        return str(self.weight_transfer_engine.digest.hexdigest())
+
+    def rlhf_adapter_fingerprint(self, path: str) -> str:
+        """Fingerprint of the adapter in a folder, as this process reads it."""
+        from safetensors import safe_open
+
+        digest = Digest()
+        with safe_open(str(Path(path) / "adapter_model.safetensors"), "pt") as file:
+            for name in sorted(file.keys()):
+                digest.add(name, file.get_tensor(name))
+        return digest.hexdigest()
+
+    def rlhf_describe(self) -> Mapping[str, Any]:
+        """What a client must know before it trusts this engine."""
+        model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
+        lora = self.vllm_config.lora_config
+        transfer = self.vllm_config.weight_transfer_config
+        return {
+            "n_vocab": int(model.get_vocab_size()),
+            "max_context": int(model.max_model_len),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "logprobs_mode": str(model.logprobs_mode),
+            "shapes": _shapes(model.hf_text_config),
+            "lora_rank": 0 if lora is None else int(lora.max_lora_rank),
+            "transfer": None if transfer is None else str(transfer.backend),
+            "cached_tokens": int((cache.num_gpu_blocks or 0) * cache.block_size),
+            "device": str(getattr(self, "device", torch.device("cpu"))),
+        }
+
+
+def _shapes(config: Any) -> Mapping[str, Any]:
+    """Dimensions that tell one architecture from another."""
+    names: Sequence[str] = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    return {name: getattr(config, name, None) for name in names}
+
+
+WeightTransferEngineFactory.register_engine(MEMORY, MemoryTransfer)
