@@ -18,6 +18,7 @@ from typing import Any
 from rlhf.batching.filters import Filters
 from rlhf.catalog import CATALOG, kind_of
 from rlhf.evaluation.evaluate import Evaluation
+from rlhf.losses.correction import Criterion
 from rlhf.losses.reduction import Reduction
 from rlhf.recipe.builder import plain
 from rlhf.recipe.describe import expected
@@ -38,6 +39,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("limits", Limits),
     ("evaluation", Evaluation),
     ("stages[i].optimizer", AdamW),
+    ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
     ("policy.lora", Lora),
@@ -53,6 +55,7 @@ PATHS = {
     "stage": "stages[i]",
     "advantage": "stages[i].advantage",
     "loss": "stages[i].loss",
+    "correction": "stages[i].correction",
 }
 
 

@@ -66,6 +66,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "engine": {
         "transformers": Entry("rlhf.rollout.engines:TransformersSettings", "in this process, on torch; no server"),
+        "vllm": Entry("rlhf.rollout.engines:VllmSettings", "vLLM: an engine of its own, or running servers"),
     },
     "stage": {
         "supervised": Entry("rlhf.trainers.supervised:Supervised", "imitate the environment's oracle"),
@@ -80,6 +81,13 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),
         "reinforce": Entry("rlhf.losses.reinforce:Reinforce", "log-prob times advantage"),
+    },
+    "correction": {
+        "truncated": Entry("rlhf.losses.correction:Truncated", "importance weight, at most C"),
+        "clipped": Entry("rlhf.losses.correction:Clipped", "importance weight, brought between two bounds"),
+        "masked": Entry("rlhf.losses.correction:Masked", "importance weight, 0 outside two bounds (IcePop)"),
+        "rejection": Entry("rlhf.losses.correction:Rejection", "leave out what engine and trainer disagree on"),
+        "bypass": Entry("rlhf.losses.correction:Bypass", "the engine's log-probs are the old ones"),
     },
 }
 
@@ -96,6 +104,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "reward": ("__call__",),
     "advantage": ("__call__", "needs_values", "min_group"),
     "loss": ("__call__",),
+    "correction": ("__call__",),
 }
 
 #: A field with one of these types is a section of its own: its value has a kind.
@@ -105,6 +114,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rewards.base:Reward": "reward",
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
+    "rlhf.losses.correction:Correction": "correction",
 }
 
 

@@ -96,7 +96,16 @@ loss/ratio_mean                 | 1          | mean ratio of new to old probabil
 loss/ratio_max                  | 1          | largest ratio of new to old probability
 loss/sampler_gap_mean           | nats       | mean absolute difference of the trainer's and the engine's log-probs
 loss/sampler_gap_max            | nats       | largest absolute difference of the trainer's and the engine's log-probs
-loss/sampler_weight_mean        | 1          | mean truncated importance weight for the difference of trainer and engine
+loss/sampler_kl_k1              | nats       | divergence of the trainer's policy from the engine's, k1; may be negative
+loss/sampler_kl_k3              | nats       | divergence of the trainer's policy from the engine's, k3
+loss/sampler_ess                | share      | effective sample size of the weights for that difference, per token
+loss/sampler_weight_mean        | 1          | mean weight for that difference of a token that is kept
+loss/sampler_bounded_share      | share      | tokens whose weight was brought to a bound
+loss/sampler_masked_share       | share      | tokens of weight 0 that still count in the denominators
+loss/sampler_rejected_share     | share      | tokens left out, denominators included, by rejection or veto
+loss/sampler_dropped_share      | share      | trajectories of which rejection or veto left nothing
+delivery/canary_gap             | nats       | largest difference of engine and trainer on the canary, after a delivery
+delivery/canary_moved           | nats       | how far the canary moved in the trainer since the last delivery
 optimizer/lr                    | 1          | learning rate of the last update
 optimizer/grad_norm             | 1          | norm of the gradient before clipping
 optimizer/n_updates             | updates    | parameter updates

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rlhf.errors import MissingPackageError, RecipeError
+from rlhf.losses.correction import Bypass, Masked, corrected
+from rlhf.losses.mismatch import CorrectionInputs
+from rlhf.losses.ppo_clip import PPOClip
+from rlhf.losses.reinforce import Reinforce
 from rlhf.recipe import dump, find, list_recipes, load
-from rlhf.recipe.builder import build, plain_part
+from rlhf.recipe.builder import build, build_part, plain_part
 from rlhf.recipe.checks import cautions
 from rlhf.recipe.text import parse, parse_fields, to_text
 from rlhf.settings import STRICT
@@ -303,6 +308,15 @@ def change(path: Path, *overrides: str) -> RecipeError:
         (["stages.1.advantage={kind: ./parts.py:Critical}"], "stages[1].advantage.kind", "needs_values = False"),
         (["stages.1.minibatches=21"], "stages[1].minibatches", "at most tasks_per_step x group_size = 20"),
         (["stages.1.loss={kind: ppo_clip, kl_coef: 0.1}"], "stages[1].loss", "kl_coef"),
+        (["stages.1.correction={kind: masked}"], "stages[1].correction", "shares the trainer's weights"),
+        (["stages.1.correction.max_weight=3"], "stages[1].correction", "shares the trainer's weights"),
+        (["stages.1.correction={kind: clipped, min_weight: 2}"], "stages[1].correction", "2.0 is not below max_weight"),
+        (["stages.1.correction={kind: rejection, criteria: []}"], "stages[1].correction.criteria", "at least 1"),
+        (
+            ["stages.1.correction={kind: rejection, criteria: [{statistic: k2, at_least: 1}]}"],
+            "stages[1].correction.criteria[0]", "k2 has at_most only",
+        ),
+        (["stages.1.correction={kind: truncate}"], "stages[1].correction.kind", "truncated, clipped, masked"),
         (["stages.1.top_p=0.9"], "stages[1].top_p", "temperature"),
         (["stages.1.temperature=0"], "stages[1].temperature", "more than 0"),
         (["evaluation.split=exam"], "evaluation.split", "train, dev, test"),
@@ -365,6 +379,37 @@ def test_cautions_name_what_is_probably_not_meant(echo: Path) -> None:
     )
     assert len(said) == 4  # both stages train on the evaluated split
     assert any("limits.max_turns" in text for text in said) and any("loss.max_weight" in text for text in said)
+
+
+def test_a_bypassed_correction_needs_a_loss_with_a_ratio(echo: Path) -> None:
+    recipe = load(echo)
+    elsewhere = load(echo, ["engine={kind: vllm}"])
+    assert load(echo, ["engine={kind: vllm}", "stages.1.correction={kind: masked}"]).stages[1].correction == Masked()
+
+    def said(loss: Any) -> list[str]:
+        stage = dataclasses.replace(recipe.stages[1], correction=Bypass(), loss=loss)
+        return cautions(dataclasses.replace(elsewhere, stages=(recipe.stages[0], stage)))
+
+    assert [text for text in said(Reinforce()) if "nothing corrects for the engine" in text]
+    assert said(Reinforce(max_weight=2)) == said(PPOClip()) == []
+    assert cautions(elsewhere) == []
+
+
+def test_a_correction_may_be_a_strangers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n\nfrom rlhf.losses.mismatch import CorrectionOutput\n\n\n"
+        "@dataclass(frozen=True)\nclass Softened:\n    power: float = 0.5\n    per_token = True\n\n"
+        "    def __call__(self, inputs):\n"
+        "        return CorrectionOutput((self.power * inputs.log_weights()).exp())\n"
+    )
+    values = {"correction": {"kind": "./mine.py:Softened", "power": 0.25}}
+    stage: Any = build_part("stage", {"kind": "policy_gradient", **values}, "stages[0]", base=tmp_path)
+    given_ = CorrectionInputs(*(torch.tensor([x], dtype=torch.float64) for x in (-1.0, -3.0, 1.0)), torch.tensor([0]))
+    assert corrected(stage.correction, given_).weights.tolist() == pytest.approx([math.exp(0.5)])
+    assert plain_part("stage", stage)["correction"] == {"kind": f"{tmp_path}/mine.py:Softened", "power": 0.25}
+    error = refused(lambda: build_part("stage", {"kind": "policy_gradient", "correction": {"kind": "./mine.py:nope"}},
+                                       "stages[0]", base=tmp_path))  # fmt: skip
+    assert error.where == "stages[0].correction.kind"
 
 
 # --- finding recipes -------------------------------------------------------------------------------------------------

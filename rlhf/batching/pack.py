@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from rlhf.batching.samples import Floats as FloatRow
 from rlhf.batching.samples import Sample
 from rlhf.errors import DataError
 from rlhf.losses.reduction import Floats, Reduction
@@ -32,9 +34,10 @@ class PackedBatch:
         targets: int64 `[N]`, the policy tokens.
         sampler_logprobs: float32 `[N]`, nats.
         advantages: float32 `[N]`.
-        weights: float32 `[N]`, the reduction's coefficients over the whole minibatch.
+        weights: float32 `[N]`, the reduction's coefficients over the whole minibatch, times the correction.
         sequence_ids: int64 `[N]`, which trajectory of the step each token belongs to.
         n_minibatch_tokens: policy tokens of the whole minibatch.
+        old_logprobs: float32 `[N]`, nats, the trainer's before the first update; None where it takes the sampler's.
     """
 
     token_ids: torch.Tensor
@@ -46,6 +49,7 @@ class PackedBatch:
     weights: torch.Tensor
     sequence_ids: torch.Tensor
     n_minibatch_tokens: int
+    old_logprobs: torch.Tensor | None = None
 
 
 def pack_minibatches(
@@ -132,6 +136,11 @@ def collate(samples: Sequence[Sample], weights_R: Floats, *, n_minibatch_tokens:
     mask = np.concatenate([s.mask for s in samples])
     positions = np.flatnonzero(mask)  # of the policy tokens; a row never starts with one (checked by Sample)
     counts = np.array([s.n_policy_tokens for s in samples])
+    weights = np.repeat(weights_R, counts)
+    correction = _given([s.correction for s in samples], positions)
+    if correction is not None:
+        weights = weights * correction
+    old_logprobs = _given([s.old_logprobs for s in samples], positions)
     return PackedBatch(
         token_ids=torch.from_numpy(token_ids),
         lengths=torch.tensor([len(s) for s in samples]),
@@ -139,7 +148,23 @@ def collate(samples: Sequence[Sample], weights_R: Floats, *, n_minibatch_tokens:
         targets=torch.from_numpy(token_ids[positions]),
         sampler_logprobs=torch.from_numpy(np.concatenate([s.sampler_logprobs for s in samples])[positions]),
         advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[positions]),
-        weights=torch.from_numpy(np.repeat(weights_R, counts).astype(np.float32)),
+        weights=torch.from_numpy(weights.astype(np.float32)),
         sequence_ids=torch.from_numpy(np.repeat(np.array([s.sequence for s in samples]), counts)),
         n_minibatch_tokens=int(counts.sum()) if n_minibatch_tokens is None else n_minibatch_tokens,
+        old_logprobs=None if old_logprobs is None else torch.from_numpy(old_logprobs),
     )
+
+
+def _given(arrays: Sequence[FloatRow | None], positions: npt.NDArray[np.intp]) -> FloatRow | None:
+    """Return the values at `positions` of the rows end to end, or None where no row has any."""
+    found = [a for a in arrays if a is not None]
+    if not found:
+        return None
+    if len(found) != len(arrays):
+        raise DataError(
+            "some rows are corrected and others are not",
+            where="collate",
+            got=f"{len(found)} of {len(arrays)} rows",
+            expected="all rows of a step, or none",
+        )
+    return np.concatenate(found)[positions]

@@ -37,6 +37,9 @@ class Sample:
         advantages: 0 where the mask is False.
         sequence: number of the trajectory this row belongs to, unique within the step.
         group: number of the task group, unique within the step.
+        old_logprobs: nats, the trainer's before the first update, 0 where the mask is False; None where it takes the
+            sampler's.
+        correction: factor of each token's weight in the loss, at least 0; None is 1.
     """
 
     token_ids: Ints
@@ -45,9 +48,12 @@ class Sample:
     advantages: Floats
     sequence: int
     group: int
+    old_logprobs: Floats | None = None
+    correction: Floats | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(a) for a in (self.token_ids, self.mask, self.sampler_logprobs, self.advantages)}
+        optional = [a for a in (self.old_logprobs, self.correction) if a is not None]
+        lengths = {len(a) for a in (self.token_ids, self.mask, self.sampler_logprobs, self.advantages, *optional)}
         if len(lengths) != 1:
             raise DataError("ids, mask, log-probs and advantages differ in length", where="Sample", got=str(lengths))
         if len(self.mask) and self.mask[0]:
@@ -57,6 +63,19 @@ class Sample:
             raise DataError("an observation token carries an advantage or a log-prob", where="Sample")
         if not (np.isfinite(self.advantages).all() and np.isfinite(self.sampler_logprobs).all()):
             raise DataError("advantages and log-probs must be finite", where="Sample")
+        if not all(np.isfinite(a).all() for a in optional):
+            raise DataError(
+                "the trainer's log-probs and the correction must be finite",
+                where="Sample",
+                hint="the weights of the policy may be broken: lower optimizer.lr, or resume from an older checkpoint",
+            )
+        if self.correction is not None and (self.correction < 0).any():
+            raise DataError(
+                "a correction turns a token's advantage around",
+                where="Sample.correction",
+                got=str(self.correction.min()),
+                expected="at least 0",
+            )
 
     def __len__(self) -> int:
         return len(self.token_ids)

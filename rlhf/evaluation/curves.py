@@ -20,7 +20,19 @@ class Chart:
 
 CHARTS = (
     Chart("Return", (("rollout/return_mean", "return"),)),
-    Chart("Difference of trainer and engine", (("loss/sampler_gap_mean", "mean"), ("loss/sampler_gap_max", "largest"))),
+    Chart(
+        "Difference of trainer and engine",
+        (("loss/sampler_gap_mean", "mean"), ("loss/sampler_gap_max", "largest"), ("loss/sampler_kl_k3", "divergence")),
+    ),
+    Chart(
+        "Weights for trainer and engine",
+        (
+            ("loss/sampler_ess", "effective sample size"),
+            ("loss/sampler_bounded_share", "at a bound"),
+            ("loss/sampler_masked_share", "masked"),
+            ("loss/sampler_rejected_share", "rejected"),
+        ),
+    ),
     Chart("Entropy", (("loss/entropy", "entropy"),)),
     Chart("Divergence", (("loss/approx_kl", "from sampling policy"), ("loss/kl_ref", "from reference"))),
     Chart("Invalid actions", (("rollout/invalid_share", "invalid"),)),

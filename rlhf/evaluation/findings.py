@@ -33,7 +33,7 @@ class Finding:
 
 def findings(run: RunData) -> list[Finding]:
     """Look for quiet failures; what the run did not log is not reported on."""
-    checks = (_gap, _truncated, _errors, _invalid, _signal, _limits, _updates, _finite, _overlap)
+    checks = (_gap, _effective, _truncated, _errors, _invalid, _signal, _limits, _updates, _finite, _overlap)
     return [finding for check in checks for finding in check(run)]
 
 
@@ -51,6 +51,21 @@ def _gap(run: RunData) -> Iterator[Finding]:
         level,
         f"Mean difference of the log-probs that trainer and engine give to the same tokens, in the worst step{peak}.",
         hint if level != "fine" else "",
+    )
+
+
+def _effective(run: RunData) -> Iterator[Finding]:
+    shares = run.values("loss/sampler_ess")
+    if not shares or (worst := min(shares)) > 0.8:
+        return
+    left_out = max(run.values("loss/sampler_rejected_share"), default=0.0)
+    yield Finding(
+        "Effective sample size",
+        percent_text(worst),
+        "problem" if worst <= 0.3 else "look",
+        "What the tokens are worth after the correction for the difference of trainer and engine, in the worst step, "
+        f"as a share of their number; up to {percent_text(left_out)} of the tokens of a step were rejected.",
+        "bring engine and trainer nearer (precision, fresher weights), or choose a milder `correction`",
     )
 
 

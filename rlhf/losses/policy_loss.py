@@ -21,12 +21,14 @@ class LossInputs:
 
     Attributes:
         policy_logprobs: of the current policy; carries the gradient.
-        old_logprobs: of the policy that made the trajectories, as computed for training.
+        old_logprobs: of the policy that made the trajectories, as computed for training; those of the engine where it
+            shares the trainer's weights and where the correction is bypassed.
         sampler_logprobs: as reported by the engine that sampled.
         ref_logprobs: of the frozen reference, or None when no KL term is asked for.
         entropy: of the current policy's distribution at each token, or None; carries the gradient.
         advantages: one number per token.
-        weights: reduction coefficients (`rlhf.losses.reduction`), computed over the whole minibatch.
+        weights: reduction coefficients (`rlhf.losses.reduction`), computed over the whole minibatch, times the factor
+            for the difference of trainer and engine (`rlhf.losses.correction`).
         sequence_ids: int64, which trajectory a token belongs to.
         n_minibatch_tokens: policy tokens of the whole minibatch, over all its micro-batches and processes; diagnostic
             metrics are means over them. None: `weights` are used instead, which is the same for `token_mean`.

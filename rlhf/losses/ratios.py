@@ -1,4 +1,4 @@
-"""How far the policy has moved from the log-probs that were recorded: ratios and gaps."""
+"""How far the policy has moved from the log-probs that were recorded: ratios."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ def log_ratio(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 def ratio_metrics(inputs: LossInputs) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return (metrics, metrics_max) that every policy loss logs.
 
-    `loss/approx_kl` is k3 of KL(old ‖ policy), the mean of ρ − 1 − log ρ. The sampler gap is |policy − sampler| in
-    nats: in the first update after sampling it is the disagreement of trainer and engine alone, in later updates of the
-    same samples it also holds the policy's own movement. `loss/entropy` is the given entropy, or where none was
-    computed its estimate from the sampled tokens, the mean of −log π.
+    `loss/approx_kl` is k3 of KL(old ‖ policy), the mean of ρ − 1 − log ρ. `loss/entropy` is the given entropy, or where
+    none was computed its estimate from the sampled tokens, the mean of −log π. How far the engine is from the trainer
+    is no matter of the loss: `rlhf.losses.mismatch` tells.
     """
     policy = inputs.policy_logprobs.detach()
     moved = log_ratio(policy, inputs.old_logprobs)
     ratio = moved.exp()
-    gap = (policy - inputs.sampler_logprobs).abs()
     entropy = -policy if inputs.entropy is None else inputs.entropy
     means = {
         "loss/ratio_mean": ratio,
         "loss/approx_kl": torch.expm1(moved) - moved,
-        "loss/sampler_gap_mean": gap,
         "loss/entropy": entropy,
     }
     return (
         {name: inputs.mean_share(values) for name, values in means.items()},
-        {"loss/ratio_max": _largest(ratio), "loss/sampler_gap_max": _largest(gap)},
+        {"loss/ratio_max": _largest(ratio)},
     )
 
 
 def _largest(values: torch.Tensor) -> torch.Tensor:
-    # Neither a ratio nor a gap is negative, so 0 is the maximum of no tokens.
+    # A ratio is never negative, so 0 is the maximum of no tokens.
     return values.max() if values.numel() else values.new_zeros(())

@@ -204,6 +204,18 @@ def _check_silenced(recipe: Recipe) -> None:
                     raise _no_effect(f"{path}.{name}", getattr(part, name), why)
 
 
+def _check_correction(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if _shares_policy(recipe) and stage.correction != type(stage)().correction:
+            why = "the engine shares the trainer's weights: what it reports is what the trainer computes"
+            raise _no_effect(f"{path}.correction", kind_of("correction", stage.correction), why)
+
+
+def _shares_policy(recipe: Recipe) -> bool:
+    """Whether the engine will say so of itself (`RolloutEngine.shares_policy`); none is built yet."""
+    return kind_of("engine", recipe.engine) == "transformers"
+
+
 def _check_watched(recipe: Recipe) -> None:
     from rlhf.evaluation.evaluate import Evaluation
 
@@ -229,6 +241,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_demonstrations,
     _check_optimizers,
     _check_silenced,
+    _check_correction,
     _check_watched,
     _check_splits,
     _check_context,
@@ -246,6 +259,14 @@ def _caution_stale(recipe: Recipe) -> Iterator[str]:
         n_updates = stage.epochs * stage.minibatches
         if n_updates > 1 and kind_of("loss", stage.loss) == "reinforce" and stage.loss.max_weight is None:
             yield f"{path} makes {n_updates} updates per step and its loss is right for the first: set loss.max_weight"
+
+
+def _caution_bypass(recipe: Recipe) -> Iterator[str]:
+    for path, stage in policy_gradient_stages(recipe):
+        has_no_ratio = kind_of("loss", stage.loss) == "reinforce" and stage.loss.max_weight is None
+        bypassed = kind_of("correction", stage.correction) == "bypass" and not _shares_policy(recipe)
+        if bypassed and has_no_ratio:
+            yield f"{path}.correction is bypass and its loss has no ratio: nothing corrects for the engine"
 
 
 def _caution_warmup(recipe: Recipe) -> Iterator[str]:
@@ -270,6 +291,7 @@ def _caution_reference(recipe: Recipe) -> Iterator[str]:
 _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     _caution_unseen,
     _caution_stale,
+    _caution_bypass,
     _caution_warmup,
     _caution_turns,
     _caution_reference,

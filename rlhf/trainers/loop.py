@@ -17,14 +17,12 @@ from rlhf.data import SamplingParams
 from rlhf.errors import TrainingError, boundary
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import ShuffledTasks
+from rlhf.trainers.correct import prepare
 from rlhf.trainers.imitation import imitate
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 from rlhf.trainers.trainer import TorchTrainer
-
-#: How far trainer and engine disagree on log-probs.
-GAPS = ("loss/sampler_gap_mean", "loss/sampler_gap_max")
 
 
 async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None:
@@ -81,7 +79,8 @@ async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks
 
     start = time.perf_counter()
     run.reseed(step)
-    values = update(stage, trainer, samples, np.random.default_rng([run.seed, run.state.stage, step]))
+    rng = np.random.default_rng([run.seed, run.state.stage, step])
+    values = update(stage, trainer, samples, rng, run.collector.engine.shares_policy)
     train_s = time.perf_counter() - start
     await run.deliver()
 
@@ -99,19 +98,20 @@ async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks
 
 
 def update(
-    stage: PolicyGradient, trainer: TorchTrainer, samples: Sequence[Sample], rng: np.random.Generator
+    stage: PolicyGradient, trainer: TorchTrainer, samples: Sequence[Sample], rng: np.random.Generator, shares: bool
 ) -> dict[str, float]:
     """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing."""
-    totals: dict[str, list[float]] = {}
     n_skipped = trainer.n_skipped
+    samples, mismatch, correction = prepare(stage, trainer, samples, shares_policy=shares)
+    totals = {name: [value] for name, value in mismatch.items()}
     for _ in range(stage.epochs if samples else 0):
-        for batches in pack_minibatches(
-            samples, stage.minibatches, stage.reduction, stage.max_tokens_per_microbatch, rng
-        ):
-            for name, value in trainer.update(batches, stage.loss, temperature=stage.temperature).items():
+        budget = stage.max_tokens_per_microbatch
+        for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng):
+            values = trainer.update(batches, stage.loss, temperature=stage.temperature, correction=correction)
+            for name, value in values.items():
                 # Only before the first update do trainer and engine hold the same weights.
-                if name not in GAPS or name not in totals:
+                if "/sampler_" not in name or name not in totals:
                     totals.setdefault(name, []).append(value)
     merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
-    merged |= {"optimizer/n_updates": float(trainer.n_updates)}
-    return merged | {"optimizer/n_skipped": float(trainer.n_skipped - n_skipped)}
+    n_skipped = trainer.n_skipped - n_skipped
+    return merged | {"optimizer/n_updates": float(trainer.n_updates), "optimizer/n_skipped": float(n_skipped)}

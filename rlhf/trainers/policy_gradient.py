@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.batching.filters import Filters
 from rlhf.credit.estimator import AdvantageEstimator
 from rlhf.credit.grpo import GRPO
+from rlhf.losses.correction import Correction, Truncated
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
@@ -34,6 +35,9 @@ class PolicyGradient:
     """The estimator that gives each sampled token its number."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """What is minimised."""
+    correction: Correction = Field(default_factory=Truncated)
+    """What is done about an engine whose log-probs are not the trainer's; one that shares the trainer's weights needs
+    none."""
     reduction: Reduction = Field(default_factory=Reduction)
     """How the losses of single tokens become one number."""
     filters: Filters = Field(default_factory=Filters)

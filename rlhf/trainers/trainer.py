@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from rlhf.batching.pack import PackedBatch
-from rlhf.errors import TrainingError
+from rlhf.batching.pack import PackedBatch, collate, pack
+from rlhf.batching.samples import Floats, Sample
+from rlhf.errors import TrainingError, boundary
+from rlhf.losses.correction import Correction, corrected
+from rlhf.losses.mismatch import CorrectionInputs, CorrectionOutput, joined, joined_outputs, mismatch_metrics
 from rlhf.losses.policy_loss import LossInputs, PolicyLoss
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import AdamW
@@ -52,14 +56,50 @@ class TorchTrainer:
         chosen = log_p.gather(-1, batch.targets.to(device)[:, None]).squeeze(-1)
         return chosen, -(log_p.exp() * log_p).sum(-1) if entropy else None
 
-    def update(self, batches: Sequence[PackedBatch], loss: PolicyLoss, *, temperature: float = 1.0) -> dict[str, float]:
-        """One optimiser update from the micro-batches of one minibatch; their weights already share one normaliser."""
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample], *, temperature: float, max_tokens: int) -> list[Floats]:
+        """Log-probs in nats of the policy tokens of each row, under the present weights; dropout is off.
+
+        Args:
+            samples: rows.
+            temperature: that the rows were sampled at.
+            max_tokens: token budget of one forward pass; the result does not depend on it.
+        """
+        self.policy.model.eval()
+        found: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
+        for members in pack(samples, max_tokens):
+            rows = [samples[i] for i in members]
+            logp, _ = self.logprobs(self.policy.model, collate(rows, np.ones(len(rows))), temperature=temperature)
+            ends = np.cumsum([row.n_policy_tokens for row in rows])[:-1]
+            for i, part in zip(members, np.split(logp.cpu().numpy(), ends), strict=True):
+                found[i] = part
+        return found
+
+    def update(
+        self,
+        batches: Sequence[PackedBatch],
+        loss: PolicyLoss,
+        *,
+        temperature: float = 1.0,
+        correction: Correction | None = None,
+    ) -> dict[str, float]:
+        """One optimiser update from the micro-batches of one minibatch; their weights already share one normaliser.
+
+        Batches without old log-probs are compared with the engine here: with a `correction`, which must be `per_token`,
+        their old log-probs are the policy's of this moment and it weighs their tokens; without, they are the engine's.
+        """
+        seen: list[tuple[CorrectionInputs, CorrectionOutput | None]] = []
 
         def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-            output = loss(self._inputs(batch, loss, temperature))
+            inputs = self._inputs(batch, loss, temperature)
+            if batch.old_logprobs is None:
+                inputs, compared = _compare(inputs, correction)
+                seen.append(compared)
+            output = loss(inputs)
             return output.loss, output.metrics, output.metrics_max
 
-        return self._step(batches, of)
+        values = self._step(batches, of)
+        return values | (_mismatch(seen) if seen else {})
 
     def imitate(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π).
@@ -90,7 +130,7 @@ class TorchTrainer:
         sampler = batch.sampler_logprobs.to(logp.device)
         return LossInputs(
             policy_logprobs=logp,
-            old_logprobs=sampler,
+            old_logprobs=sampler if batch.old_logprobs is None else batch.old_logprobs.to(logp.device),
             sampler_logprobs=sampler,
             advantages=batch.advantages.to(logp.device),
             weights=batch.weights.to(logp.device),
@@ -145,3 +185,22 @@ class TorchTrainer:
         self.optimizer.step()
         self.n_updates += 1
         return norm
+
+
+def _compare(
+    inputs: LossInputs, correction: Correction | None
+) -> tuple[LossInputs, tuple[CorrectionInputs, CorrectionOutput | None]]:
+    """Return `inputs` as `correction` has them, and what was compared."""
+    policy = inputs.policy_logprobs.detach()
+    tokens = CorrectionInputs(policy, inputs.sampler_logprobs, inputs.advantages, inputs.sequence_ids)
+    if correction is None:
+        return inputs, (tokens, None)
+    with boundary(TrainingError, where="the correction of trainer and engine"):
+        output = corrected(correction, tokens)
+    weights = inputs.weights * output.weights.detach().to(inputs.weights.dtype)
+    return replace(inputs, old_logprobs=policy, weights=weights), (tokens, output)
+
+
+def _mismatch(seen: Sequence[tuple[CorrectionInputs, CorrectionOutput | None]]) -> dict[str, float]:
+    outputs = [output for _, output in seen if output is not None]
+    return mismatch_metrics(joined([tokens for tokens, _ in seen]), joined_outputs(outputs) if outputs else None)

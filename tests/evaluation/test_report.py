@@ -202,6 +202,13 @@ def test_a_gap_between_trainer_and_engine_is_judged(tmp_path: Path, gap: float, 
     assert run_with(tmp_path, loss__sampler_gap_mean=gap)["Trainer and engine"].level == level
 
 
+@pytest.mark.parametrize(("share", "level"), [(0.97, None), (0.6, "look"), (0.2, "problem")])
+def test_few_effective_samples_are_pointed_out(tmp_path: Path, share: float, level: str | None) -> None:
+    found = run_with(tmp_path, loss__sampler_ess=share, loss__sampler_rejected_share=0.25).get("Effective sample size")
+    assert (found and found.level) == level
+    assert found is None or ("25% of the tokens" in found.words and "`correction`" in found.hint)
+
+
 def test_truncation_names_the_key_that_sets_it(tmp_path: Path) -> None:
     found = run_with(tmp_path, rollout__n_truncated_generations=30, rollout__n_episodes=10, rollout__n_turns_mean=10)[
         "Cut generations"

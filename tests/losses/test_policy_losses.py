@@ -108,7 +108,7 @@ def test_metrics_of_one_batch():
     # ratios 1.5, .5, 4, 1 with advantages 1, -1, -1, 1: one clipped high, one low, one at the dual bound
     ratios, advantages = [1.5, 0.5, 4.0, 1.0], [1.0, -1.0, -1.0, 1.0]
     policy = [math.log(r) - 2 for r in ratios]
-    output = SYMMETRIC(inputs(policy, advantages, old=[-2.0] * 4, sampler=[-2.0, -2.0, -2.0, -1.5]))
+    output = SYMMETRIC(inputs(policy, advantages, old=[-2.0] * 4))
     means = {name: value.item() for name, value in output.metrics.items()}
     assert means["loss/clip_high_share"] == pytest.approx(1 / 4)
     assert means["loss/clip_low_share"] == pytest.approx(1 / 4)
@@ -116,14 +116,11 @@ def test_metrics_of_one_batch():
     assert means["loss/ratio_mean"] == pytest.approx(7 / 4)
     # ρ - 1 - log ρ: .094535, .193147, 1.613706, 0: mean .475347
     assert means["loss/approx_kl"] == pytest.approx(0.475347, abs=1e-6)
-    # |policy - sampler| = ln 1.5, ln 2, ln 4, .5: mean (.405465 + .693147 + 1.386294 + .5) / 4
-    assert means["loss/sampler_gap_mean"] == pytest.approx(0.746227, abs=1e-6)
     # no entropy given: mean of -log π = 2 - mean(ln 1.5, -ln 2, ln 4, 0) = 2 - 1.098612 / 4
     assert means["loss/entropy"] == pytest.approx(1.725347, abs=1e-6)
     # -1.2, .8, 3, -1: mean .4
     assert means["loss/policy"] == means["loss/total"] == pytest.approx(0.4)
     assert output.metrics_max["loss/ratio_max"].item() == pytest.approx(4.0)
-    assert output.metrics_max["loss/sampler_gap_max"].item() == pytest.approx(math.log(4))
     assert not any(x.requires_grad for x in (*output.metrics.values(), *output.metrics_max.values()))
 
 

@@ -1,0 +1,305 @@
+"""What is done about an engine whose log-probs are not the trainer's: bound the importance weight, or leave tokens out.
+
+The trainer recomputes the log-probs of the tokens with the weights that sampled, before the first update of a step.
+They are π_old of the loss, so its ratio is 1 at first and its clipping sees the policy's own movement alone; how far
+the engine was off is in w = π_old / μ (`rlhf.losses.mismatch`), which the kinds here turn into a factor. It multiplies
+the token's weight in the loss: it acts after clipping, on any loss, and on KL and entropy terms as well, whose tokens
+come from the engine too.
+
+`bypass` takes the engine's log-probs for π_old instead, so that the loss's ratio holds both.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol, runtime_checkable
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.errors import DataError
+from rlhf.losses.mismatch import (
+    CorrectionInputs,
+    CorrectionOutput,
+    Level,
+    Statistic,
+    divergence,
+    hits_sequence,
+    off_policy_negatives,
+    sequence_sums,
+    weights_at,
+)
+from rlhf.losses.ratios import MAX_LOG_RATIO
+from rlhf.settings import STRICT
+
+
+@runtime_checkable
+class Correction(Protocol):
+    """A frozen dataclass whose fields are its recipe keys.
+
+    It is called once in each step with all tokens of the step. One whose attribute `per_token` is True promises that a
+    token's weight depends on that token alone and that every token is kept: a step of one update then calls it with the
+    tokens of each micro-batch, and needs no forward pass of its own.
+    """
+
+    def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
+        """Return what becomes of each token."""
+        ...
+
+
+def corrected(correction: Correction, inputs: CorrectionInputs) -> CorrectionOutput:
+    """Call `correction`.
+
+    Raises:
+        DataError: it gives something else than one number and one truth value per token, or leaves tokens out though it
+            is `per_token`.
+    """
+    output = correction(inputs)
+    arrays = {name: getattr(output, name, None) for name in ("weights", "kept", "bounded")}
+    wrong = {name: _what(a) for name, a in arrays.items() if not _fits(name, a, inputs)}
+    if wrong:
+        raise DataError(
+            "a correction does not fit the tokens",
+            where=type(correction).__name__,
+            got=", ".join(f"{name} {what}" for name, what in wrong.items()),
+            expected=f"a CorrectionOutput of tensors [{len(inputs.sequence_ids)}], kept and bounded of bool or None",
+        )
+    if getattr(correction, "per_token", False) and output.kept is not None:
+        raise DataError(
+            "a correction that leaves tokens out is not per token: it changes what the others are divided by",
+            where=f"{type(correction).__name__}.per_token",
+            got="True",
+            expected="False",
+        )
+    return output
+
+
+def _fits(name: str, array: object, inputs: CorrectionInputs) -> bool:
+    if array is None:
+        return name != "weights"
+    is_right = isinstance(array, torch.Tensor) and array.shape == inputs.sequence_ids.shape
+    return is_right and (name == "weights" or array.dtype == torch.bool)  # type: ignore[attr-defined]
+
+
+def _what(array: object) -> str:
+    return f"{array.dtype} {list(array.shape)}" if isinstance(array, torch.Tensor) else type(array).__name__
+
+
+def _check_order(lower_name: str, lower: float, upper_name: str, upper: float) -> None:
+    if not lower < upper:
+        raise ValueError(f"{lower_name}: {lower} is not below {upper_name}: {upper}")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Dropping:
+    """Base of corrections that may also leave out or silence whole trajectories."""
+
+    veto: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Leave a trajectory out, denominators included, if any of its tokens has w below this: the trainer would hardly
+    have sampled that token, so what came after it tells little; 1e-4 is common, null is off."""
+    opsm_delta: Annotated[float, Field(ge=0)] | None = None
+    """δ of off-policy sequence masking, in nats: tokens with A < 0 get weight 0 where the mean of log μ − log π_old
+    over the trajectory is above δ; 1e-4 is common, null is off. Measured before the first update, so it tells of the
+    engine and of stale weights; how far the step itself moves is the clipping's concern."""
+
+    def _output(
+        self,
+        inputs: CorrectionInputs,
+        weights: torch.Tensor,
+        kept: torch.Tensor | None = None,
+        bounded: torch.Tensor | None = None,
+        *,
+        normalize: bool = False,
+    ) -> CorrectionOutput:
+        """Apply what the keys of this class ask for to what the kind found."""
+        if self.veto is not None:
+            vetoed = hits_sequence(inputs.log_weights().exp() < self.veto, inputs.sequence_ids)
+            kept = ~vetoed if kept is None else kept & ~vetoed
+        if normalize:
+            counted = weights if kept is None else weights[kept]
+            total = counted.sum()
+            weights = weights * (len(counted) / total) if total > 0 else weights
+        if self.opsm_delta is not None:
+            silent = off_policy_negatives(
+                inputs.sampler_logprobs, inputs.old_logprobs, inputs.advantages, inputs.sequence_ids, self.opsm_delta
+            )
+            weights = torch.where(silent, 0.0, weights)
+        return CorrectionOutput(weights, kept, bounded)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Weighing(Dropping):
+    """Base of corrections that weigh tokens by w."""
+
+    level: Level = "token"
+    """Whose w a token gets: its own; `sequence`, the product over its trajectory (no bias but that of the bounds, and a
+    variance that grows with its length); `geometric`, the geometric mean over its trajectory."""
+    batch_normalize: bool = False
+    """Divide the weights of a step by their mean over its tokens, so that the size of the gradient stays the same."""
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a token's weight depends on that token alone."""
+        whole = self.batch_normalize or self.veto is not None or self.opsm_delta is not None
+        return self.level == "token" and not whole
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Truncated(Weighing):
+    """Truncated importance sampling: min(w, C).
+
+    Removes the engine's bias but where the trainer finds a token more than C times as likely, and bounds the variance
+    there. Weights w = .3, 1, 1.8, 6 become .3, 1, 1.8, 2; normalised .235294, .784314, 1.411765, 1.568627.
+
+    Source: Ionides, Truncated importance sampling, 2008; Yao et al., "Your efficient RL framework secretly brings you
+    off-policy RL training", 2025; verl, `rollout_is`; slime, `vanilla_tis_function`.
+    """
+
+    max_weight: Annotated[float, Field(gt=0)] = 2.0
+    """C, the largest weight; .inf does not truncate."""
+
+    def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
+        """Return the weights of the tokens of a step."""
+        raw = weights_at(self.level, inputs)
+        weights = raw.clamp(max=self.max_weight)
+        return self._output(inputs, weights, bounded=raw > self.max_weight, normalize=self.batch_normalize)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Bounded(Weighing):
+    """Base of weighing corrections with two bounds."""
+
+    min_weight: Annotated[float, Field(ge=0)] = 0.5
+    """Lower bound of w."""
+    max_weight: Annotated[float, Field(gt=0)] = 2.0
+    """Upper bound of w; .inf is none."""
+
+    def __post_init__(self) -> None:
+        _check_order("min_weight", self.min_weight, "max_weight", self.max_weight)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Clipped(_Bounded):
+    """Clipped importance sampling: w brought into [a, b].
+
+    As truncation, and a token that the trainer finds much less likely keeps some weight: less variance between tokens,
+    some bias. w = .3, 1, 1.8, 6 become .5, 1, 1.8, 2.
+
+    Source: slime, `examples/train_infer_mismatch_helper`.
+    """
+
+    def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
+        """Return the weights of the tokens of a step."""
+        raw = weights_at(self.level, inputs)
+        weights = raw.clamp(self.min_weight, self.max_weight)
+        return self._output(inputs, weights, bounded=weights != raw, normalize=self.batch_normalize)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Masked(_Bounded):
+    """Masked importance sampling, IcePop: w where a ≤ w ≤ b, else 0.
+
+    A token on which engine and trainer disagree that much is noise and teaches nothing. It still counts in the
+    reduction's numbers, so the gradient of the other tokens is what it was; `rejection` takes it out of them too.
+    w = .3, 1, 1.8, 6 become 0, 1, 1.8, 0.
+
+    Source: Ling Team, Every step evolves, arXiv 2510.18855 (.5 and 5); verl, a threshold `lo_hi`; slime,
+    `icepop_function`.
+    """
+
+    max_weight: Annotated[float, Field(gt=0)] = 5.0
+    """Upper bound of w; .inf is none."""
+
+    def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
+        """Return the weights of the tokens of a step."""
+        raw = weights_at(self.level, inputs)
+        inside = (raw >= self.min_weight) & (raw <= self.max_weight)
+        return self._output(inputs, torch.where(inside, raw, 0.0), normalize=self.batch_normalize)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Criterion:
+    """What a token, or a whole trajectory, must fulfil to be kept.
+
+    `k1` is put as the ratio itself: `at_least` and `at_most` are bounds of w, of ∏ w (`sum`), or of the geometric mean
+    (`mean`). verl puts k1 = −log w against the logarithms of the bounds, so asymmetric ones act on 1/w: with 0.5 and 5
+    it keeps w = .3, whose inverse is in [0.5, 5], and rejects w = 3. A bound that means its inverse is a trap, and
+    would say something else here than under `masked`; so here .3 is rejected and 3 is kept. To have what verl does,
+    write the inverses.
+    """
+
+    statistic: Statistic = "k1"
+    """`k1`: the ratio w. `k2`, `k3`: the divergence log² w / 2 or w − 1 − log w, in nats, which have no lower bound."""
+    over: Literal["token", "sum", "mean", "max"] = "mean"
+    """`token` judges and rejects tokens; the others judge a trajectory by that over its tokens and reject it whole."""
+    at_least: Annotated[float, Field(gt=0)] | None = None
+    """Smallest value that is kept; null is no bound."""
+    at_most: Annotated[float, Field(gt=0)] | None = None
+    """Largest value that is kept; null is no bound."""
+
+    def __post_init__(self) -> None:
+        if self.statistic == "k1" and self.over == "max":
+            raise ValueError("over: max needs statistic: k2 or k3; log w has a sign, so its maximum misses small w")
+        if self.statistic != "k1" and self.at_least is not None:
+            raise ValueError(
+                f"at_least: {self.at_least} would reject the tokens that agree best; {self.statistic} has at_most only"
+            )
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("a criterion without at_least and at_most rejects nothing; set one")
+        if self.at_least is not None and self.at_most is not None:
+            _check_order("at_least", self.at_least, "at_most", self.at_most)
+
+    def __call__(self, inputs: CorrectionInputs) -> torch.Tensor:
+        """Return which tokens pass, `[N]` bool."""
+        log_w = inputs.log_weights()
+        values = log_w if self.statistic == "k1" else divergence(self.statistic, log_w)
+        if self.over == "max":
+            return ~hits_sequence(values > self._bound(self.at_most), inputs.sequence_ids)
+        if self.over != "token":
+            sums, counts, index = sequence_sums(values, inputs.sequence_ids)
+            values = (sums if self.over == "sum" else sums / counts)[index]
+        if self.statistic == "k1":
+            values = values.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        return (values >= (self.at_least or 0.0)) & (values <= self._bound(self.at_most))
+
+    @staticmethod
+    def _bound(largest: float | None) -> float:
+        return float("inf") if largest is None else largest
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Rejection(Dropping):
+    """Keep the tokens that pass every criterion, with weight 1, and leave the others out.
+
+    What is rejected is as if it had never been sampled: unlike a weight of 0 it does not count in the numbers that the
+    reduction divides by, and a trajectory of which nothing is left does not count as one. The gradient is that of the
+    accepted tokens at its usual size, biased towards where engine and trainer agree.
+
+    Source: verl, `compute_rollout_rejection_mask`; slime, `examples/train_infer_mismatch_helper`. Bounds differ from
+    verl's, see `Criterion`.
+    """
+
+    criteria: Annotated[tuple[Criterion, ...], Field(min_length=1)] = (Criterion(at_least=0.999, at_most=1.001),)
+    """All of them must pass. The default keeps trajectories whose geometric mean of w is within a thousandth of 1."""
+
+    def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
+        """Return which tokens of a step are kept."""
+        kept = torch.ones_like(inputs.sequence_ids, dtype=torch.bool)
+        for criterion in self.criteria:
+            kept = kept & criterion(inputs)
+        return self._output(inputs, torch.ones_like(inputs.log_weights()), kept)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Bypass:
+    """The engine's log-probs are π_old: nothing is recomputed, and the loss's own ratio π / μ holds the correction.
+
+    Cheapest, and clipping then cuts the disagreement with the engine and the policy's movement as one. A loss without a
+    ratio, such as REINFORCE without `max_weight`, is not corrected at all.
+
+    Source: verl, bypass mode.
+    """
+
+    def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
+        """Return weight 1 for every token."""
+        return CorrectionOutput(torch.ones_like(inputs.log_weights()))
