@@ -1,0 +1,65 @@
+"""What the tests on real vLLM share. Starting an engine takes seconds, so engines live as long as the session.
+
+An engine belongs to the event loop that first used it: everything of one session runs in one `asyncio.Runner`.
+This folder has the name of a package and must not become one: no `__init__.py`, or `import vllm` would find it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rlhf.rollout.vllm_local import LocalInstance
+from rlhf.trainers.policy import Policy
+from tests.rollout.vllm.real_vllm import lora_policy, policy_like, start_instance
+
+
+def _is_installed() -> bool:
+    """Whether there is a real vLLM: where there is none, this very folder may be found under its name."""
+    spec = find_spec("vllm")
+    return spec is not None and spec.origin is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not _is_installed():
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of the session."""
+    with asyncio.Runner() as found:
+        yield found
+
+
+@pytest.fixture
+def tiny_policy() -> Callable[..., Policy]:
+    """Makes a policy of some 50 thousand parameters that vLLM can run; one seed gives one policy."""
+    return policy_like
+
+
+@pytest.fixture(scope="session")
+def full(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalInstance]:
+    """An instance that takes full weights. What it holds is what the last test left: deliver first."""
+    yield from _instance(runner, policy_like(), tmp_path_factory.mktemp("full"))
+
+
+@pytest.fixture(scope="session")
+def adapted(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalInstance]:
+    """An instance that takes adapters over the policy of seed 0."""
+    yield from _instance(runner, lora_policy(), tmp_path_factory.mktemp("adapted"))
+
+
+def _instance(runner: asyncio.Runner, policy: Policy, folder: Path) -> Iterator[LocalInstance]:
+    async def start() -> LocalInstance:
+        return start_instance(policy, folder / "model", folder / "engine.log")
+
+    found = runner.run(start())
+    yield found
+    runner.run(found.close())
