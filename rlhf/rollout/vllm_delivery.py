@@ -11,18 +11,31 @@ import itertools
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors.torch import save_file
 
 from rlhf.data import PolicyWeights
-from rlhf.errors import DeliveryError, EngineError
+from rlhf.errors import DeliveryError, EngineError, RlhfError
 from rlhf.rollout.fingerprint import Digest
 from rlhf.rollout.transfer import Outbox, memory_folder
-from rlhf.rollout.vllm_instance import Adapter, Instance, PauseMode
+from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, PauseMode
+from rlhf.rollout.vllm_start import WORKER
 
 T = TypeVar("T")
+
+AtUpdate = Literal["drain", "keep", "abort_and_resume"]
+
+#: How instances pause while weights arrive.
+PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_resume": "abort"}
+
+#: Seconds that instances have to leave an update that failed.
+_FINISH_S = 2.0
+
+#: What an instance must say of itself.
+_DESCRIBED = {"n_vocab": int, "max_context": int, "logprobs_mode": str, "shapes": dict, "lora_rank": int}
 
 
 class Deliverer:
@@ -38,6 +51,15 @@ class Deliverer:
         self._folder = memory_folder()
         self._numbers = itertools.count(1)
         self._outbox: Outbox | None = None
+
+    def name_of(self, version: int) -> str:
+        """What instances call the weights of this sender; no other sender uses the name."""
+        return f"{self._folder.name}.{version}"
+
+    def version_of(self, name: str) -> int | None:
+        """The version behind a name of `name_of`; None for weights that came from elsewhere."""
+        sender, _, version = name.rpartition(".")
+        return int(version) if sender == self._folder.name and version.isdecimal() else None
 
     def forget_connections(self) -> None:
         """Tell every instance anew, next time, where weights come from."""
@@ -65,14 +87,18 @@ class Deliverer:
             await each(instances, lambda i: i.connect_transfer({"path": str(path)}))
         await each(instances, lambda i: i.pause(pause))
         digest = Digest()
-        await each(instances, lambda i: i.start_update())
         try:
+            await each(instances, lambda i: i.start_update())
             for slices in self._outbox.fill(weights.parameters() if weights.parameters else (), digest, self._dtype):
                 await each(instances, lambda i, s=slices: i.update(s))  # type: ignore[misc]
-        finally:  # an instance left in the middle of an update would refuse every later one
-            await each(instances, lambda i: i.finish_update())
+        except BaseException:  # an instance left in the middle of an update would refuse every later one
+            with suppress(Exception):
+                async with asyncio.timeout(_FINISH_S):
+                    await each(instances, lambda i: i.finish_update())
+            raise
+        await each(instances, lambda i: i.finish_update())
         sent = _as_announced(weights, digest.hexdigest(), where)
-        await _prove(instances, weights.version, sent, where, "rlhf_fingerprint")
+        await _prove(instances, self.name_of(weights.version), sent, where, "rlhf_fingerprint")
         if not all(await each(instances, lambda i: i.drop_cache())):
             raise DeliveryError("vLLM kept keys and values of older weights", where=where)
         return sent
@@ -87,7 +113,7 @@ class Deliverer:
             DeliveryError: an instance holds something else.
         """
         number = next(self._numbers)
-        adapter = Adapter(f"policy-v{weights.version}-{number}", number, self._folder / f"adapter-{number}")
+        adapter = Adapter(f"{self.name_of(weights.version)}-{number}", number, self._folder / f"adapter-{number}")
         digest, tensors = Digest(), {}
         for name, value in sorted(weights.parameters() if weights.parameters else ()):
             tensors[name] = value.detach().cpu().contiguous()
@@ -97,7 +123,8 @@ class Deliverer:
         (adapter.path / "adapter_config.json").write_text(json.dumps(dict(weights.adapter or {})))
         await each(instances, lambda i: i.add_adapter(adapter))
         sent = _as_announced(weights, digest.hexdigest(), where)
-        await _prove(instances, weights.version, sent, where, "rlhf_adapter_fingerprint", str(adapter.path))
+        name = self.name_of(weights.version)
+        await _prove(instances, name, sent, where, "rlhf_adapter_fingerprint", str(adapter.path))
         return sent, adapter
 
     async def remove(self, instances: Sequence[Instance], adapter: Adapter) -> None:
@@ -117,7 +144,7 @@ def _as_announced(weights: PolicyWeights, sent: str, where: str) -> str:
     return sent
 
 
-async def _prove(instances: Sequence[Instance], version: int, sent: str, where: str, method: str, *args: Any) -> None:
+async def _prove(instances: Sequence[Instance], name: str, sent: str, where: str, method: str, *args: Any) -> None:
     """Compare what every worker received with what was sent; name the weights, and read the name back."""
     received = await each(instances, lambda i: i.call(method, *args))
     for instance, found in zip(instances, received, strict=True):
@@ -128,15 +155,31 @@ async def _prove(instances: Sequence[Instance], version: int, sent: str, where: 
                 got=", ".join(map(str, found)),
                 expected=sent,
             )
-    await each(instances, lambda i: i.set_version(str(version)))
-    for instance, name in zip(instances, await each(instances, lambda i: i.version()), strict=True):
-        if name != str(version):
+    await each(instances, lambda i: i.set_version(name))
+    for instance, their_name in zip(instances, await each(instances, lambda i: i.version()), strict=True):
+        if their_name != name:
             raise DeliveryError(
                 "the engine calls its weights another version: the engine is stale",
                 where=f"{where}, {instance.name}",
-                got=name,
-                expected=str(version),
+                got=their_name,
+                expected=name,
             )
+
+
+def delivery_error(error: BaseException, where: str, timeout_s: float) -> BaseException:
+    """What a delivery raises that ended in `error`."""
+    if isinstance(error, TimeoutError):
+        return DeliveryError(
+            "the delivery took too long",
+            where=where,
+            got=f"more than {timeout_s:g} s",
+            hint="raise engine.delivery_timeout_s; with at_update drain it includes running generations",
+        )
+    if isinstance(error, DeliveryError) or not isinstance(error, Exception):
+        return error
+    got = str(error) if isinstance(error, RlhfError) else f"{type(error).__name__}: {error}"
+    hint = "weights pass through memory (/dev/shm): free some, or lower engine.buffer_mb"
+    return DeliveryError("the delivery failed", where=where, got=got, hint=hint * isinstance(error, OSError))
 
 
 async def each(instances: Sequence[Instance], do: Callable[[Instance], Awaitable[T]]) -> list[T]:
@@ -148,11 +191,44 @@ async def each(instances: Sequence[Instance], do: Callable[[Instance], Awaitable
     return [result for result in results if not isinstance(result, BaseException)]
 
 
+async def describe(instance: Instance, timeout_s: float) -> dict[str, Any]:
+    """What an instance says of itself, once it is clear that it can be sampled from.
+
+    Raises:
+        EngineError: it does not answer, wants a key, or lacks what is needed.
+    """
+    serve = "start it with `rlhf serve`"
+    try:
+        async with asyncio.timeout(timeout_s):
+            await instance.abort([])  # does nothing, behind the same door as sampling
+            answer = await instance.call("rlhf_describe")
+    except TimeoutError:
+        got = f"nothing in {timeout_s:g} s"
+        raise EngineError("the server did not answer in time", where=instance.name, got=got) from None
+    except EngineError as error:
+        other = (
+            "correct engine.servers"
+            if isinstance(error, InstanceDownError)
+            else f"with --worker-extension-cls {WORKER}"
+        )
+        hint = error.hint or f"{serve}, or {other}"
+        raise EngineError(error.what, where=error.where, got=error.got, expected=error.expected, hint=hint) from error
+    found = answer[0] if answer else None
+    if not isinstance(found, dict) or any(type(found.get(key)) is not kind for key, kind in _DESCRIBED.items()):
+        raise EngineError(
+            "the server does not describe itself",
+            where=instance.name,
+            got=repr(answer)[:200],
+            hint=f"{serve}, of the same version as this program",
+        )
+    return found
+
+
 def check_fit(name: str, found: Mapping[str, Any], shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> None:
     """Raise EngineError unless an instance that describes itself as `found` can sample for the policy."""
-    theirs = found.get("shapes", {})
+    theirs = found["shapes"]
     differing = [key for key, value in shapes.items() if theirs.get(key) is not None and theirs[key] != value]
-    if differing or int(found["n_vocab"]) < n_vocab:
+    if differing or found["n_vocab"] < n_vocab:
         keys = differing or ["vocabulary"]
         ours = dict(shapes) | {"vocabulary": n_vocab}
         raise EngineError(

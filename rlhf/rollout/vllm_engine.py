@@ -14,23 +14,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 from rlhf.errors import ContextFull, DeliveryError, EngineError
-from rlhf.rollout.seeds import stable_seed
-from rlhf.rollout.vllm_delivery import Deliverer, check_fit, each
-from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, PauseMode, Sampled
-
-AtUpdate = Literal["drain", "keep", "abort_and_resume"]
-
-_PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_resume": "abort"}
+from rlhf.rollout.vllm_call import Call, Seat
+from rlhf.rollout.vllm_delivery import PAUSE, AtUpdate, Deliverer, check_fit, delivery_error, describe, each
+from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, InstanceStaleError, Sampled
 
 #: Times a call is taken up again after something other than an update ended it.
 _MAX_ABORTS = 3
+
+#: Times the connection of a call may break while the instance is up.
+_MAX_BREAKS = 5
 
 #: Seconds between two looks at whether running calls have ended.
 _DRAIN_POLL_S = 0.005
@@ -38,51 +38,8 @@ _DRAIN_POLL_S = 0.005
 #: Seconds until a call whose connection broke is made again.
 _RETRY_S = 0.05
 
-
-@dataclass(eq=False)
-class _Seat:
-    """An instance and what runs on it. `fault` says why it is out of use; empty while it is in use."""
-
-    instance: Instance
-    running: set[str] = field(default_factory=set)
-    fault: str = ""
-
-
-@dataclass(eq=False)
-class _Call:
-    """A call of `generate` with what it has sampled so far."""
-
-    prompt: Prompt
-    params: SamplingParams
-    session: str
-    withdrawn: bool = False
-    request_id: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    spans: list[tuple[int, int]] = field(default_factory=list)
-
-    def rest(self) -> SamplingParams:
-        """Parameters for what is left to sample; after an interruption with random numbers of its own."""
-        if not self.token_ids:
-            return self.params
-        n = len(self.token_ids)
-        return replace(self.params, max_tokens=self.params.max_tokens - n, seed=stable_seed(self.params.seed, n))
-
-    def take(self, sampled: Sampled, versions: Sequence[tuple[int, int]]) -> None:
-        """Add what an instance sampled."""
-        self.token_ids += sampled.token_ids
-        self.logprobs += sampled.logprobs
-        for version, n in versions:
-            if self.spans and self.spans[-1][0] == version:
-                self.spans[-1] = (version, self.spans[-1][1] + n)
-            elif n:
-                self.spans.append((version, n))
-
-    def generation(self, finish: Finish, version: int) -> Generation:
-        """The answer."""
-        first = self.spans[0][0] if self.spans else version
-        spans = tuple(self.spans) if len(self.spans) > 1 else ()
-        return Generation(self.prompt, self.token_ids, self.logprobs, finish, first, spans)
+#: Seconds in which an instance hands back what an aborted request has sampled; after that it is forgotten.
+_ABORT_S = 1.0
 
 
 class VllmEngine:
@@ -112,13 +69,14 @@ class VllmEngine:
         buffer_bytes: int = 256 * 2**20,
         version: int = 0,
     ) -> None:
-        self._seats = [_Seat(instance) for instance in instances]
+        self._seats = [Seat(instance) for instance in instances]
         self._form, self._at_update = form, at_update
         self._request_timeout_s, self._delivery_timeout_s = request_timeout_s, delivery_timeout_s
         self._version, self._fingerprint = version, ""
         self._max_context = self._n_vocab = 0
-        self._calls: dict[str, set[_Call]] = {}
-        self._home: dict[str, _Seat] = {}
+        self._fit: tuple[Mapping[str, Any], int, int] = ({}, 0, 0)
+        self._calls: dict[str, set[Call]] = {}
+        self._home: dict[str, Seat] = {}
         self._numbers = itertools.count(1)
         self._open, self._delivering = asyncio.Event(), asyncio.Lock()
         self._open.set()
@@ -172,11 +130,9 @@ class VllmEngine:
         Raises:
             EngineError: an instance does not answer, has another model, or lacks what is needed.
         """
-        found = [await self._described(seat) for seat in self._seats]
-        for seat, is_ in zip(self._seats, found, strict=True):
-            check_fit(seat.instance.name, is_, shapes, n_vocab, lora_rank)
+        self._fit = (shapes, n_vocab, lora_rank)
         self._n_vocab = n_vocab
-        self._max_context = min([max_context, *(int(is_["max_context"]) for is_ in found)])
+        self._max_context = min([max_context, *[await self._fitting(seat.instance) for seat in self._seats]])
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once.
@@ -188,12 +144,12 @@ class VllmEngine:
         """
         self._check(prompt)
         room = self._max_context - len(prompt.token_ids)
-        call = _Call(prompt, replace(params, max_tokens=min(params.max_tokens, room)), session)
+        call = Call(prompt, replace(params, max_tokens=min(params.max_tokens, room)), session)
         mine = self._calls.setdefault(session, set())
         mine.add(call)
         try:
             async with asyncio.timeout(self._request_timeout_s):
-                return await self._answer(call)
+                return await self._finished(call)
         except TimeoutError:
             raise EngineError(
                 "the engine did not answer in time",
@@ -209,11 +165,19 @@ class VllmEngine:
     async def release(self, session: str) -> None:
         """Forget where a session lives. What it still runs returns at once, with `Finish.ABORT`."""
         self._home.pop(session, None)
-        for call in tuple(self._calls.get(session, ())):
+        calls = tuple(self._calls.get(session, ()))
+        for call in calls:
             call.withdrawn = True
-            for seat in self._seats:
-                if call.request_id in seat.running:
-                    await seat.instance.abort([call.request_id])
+        for seat in self._seats:
+            ids = [call.request_id for call in calls if call.request_id in seat.running]
+            with suppress(InstanceDownError):  # it runs nothing any more
+                await (seat.instance.abort(ids) if ids else asyncio.sleep(0))
+        aborted = {call.request_id for call in calls} & {name for seat in self._seats for name in seat.running}
+        tasks = [call.task for call in calls if call.request_id in aborted and call.task]
+        if tasks:  # vLLM hands back what they have, unless it did not know them yet
+            await asyncio.wait(tasks, timeout=_ABORT_S)
+        for call in calls:
+            call.end()
 
     async def load(self, weights: PolicyWeights) -> None:
         """Deliver `weights` to every instance, and prove that each holds them.
@@ -238,32 +202,34 @@ class VllmEngine:
                 async with asyncio.timeout(self._delivery_timeout_s):
                     fingerprint = await self._deliver(weights, where)
             except BaseException as error:
-                self._broken = f"the delivery of version {weights.version} failed: {type(error).__name__}"
-                self._open.set()
-                if isinstance(error, TimeoutError):
-                    raise DeliveryError(
-                        "the delivery took too long",
-                        where=where,
-                        got=f"more than {self._delivery_timeout_s:g} s",
-                        hint="raise engine.delivery_timeout_s; with at_update drain it includes running generations",
-                    ) from error
-                if isinstance(error, EngineError) and not isinstance(error, DeliveryError):
-                    raise DeliveryError("the delivery failed", where=where, got=str(error)) from error
-                raise
+                self._halt(f"the delivery of version {weights.version} failed: {type(error).__name__}")
+                told = delivery_error(error, where, self._delivery_timeout_s)
+                raise told from (None if told is error else error)
             self._fingerprint, self._broken = fingerprint, ""
 
     async def close(self) -> None:
-        """Stop what was started, close connections, free memory. Later calls fail."""
+        """Stop what was started, close connections, free memory. Running and later calls fail."""
         self._closed = True
-        self._open.set()
+        self._halt("the engine is closed")
+        running = [call.task for calls in self._calls.values() for call in calls if call.task]
+        if running:
+            await asyncio.wait(running, timeout=_ABORT_S)
         for seat in self._seats:
             await seat.instance.close()
         self._deliverer.close()
 
+    def _halt(self, why: str) -> None:
+        """Generate no more, and end what runs."""
+        self._broken = why
+        self._open.set()
+        for calls in self._calls.values():
+            for call in calls:
+                call.end()
+
     def _check(self, prompt: Prompt) -> None:
         ids, where = prompt.token_ids, "VllmEngine.generate"
-        if self._closed or self._broken:
-            raise EngineError("the engine is closed" if self._closed else self._broken, where=where)
+        if self._broken:
+            raise EngineError(self._broken, where=where)
         if len(ids) >= self._max_context:
             raise ContextFull(
                 "the prompt leaves no room for a token",
@@ -280,43 +246,70 @@ class VllmEngine:
                 hint="use the tokenizer that belongs to the model",
             )
 
-    async def _answer(self, call: _Call) -> Generation:
-        n_aborts = 0
+    async def _finished(self, call: Call) -> Generation:
+        """The answer to a call that `release`, `close` and a failed delivery can end."""
+        call.task = asyncio.create_task(self._answer(call))
+        try:
+            return await call.task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            if call.withdrawn:
+                return call.generation(Finish.ABORT, self._version)
+            raise EngineError(self._broken, where="VllmEngine.generate") from None
+
+    async def _answer(self, call: Call) -> Generation:
+        n_aborts = n_breaks = 0
         while True:
             await self._open.wait()
-            if self._closed or self._broken:
-                raise EngineError("the engine is closed" if self._closed else self._broken, where="VllmEngine.generate")
+            if self._broken:
+                raise EngineError(self._broken, where="VllmEngine.generate")
             n_updates = self._n_updates
+            seat = self._seat_of(call.session)
             try:
-                sampled = await self._ask(self._seat_of(call.session), call)
-            except InstanceDownError:  # `_seat_of` finds another, or says that there is none
+                sampled = await self._ask(seat, call)
+            except InstanceDownError as error:  # `_seat_of` finds another, or says that there is none
+                n_breaks += not seat.fault
+                if n_breaks > _MAX_BREAKS:
+                    raise EngineError(
+                        "the connection broke again and again", where=error.where, got=error.got
+                    ) from error
                 await asyncio.sleep(_RETRY_S)
                 continue
             if sampled.finish is not Finish.ABORT or call.withdrawn:
                 return call.generation(sampled.finish, self._version)
-            n_aborts += self._n_updates == n_updates
+            # While weights arrive, and where they arrived meanwhile, it was the update that ended it.
+            n_aborts += self._open.is_set() and self._n_updates == n_updates
             if n_aborts > _MAX_ABORTS:
                 raise EngineError("vLLM gave the call up", where="VllmEngine.generate", got=f"{n_aborts} times")
 
-    async def _ask(self, seat: _Seat, call: _Call) -> Sampled:
+    async def _ask(self, seat: Seat, call: Call) -> Sampled:
         call.request_id = f"{id(self):x}-{next(self._numbers)}"
-        adapter, version = self._adapter, self._version
+        adapter, version, is_delivered = self._adapter, self._version, bool(self._fingerprint)
         seat.running.add(call.request_id)
         self._use(adapter, +1)
         try:
             ids = call.prompt.token_ids + call.token_ids
             sampled = await seat.instance.sample(call.request_id, ids, call.rest(), call.prompt.stop_ids, adapter)
+            versions = [self._deliverer.version_of(name) for name, _ in sampled.spans]
+            if is_delivered and None in versions:
+                got = ", ".join(name for name, _ in sampled.spans)
+                raise InstanceStaleError("the server has other weights by now", where=seat.instance.name, got=got)
         except InstanceDownError as error:
             await self._lose(seat, error)
             raise
         finally:
             seat.running.discard(call.request_id)
             self._use(adapter, -1)
-        spans = [(_number(name, version), n) for name, n in sampled.spans] if adapter is None else []
-        call.take(sampled, spans or [(version, len(sampled.token_ids))])
+        if adapter is not None or not versions:  # an adapter stays the one that the call began with
+            call.take(sampled, [(version, len(sampled.token_ids))])
+        else:
+            counts = [n for _, n in sampled.spans]
+            call.take(sampled, [(version if v is None else v, n) for v, n in zip(versions, counts, strict=True)])
         return sampled
 
-    def _seat_of(self, session: str) -> _Seat:
+    def _seat_of(self, session: str) -> Seat:
         """Where the session lives, else the least busy instance."""
         home = self._home.get(session)
         if home is not None and not home.fault:
@@ -334,9 +327,9 @@ class VllmEngine:
             self._home[session] = seat
         return seat
 
-    async def _lose(self, seat: _Seat, error: EngineError) -> None:
-        """Take an instance out of use, unless it still answers: then one connection broke."""
-        if not seat.fault and not await seat.instance.is_up():
+    async def _lose(self, seat: Seat, error: EngineError) -> None:
+        """Take an instance out of use, unless it still answers and is what it was: then one connection broke."""
+        if not seat.fault and (isinstance(error, InstanceStaleError) or not await seat.instance.is_up()):
             seat.fault = f"{error.what}: {error.got}"
 
     def _use(self, adapter: Adapter | None, by: int) -> None:
@@ -345,16 +338,15 @@ class VllmEngine:
 
     async def _deliver(self, weights: PolicyWeights, where: str) -> str:
         for seat in self._seats:
-            if seat.fault and await seat.instance.is_up():
-                seat.fault = ""
-                self._deliverer.forget_connections()
+            await self._look_after(seat)
         instances = [seat.instance for seat in self._seats if not seat.fault]
         if not instances:
-            raise DeliveryError("no vLLM instance is left to deliver to", where=where)
+            got = "; ".join(f"{seat.instance.name}: {seat.fault}" for seat in self._seats)
+            raise DeliveryError("no vLLM instance is left to deliver to", where=where, got=got)
         if self._form == "adapter":
             return await self._deliver_adapter(weights, instances, where)
         self._shut()
-        sent = await self._deliverer.full(instances, weights, where, _PAUSE[self._at_update])
+        sent = await self._deliverer.full(instances, weights, where, PAUSE[self._at_update])
         self._begin(weights.version)
         await each(instances, lambda i: i.resume())
         return sent
@@ -386,25 +378,24 @@ class VllmEngine:
         self._n_updates += 1
         self._open.set()
 
-    async def _described(self, seat: _Seat) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(self._delivery_timeout_s):
-                found = await seat.instance.call("rlhf_describe")
-        except TimeoutError:
-            raise EngineError("the server did not answer in time", where=seat.instance.name) from None
-        except InstanceDownError as error:
-            hint = "start it with `rlhf serve`, or correct engine.servers"
-            raise EngineError(error.what, where=error.where, got=error.got, hint=hint) from error
-        if not found or not isinstance(found[0], dict):
-            raise EngineError(
-                "the server does not describe itself",
-                where=seat.instance.name,
-                got=repr(found)[:200],
-                hint="start it with `rlhf serve`, or with --worker-extension-cls rlhf.rollout.vllm_worker.Worker",
-            )
-        return dict(found[0])
+    async def _look_after(self, seat: Seat) -> None:
+        """Before a delivery: take back an instance that answers again and still fits, leave out one that is gone."""
+        if not await seat.instance.is_up():
+            seat.fault = seat.fault or "it does not answer"
+            return
+        if self._fingerprint and self._deliverer.version_of(await seat.instance.version()) is None:
+            seat.fault = seat.fault or "it was started again"
+        if seat.fault:
+            try:
+                context = await self._fitting(seat.instance)
+            except EngineError as error:
+                seat.fault = f"{error.what}: {error.got}"
+                return
+            seat.fault = "" if context >= self._max_context else f"its context is {context} tokens"
+            self._deliverer.forget_connections()
 
-
-def _number(name: str, otherwise: int) -> int:
-    """The version behind the name an instance gives its weights; before the first delivery it has one of its own."""
-    return int(name) if name.isdecimal() else otherwise
+    async def _fitting(self, instance: Instance) -> int:
+        """The context of an instance that can sample for the policy; raises EngineError for any other."""
+        found = await describe(instance, self._delivery_timeout_s)
+        check_fit(instance.name, found, *self._fit)
+        return int(found["max_context"])

@@ -18,6 +18,10 @@ class InstanceDownError(EngineError):
     """An instance does not answer any more; what it was doing may be asked of another."""
 
 
+class InstanceStaleError(InstanceDownError):
+    """An instance answers and no longer holds the weights it was given: it was started again, or others changed it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter in a folder. `number` and `name` are new for every delivery: vLLM never reloads one it knows."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlhf.data import Finish, SamplingParams
@@ -18,6 +19,7 @@ from rlhf.rollout.transfer import Slice
 from rlhf.rollout.vllm_instance import (
     Adapter,
     InstanceDownError,
+    InstanceStaleError,
     PauseMode,
     Sampled,
     finish_of,
@@ -29,6 +31,10 @@ from rlhf.rollout.vllm_instance import (
 _NOT_FINITE = -9999.0
 #: Answers that say "not now": an overloaded or starting server.
 _BUSY = (429, 502, 503, 504)
+
+
+class _NotFoundError(EngineError):
+    """The server has no such route, or no such adapter."""
 
 
 class ServerInstance:
@@ -61,7 +67,12 @@ class ServerInstance:
         }
         if adapter is not None:
             body["model"] = adapter.name
-        answer = await self._post("/inference/v1/generate", body)
+        try:
+            answer = await self._post("/inference/v1/generate", body)
+        except _NotFoundError as error:
+            if adapter is None:
+                raise
+            raise InstanceStaleError("the server has lost the adapter", where=self.name, got=error.got) from error
         try:
             choice = answer["choices"][0]
             token_ids = tuple(int(i) for i in choice["token_ids"])
@@ -132,11 +143,13 @@ class ServerInstance:
 
     async def add_adapter(self, adapter: Adapter) -> None:
         """Load an adapter beside those in use."""
-        await self._post("/v1/load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(adapter.path)})
+        body = {"lora_name": adapter.name, "lora_path": str(adapter.path)}
+        await self._request("POST", "/v1/load_lora_adapter", body, is_json=False)
 
     async def remove_adapter(self, adapter: Adapter) -> None:
         """Free an adapter."""
-        await self._post("/v1/unload_lora_adapter", {"lora_name": adapter.name})
+        with suppress(_NotFoundError):  # a server that was started again never had it
+            await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": adapter.name}, is_json=False)
 
     async def is_up(self) -> bool:
         """Whether the server answers within the time of a connection."""
@@ -156,7 +169,9 @@ class ServerInstance:
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return await self._request("POST", path, body)
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, is_json: bool = True
+    ) -> Any:
         """One exchange; a busy server is asked again until the caller's time is up."""
         try:
             import aiohttp
@@ -179,7 +194,7 @@ class ServerInstance:
         if status >= 400:
             raise self._refused(path, status, text)
         try:
-            return json.loads(text) if text else None
+            return json.loads(text) if text and is_json else None
         except ValueError as error:
             raise self._garbage(path, text) from error
 
@@ -188,10 +203,12 @@ class ServerInstance:
 
         if self._session is None:
             key = os.environ.get("VLLM_API_KEY")
+            # No limit on connections: the server queues, and a limit here would hold episodes back unseen.
+            # It closes a connection that is idle for 5 s; one that it is just closing cannot be used.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {key}"} if key else None,
-                # No limit on connections: the server queues, and a limit here would hold episodes back unseen.
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
             )
         return self._session
@@ -200,9 +217,10 @@ class ServerInstance:
         if status in (401, 403):
             return EngineError("the server wants a key", where=self.name, hint="set VLLM_API_KEY to the server's key")
         if status == 404:
-            return EngineError(
+            return _NotFoundError(
                 "the server lacks a route",
                 where=self.name + path,
+                got=_reason(text),
                 expected="a vLLM server with its development routes",
                 hint="start it with `rlhf serve`, which sets them up",
             )
