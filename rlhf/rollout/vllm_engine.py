@@ -82,7 +82,6 @@ class VllmEngine:
         self._open.set()
         self._n_updates = 0
         self._broken = ""
-        self._closed = False
         self._deliverer = Deliverer(dtype, buffer_bytes)
         self._adapter: Adapter | None = None
         self._users: dict[str, int] = {}
@@ -172,10 +171,9 @@ class VllmEngine:
             ids = [call.request_id for call in calls if call.request_id in seat.running]
             with suppress(InstanceDownError):  # it runs nothing any more
                 await (seat.instance.abort(ids) if ids else asyncio.sleep(0))
-        aborted = {call.request_id for call in calls} & {name for seat in self._seats for name in seat.running}
-        tasks = [call.task for call in calls if call.request_id in aborted and call.task]
-        if tasks:  # vLLM hands back what they have, unless it did not know them yet
-            await asyncio.wait(tasks, timeout=_ABORT_S)
+        running = {name for seat in self._seats for name in seat.running}
+        if tasks := [call.task for call in calls if call.request_id in running and call.task]:
+            await asyncio.wait(tasks, timeout=_ABORT_S)  # vLLM hands back what they have, if it knew them already
         for call in calls:
             call.end()
 
@@ -204,15 +202,15 @@ class VllmEngine:
             except BaseException as error:
                 self._halt(f"the delivery of version {weights.version} failed: {type(error).__name__}")
                 told = delivery_error(error, where, self._delivery_timeout_s)
-                raise told from (None if told is error else error)
+                if told is error:
+                    raise
+                raise told from error
             self._fingerprint, self._broken = fingerprint, ""
 
     async def close(self) -> None:
         """Stop what was started, close connections, free memory. Running and later calls fail."""
-        self._closed = True
         self._halt("the engine is closed")
-        running = [call.task for calls in self._calls.values() for call in calls if call.task]
-        if running:
+        if running := [call.task for calls in self._calls.values() for call in calls if call.task]:
             await asyncio.wait(running, timeout=_ABORT_S)
         for seat in self._seats:
             await seat.instance.close()

@@ -164,7 +164,7 @@ class LocalInstance:
 
     async def is_up(self) -> bool:
         """Whether the engine process lives."""
-        return not self._engine.errored
+        return self._engine is not None and not self._engine.errored
 
     async def close(self) -> None:
         """Stop the engine process."""
