@@ -28,6 +28,7 @@ BASE: Values = {
         "hidden_size": 32,
         "n_layers": 1,
         "n_heads": 2,
+        "head_dim": 16,
         "max_context": 128,
         "vocab_size": 400,
         "initializer_range": 0.1,

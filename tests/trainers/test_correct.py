@@ -271,7 +271,7 @@ def found_gradient(made: Policy, samples: list[Sample], correction: Correction, 
 
 @pytest.mark.parametrize("loss", [Reinforce(), PPOClip()], ids=["reinforce", "ppo_clip"])
 def test_over_some_steps_the_corrected_gradient_is_nearer_to_the_true_one(loss: Any) -> None:
-    made = policy()
+    made = policy(head_dim=32)
     stage = PolicyGradient(loss=loss, optimizer=AdamW(lr=3e-3))
     trainer = TorchTrainer(made, stage.optimizer, 5)
     for step in range(5):

@@ -65,6 +65,7 @@ def policy(seed: int = 0, **settings: Any) -> Policy:
         "hidden_size": 16,
         "n_layers": 2,
         "n_heads": 2,
+        "head_dim": 8,
         "max_context": 256,
         "vocab_size": 300,
         "initializer_range": 0.3,
