@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
@@ -22,10 +25,14 @@ from rlhf.errors import EngineError, RecipeError
 from rlhf.recipe import Recipe
 from rlhf.rollout.engines import VllmSettings
 from rlhf.rollout.transfer import memory_folder
-from rlhf.rollout.vllm_start import missing_vllm, server_arguments, server_environment, start_error
+from rlhf.rollout.vllm_start import StartOptions, missing_vllm, server_arguments, server_environment, start_error
+from rlhf.trainers.policy import Policy
 
 #: Most seconds until a server answers.
 START_TIMEOUT_S = 600.0
+
+#: Seconds that a server has to stop.
+_STOP_S = 20.0
 
 
 def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, console: Console) -> None:
@@ -47,37 +54,74 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
         )
     refuse_used_port(host, port)
     policy = policy_of(recipe, checkpoint)
-    context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
-    as_adapter = policy.is_lora and settings.lora == "adapter"
-    rank = max(int(c.r) for c in policy.model.peft_config.values()) if as_adapter else 0
     folder = memory_folder()
-    # With adapters to come, the base is served and every adapter is delivered; else the policy as it is now.
-    save_merged(policy, folder, merge=not as_adapter)
-    options = start_options(settings, policy, str(folder), context=context, lora_rank=rank)
-    log = Path(tempfile.gettempdir()) / f"rlhf-serve-{port}.log"
-    # `vllm serve` itself is missing from the CPU build, which goes by another package name; this module is in both.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += server_arguments(options, host=host, port=port, name=recipe.name)
-    del policy
-    console.print("starting the server", highlight=False)
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env=os.environ | server_environment(), stdout=file, stderr=file)
     try:
+        options = _written(recipe, settings, policy, folder)
+        name, adapters = recipe.name, []
+        if options.lora_rank:  # who asks for the recipe by name gets the adapter too
+            name, adapters = f"{recipe.name}-base", ["--lora-modules", f"{recipe.name}={folder / 'adapter'}"]
+        del policy
+        console.print("starting the server", highlight=False)
+        # `vllm serve` itself is missing from the CPU build, which goes by another package name; this module is in both.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += [*server_arguments(options, host=host, port=port, name=name), *adapters]
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-        if not _answers(url, process):
-            raise start_error(log.read_text(errors="replace"), options, log)
-        console.print(f"serving {recipe.name} at {url}; log {log}; Ctrl-C stops it", highlight=False, soft_wrap=True)
-        code = process.wait()
-        raise EngineError("the server ended", where=url, got=f"exit status {code}", hint=f"see {log}")
+        handle, path = tempfile.mkstemp(prefix=f"rlhf-serve-{port}-", suffix=".log")
+        log = Path(path)
+        with _running(command, handle) as process:
+            if not _answers(url, process):
+                raise start_error(log.read_text(errors="replace"), options, log)
+            console.print(
+                f"serving {recipe.name} at {url}; log {log}; Ctrl-C stops it", highlight=False, soft_wrap=True
+            )
+            code = process.wait()
+            raise EngineError("the server ended", where=url, got=f"exit status {code}", hint=f"see {log}")
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(recipe: Recipe, settings: VllmSettings, policy: Policy, folder: Path) -> StartOptions:
+    """Write the policy into `folder`; how to start a server of it."""
+    context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
+    as_adapter = policy.is_lora and settings.lora == "adapter"
+    rank = max(int(c.r) for c in policy.model.peft_config.values()) if as_adapter else 0
+    # Adapters to come need the base as it is, and this one beside it.
+    save_merged(policy, folder, merge=not as_adapter)
+    if as_adapter:
+        policy.model.save_pretrained(folder / "adapter")
+    return start_options(settings, policy, str(folder), context=context, lora_rank=rank)
+
+
+@contextmanager
+def _running(command: list[str], log: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes to the open file `log`, and ends with its children when this is left.
+
+    SIGTERM is a KeyboardInterrupt inside.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        # A group of its own: Ctrl-C goes to this process alone, which lets the server finish in order; and whatever is
+        # left of the group can be ended, for an engine process outlives a server that was killed.
+        process = subprocess.Popen(
+            command, env=os.environ | server_environment(), stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            try:
+                process.terminate()
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        os.close(log)
 
 
 def refuse_used_port(host: str, port: int) -> None:

@@ -27,8 +27,12 @@ from rlhf.rollout.vllm_instance import (
     update_rows,
 )
 
+#: The route to sample by.
+_GENERATE = "/inference/v1/generate"
 #: Log-probs that are not finite arrive as this.
 _NOT_FINITE = -9999.0
+#: Rounding may lift a log-prob this far.
+_MOST = 1e-4
 #: Answers that say "not now": an overloaded or starting server.
 _BUSY = (429, 502, 503, 504)
 
@@ -68,7 +72,7 @@ class ServerInstance:
         if adapter is not None:
             body["model"] = adapter.name
         try:
-            answer = await self._post("/inference/v1/generate", body)
+            answer = await self._post(_GENERATE, body)
         except _NotFoundError as error:
             if adapter is None:
                 raise
@@ -80,13 +84,13 @@ class ServerInstance:
             spans = tuple((str(s["version"]), int(s["end"]) - int(s["start"])) for s in choice["weight_versions"] or ())
             finish: Finish = finish_of(choice["finish_reason"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self._garbage("/inference/v1/generate", answer) from error
-        if len(token_ids) != len(logprobs) or _NOT_FINITE in logprobs:
-            raise EngineError(
-                "the server's log-probs are not finite" if _NOT_FINITE in logprobs else "log-probs are missing",
-                where=self.name,
-                got=f"{len(token_ids)} ids, {len(logprobs)} log-probs",
-            )
+            raise self._garbage(_GENERATE, answer) from error
+        if len(token_ids) != len(logprobs):
+            got = f"{len(token_ids)} ids, {len(logprobs)} log-probs"
+            raise EngineError("log-probs are missing", where=self.name, got=got)
+        if any(x <= _NOT_FINITE or not x <= _MOST for x in logprobs):
+            got = ", ".join(f"{x:g}" for x in logprobs[:8])
+            raise EngineError("the server's log-probs are not finite numbers at most 0", where=self.name, got=got)
         return Sampled(token_ids, logprobs, finish, spans)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -114,8 +118,14 @@ class ServerInstance:
         await self._post("/init_weight_transfer_engine", {"init_info": dict(info)})
 
     async def start_update(self) -> None:
-        """Weights are about to arrive."""
-        await self._post("/start_weight_update")
+        """Weights are about to arrive. An update that another trainer began, and did not live to finish, ends first."""
+        try:
+            await self._post("/start_weight_update")
+        except EngineError as error:
+            if "already active" not in error.got:
+                raise
+            await self.finish_update()
+            await self._post("/start_weight_update")
 
     async def update(self, slices: Sequence[Slice]) -> None:
         """Take in what lies in the buffer."""
@@ -179,9 +189,12 @@ class ServerInstance:
             raise MissingPackageError(
                 "aiohttp is not installed", where="engine.servers", hint="pip install 'rlhf-agents[servers]'"
             ) from error
+        # After an error, and after 5 s without a word, the server closes a connection. A call that finds it closing is
+        # lost: sampling is asked for again, and nothing else uses a connection twice.
+        headers = {} if path == _GENERATE else {"Connection": "close"}
         while True:
             try:
-                async with self._opened().request(method, self.name + path, json=body) as response:
+                async with self._opened().request(method, self.name + path, json=body, headers=headers) as response:
                     text = await response.text()
                     status = response.status
             except (aiohttp.ClientError, OSError) as error:  # refused, reset, cut off
@@ -204,7 +217,6 @@ class ServerInstance:
         if self._session is None:
             key = os.environ.get("VLLM_API_KEY")
             # No limit on connections: the server queues, and a limit here would hold episodes back unseen.
-            # It closes a connection that is idle for 5 s; one that it is just closing cannot be used.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {key}"} if key else None,
