@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,7 +152,9 @@ def save_merged(policy: Policy, folder: Path, *, merge: bool = False) -> None:
             tensors = dict(_base_parameters(base))
     if getattr(base.config, "tie_word_embeddings", False):
         tensors.pop("lm_head.weight", None)
-    base.config.save_pretrained(folder)
+    config = copy.deepcopy(base.config)
+    config.architectures, config.dtype = [type(base).__name__], base.dtype  # vLLM goes by these
+    config.save_pretrained(folder)
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, str(folder / "model.safetensors"))
     policy.tokenizer.save_pretrained(folder)
 
