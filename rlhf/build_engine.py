@@ -53,6 +53,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
             max_sessions=settings.max_sessions,
             max_batch_tokens=settings.max_batch_tokens,
             version=policy.version,
+            decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
         )
     form: WeightsForm = "adapter" if policy.is_lora and settings.lora == "adapter" else "full"
     rank = _rank(policy) if form == "adapter" else 0

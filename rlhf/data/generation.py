@@ -44,6 +44,7 @@ class SamplingParams:
         top_p: keep the smallest set of tokens with this much probability; 1 keeps all.
         top_k: keep the k likeliest tokens; 0 keeps all.
         seed: one seed gives one generation, whatever else is in the batch.
+        stop_strings: sampling ends after the token that completes any of these texts; the token is kept.
     """
 
     max_tokens: int = 64
@@ -51,15 +52,16 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ok = self.max_tokens >= 1 and self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0
-        if not ok:
+        if not ok or "" in self.stop_strings:
             raise DataError(
                 "sampling parameters out of range",
                 where="SamplingParams",
                 got=repr(self),
-                expected="max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0",
+                expected="max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0, no empty stop string",
             )
 
 

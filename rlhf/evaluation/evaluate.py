@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.data import SamplingParams
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.rollout.collect import Collected, Collector
 from rlhf.rollout.tasks import tasks_of
@@ -84,7 +83,7 @@ async def evaluate(
     """Attempt the first `n_tasks` tasks of `split` and count."""
     split = split or settings.split
     tasks = tasks_of(collector.environment, split, n_tasks or settings.n_tasks)
-    sampling = SamplingParams(max_tokens=collector.limits.max_tokens, temperature=settings.temperature)
+    sampling = collector.limits.sampling(settings.temperature)
     # Seed and step number keep the seeds of evaluations apart from those of training, and equal between evaluations.
     seeded = replace(collector, seed=settings.seed)
     collected = await seeded.collect(tasks, group_size=settings.attempts, sampling=sampling, step=-1)

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.data import SamplingParams
 from rlhf.settings import STRICT
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -20,6 +21,8 @@ class Limits:
     """Actions of one episode; those that could not be parsed count."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
     """New tokens of one generation."""
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a generation, beside the model's own end of turn; they stay part of it."""
     max_context: Annotated[int, Field(ge=2)] | None = None
     """Prompt and generation together; the engine's own limit where none is given."""
     step_timeout_s: _Seconds = 30.0
@@ -36,3 +39,7 @@ class Limits:
     """Share of failed attempts above which the run stops and says why."""
     max_concurrent: Annotated[int, Field(ge=1)] = 64
     """Episodes alive at a time."""
+
+    def sampling(self, temperature: float) -> SamplingParams:
+        """How one generation is sampled under these limits; the seed is the episode's to set."""
+        return SamplingParams(self.max_tokens, temperature, stop_strings=self.stop_strings)

@@ -149,6 +149,7 @@ class SlotTable:
         self._top_p = np.ones(n_slots)
         self._top_k = np.zeros(n_slots, np.int64)
         self._stops = np.full((n_slots, 1), -1, np.int64)
+        self._wants_text = np.zeros(n_slots, np.bool_)
 
     def slot_of(self, session: str) -> int | None:
         """Where a session lives; None if nowhere, as for calls without a session."""
@@ -203,6 +204,16 @@ class SlotTable:
     def is_first(self, slots: Ints) -> npt.NDArray[np.bool_]:
         """Whether the next token of each slot is the first of its generation."""
         return np.asarray(self._known[slots] == self._prompt[slots])
+
+    def wants_text(self, slots: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the request of each slot has stop strings."""
+        return np.asarray(self._wants_text[slots])
+
+    def sampled(self, slot: int, n: int) -> list[int]:
+        """The last `n` ids that a busy slot has sampled, or all if there are fewer."""
+        begin = max(int(self._prompt[slot]), int(self._known[slot]) - n)
+        ids: list[int] = self._ids[slot, begin : int(self._known[slot])].tolist()
+        return ids
 
     def advance(self, segments: Segments, tokens: Ints, logprobs: npt.NDArray[np.float32]) -> tuple[Ints, Ints]:
         """Record what a step computed and sampled; `tokens` and `logprobs` are of the segments that sample.
@@ -303,5 +314,6 @@ class SlotTable:
             wider = np.full((self._n_slots, len(stops)), -1, np.int64)
             wider[:, : self._stops.shape[1]] = self._stops
             self._stops = wider
+        self._wants_text[slot] = bool(params.stop_strings)
         self._stops[slot] = -1
         self._stops[slot, : len(stops)] = stops

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class TransformersEngine:
         max_batch_tokens: most tokens of one forward pass; longer prompts are computed in pieces between the others'
             tokens. The event loop stands still during a pass, so a large model on a slow machine wants few.
         version: of the weights that the model holds now.
+        decode: text of token ids, as the tokenizer's `decode`; needed for stop strings only.
 
     Attributes:
         stats: counters since the last `stats.reset()`.
@@ -67,6 +68,7 @@ class TransformersEngine:
         max_sessions: int = 64,
         max_batch_tokens: int = 4096,
         version: int = 0,
+        decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         use_packed_attention(model)
         config: Any = model.config
@@ -84,6 +86,7 @@ class TransformersEngine:
         self._max_sessions, self._max_batch_tokens = max_sessions, max_batch_tokens
         self._n_vocab = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         self._version, self._fingerprint = version, ""
+        self._decode = decode
         self._cache = KVCache(max_sessions, max_context)
         self._table = SlotTable(max_sessions, max_context, self.stats)
         self._waiting: list[Request] = []
@@ -133,6 +136,8 @@ class TransformersEngine:
             EngineError: the engine is closed, an id is outside the vocabulary, or the model failed.
         """
         ids = self._checked(prompt)
+        if params.stop_strings and self._decode is None:
+            raise EngineError("stop strings need a tokenizer", where="TransformersEngine", expected="decode=...")
         loop = asyncio.get_running_loop()
         self._adopt(loop)
         request = Request(prompt, ids, params, session, loop.create_future(), self._n_requests)
@@ -324,6 +329,7 @@ class TransformersEngine:
             if request is not None:
                 request.version = self._version
         stopped, full = self._table.advance(segments, tokens, logprobs)
+        stopped, full = self._stopped_by_text(slots, stopped, full)
         self.stats.n_generated_tokens += len(slots)
         broken = slots[~np.isfinite(logprobs)].tolist()
         if broken:
@@ -333,6 +339,22 @@ class TransformersEngine:
                 request = self._table.requests[slot]
                 if request is not None:
                     self._answer(request, *self._table.end(slot), finish)
+
+    def _stopped_by_text(self, slots: Ints, stopped: Ints, full: Ints) -> tuple[Ints, Ints]:
+        """Add to `stopped` the slots whose newest token completes a stop string."""
+        found = []
+        for slot in slots[self._table.wants_text(slots)].tolist():
+            request = self._table.requests[slot]
+            if request is None or self._decode is None or slot in stopped:
+                continue
+            strings = request.params.stop_strings
+            # A token has at least one byte, so the newest string lies within the last four times as many tokens.
+            text = self._decode(self._table.sampled(slot, 4 * max(map(len, strings)) + 4))
+            if any(s in text for s in strings):
+                found.append(slot)
+        if not found:
+            return stopped, full
+        return np.concatenate([stopped, np.array(found, np.int64)]), full[~np.isin(full, found)]
 
     def _answer(self, request: Request, ids: tuple[int, ...], logprobs: tuple[float, ...], finish: Finish) -> None:
         version = self._version if request.version is None else request.version

@@ -131,7 +131,7 @@ def update_rows(slices: Sequence[Slice]) -> dict[str, Any]:
 
 
 def sampling_options(params: SamplingParams, stop_ids: Sequence[int]) -> dict[str, Any]:
-    """Our sampling parameters as vLLM's; only our stop ids end a generation."""
+    """Our sampling parameters as vLLM's; only our stop ids and strings end a generation."""
     return {
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
@@ -141,7 +141,8 @@ def sampling_options(params: SamplingParams, stop_ids: Sequence[int]) -> dict[st
         "stop_token_ids": list(stop_ids),
         "ignore_eos": True,
         "logprobs": 0,
-        "detokenize": False,
+        "stop": list(params.stop_strings),
+        "detokenize": bool(params.stop_strings),
     }
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
-from rlhf.data import SamplingParams
 from rlhf.errors import TrainingError, boundary
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import ShuffledTasks
@@ -67,7 +66,7 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
 
 async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks: ShuffledTasks, step: int) -> None:
     """Sample, score, credit, batch, update, deliver."""
-    sampling = SamplingParams(max_tokens=run.collector.limits.max_tokens, temperature=stage.temperature)
+    sampling = run.collector.limits.sampling(stage.temperature)
     collected = await run.collector.collect(
         tasks.draw(step, stage.tasks_per_step), group_size=stage.group_size, sampling=sampling, step=step
     )
