@@ -84,6 +84,12 @@ def test_a_run_is_evaluated_from_its_newest_checkpoint(trained: tuple[Path, dict
     assert 0 <= low <= result["success"] <= high <= 1
 
 
+def test_a_checkpoint_is_evaluated_with_the_recipe_of_its_run(trained: tuple[Path, dict[str, Any]]) -> None:
+    checkpoint = trained[0] / "checkpoints" / "1-policy_gradient-000000"
+    result = last_json(run("evaluate", checkpoint, "--n", "4", "--json"))
+    assert (result["n"], Path(result["checkpoint"])) == (4, checkpoint)
+
+
 @pytest.mark.parametrize("override", ["stages.1.steps=3", "policy.hidden_size=64"])
 def test_an_evaluation_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]], override: str) -> None:
     result = run("evaluate", trained[0], override)

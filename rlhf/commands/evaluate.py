@@ -15,7 +15,7 @@ _LIVE_POLICY_KEYS = ("dtype", "chat_template_kwargs")
 
 @command
 def evaluate(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, or the folder of a run.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a run, or a checkpoint of one.")],
     overrides: Overrides = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
@@ -33,8 +33,8 @@ def evaluate(
     asked = [*(overrides or [])]
     # The split goes through the recipe, so that a name that the environment does not know is found before loading.
     asked += [f"evaluation.split={split}"] if split else []
+    recipe, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(recipe, asked)
-    folder = checkpoint if checkpoint is not None else newest(Path(recipe))
     _refuse_ignored(asked, folder)
     from rlhf.build import evaluate as measure
 
@@ -61,6 +61,15 @@ def _refuse_ignored(overrides: list[str], checkpoint: Path | None) -> None:
                 expected="a key of environment, agent, rewards, limits, engine or evaluation",
                 hint="remove it" + (f"; the policy is the one in {checkpoint}" if is_fixed else ""),
             )
+
+
+def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Path | None]:
+    """The recipe that `target` names, and the checkpoint asked for, the one it is, or the newest of the run it is."""
+    folder = Path(target)
+    run = folder.parent.parent
+    if (folder / "state.json").is_file() and (run / "recipe.yaml").is_file():
+        return str(run), checkpoint if checkpoint is not None else folder
+    return target, checkpoint if checkpoint is not None else newest(folder)
 
 
 def newest(run: Path) -> Path | None:

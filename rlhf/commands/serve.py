@@ -12,7 +12,7 @@ from rlhf.commands.output import Overrides, command, errors, quiet_libraries
 
 @command
 def serve(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, or the folder of a run.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a run, or a checkpoint of one.")],
     overrides: Overrides = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
@@ -26,11 +26,11 @@ def serve(
 
     Examples: rlhf serve runs/quickstart-seed0; rlhf serve RECIPE policy.path=./my_model --port 8001
     """
-    from rlhf.commands.evaluate import newest
+    from rlhf.commands.evaluate import recipe_and_checkpoint
     from rlhf.recipe import load
 
+    recipe, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(recipe, overrides or [])
-    folder = checkpoint if checkpoint is not None else newest(Path(recipe))
     from rlhf.build_server import serve as run
 
     quiet_libraries()
