@@ -35,10 +35,11 @@ class Digest:
         self._samples.append(bits[:: max(1, len(bits) // _N_SAMPLED)].to(torch.int64))
 
     def hexdigest(self) -> str:
-        """16 hex digits. Nothing may be added after."""
+        """16 hex digits of all that was added so far."""
+        digest = self._digest.copy()
         if self._sums:  # one transfer for all tensors
-            self._digest.update(torch.cat([torch.stack(self._sums), *self._samples]).cpu().numpy().tobytes())
-        return self._digest.hexdigest()[:16]
+            digest.update(torch.cat([torch.stack(self._sums), *self._samples]).cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def fingerprint(model: nn.Module) -> str:
