@@ -4,17 +4,20 @@ vLLM imports this module by name: `worker_extension_cls` is `rlhf.rollout.vllm_w
 worker's and are called by `collective_rpc`. The import registers the way weights travel on one machine, "rlhf_memory",
 beside vLLM's own "nccl" and "ipc".
 
-Trap, on a CPU: linear layers, the output layer among them, hold packed copies of their weights, so an output layer that
-is tied to the embeddings keeps its old copy when the embeddings change. It is packed again after every update.
+Traps, on a CPU. Linear layers, the output layer among them, hold packed copies of their weights, so an output layer
+that is tied to the embeddings keeps its old copy when the embeddings change. It is packed again after every update. And
+a request with a seed whose prompt is computed in pieces ends the engine, see `spare_generators`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -22,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.platforms import current_platform
 
 from rlhf.rollout.fingerprint import Digest
 from rlhf.rollout.transfer import Inbox, Slice
@@ -133,5 +137,37 @@ def _shapes(config: Any) -> Mapping[str, Any]:
     names: Sequence[str] = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     return {name: getattr(config, name, None) for name in names}
 
+
+def spare_generators(runner: Any) -> None:
+    """Let what is computed in pieces draw no random number before its last piece.
+
+    vLLM samples after every piece, throws the token away, and winds the request's generator back by an offset. Those of
+    a CPU have none: the engine process would end. Here they are out of reach while such a token is sampled.
+
+    Args:
+        runner: the class of vLLM's model runner.
+    """
+    for name in ("_sample", "_bookkeeping_sync"):
+        setattr(runner, name, _without_discarded(getattr(runner, name)))
+
+
+def _without_discarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        generators = self.input_batch.generators
+        rows = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
+        spared = {row: generators.pop(row) for row in rows if row in generators}
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            generators.update(spared)
+
+    return wrapped
+
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    spare_generators(CPUModelRunner)
 
 WeightTransferEngineFactory.register_engine(MEMORY, MemoryTransfer)

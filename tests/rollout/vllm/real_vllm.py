@@ -63,7 +63,7 @@ def start_instance(policy: Policy, folder: Path, log: Path | None = None, **opti
         "max_context": MAX_CONTEXT,
         "dtype": "float32",
         "max_sequences": 64,
-        "max_batch_tokens": 1024,
+        "max_batch_tokens": 128,  # prompts are computed in pieces
         "kv_cache_bytes": 32 * 2**20,
         "lora_rank": 4 if policy.is_lora else 0,
     }

@@ -1,0 +1,218 @@
+"""Weights that arrive while generations run: every token is of the version that its generation names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.data import Finish, Generation, PolicyWeights, SamplingParams
+from rlhf.errors import EngineError
+from rlhf.rollout.vllm_engine import VllmEngine
+from rlhf.trainers.policy import Policy
+from tests.rollout.vllm.real_vllm import (
+    Around,
+    engine_over,
+    full_weights,
+    gaps,
+    lora_policy,
+    policy_like,
+    prompt_of,
+    weights,
+)
+
+MODES = ["drain", "keep", "abort_and_resume"]
+N_CALLS = 16
+
+#: Long enough that it is still running when weights arrive, and beyond.
+LONG = SamplingParams(max_tokens=330, temperature=0.9, seed=4)
+
+
+def by_version(generation: Generation) -> list[int]:
+    """The version `[T]` that sampled each token."""
+    spans = generation.version_spans or ((generation.policy_version, len(generation.token_ids)),)
+    return [version for version, n in spans for _ in range(n)]
+
+
+def largest_gap(generation: Generation, policies: Sequence[Policy], params: SamplingParams = LONG) -> float:
+    """Nats between each token's log-prob and that of the policy whose version sampled it; version 1 is the first."""
+    every = torch.stack([gaps(policy, generation, params) for policy in policies])  # [versions, T]
+    versions = torch.tensor(by_version(generation))
+    return float(every.gather(0, versions[None] - 1).max())
+
+
+async def sample(engine: VllmEngine, n: int = N_CALLS, params: SamplingParams = LONG) -> list[Generation]:
+    """Prompts that share a prefix of some blocks of the cache."""
+    prompts = [prompt_of(70 + i % 4) for i in range(n)]
+    return await asyncio.gather(*(engine.generate(p, params, f"s{i}") for i, p in enumerate(prompts)))
+
+
+class Noticed(Around):
+    """Says when weights begin to arrive."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.arriving = asyncio.Event()
+
+    async def start_update(self) -> None:
+        self.arriving.set()
+        await self.inner.start_update()
+
+    async def add_adapter(self, adapter: Any) -> None:
+        self.arriving.set()
+        await self.inner.add_adapter(adapter)
+
+
+async def across_deliveries(
+    engine: VllmEngine, instance: Noticed, policies: Sequence[Policy]
+) -> tuple[list[Generation], list[Generation]]:
+    """What runs while the policies are delivered one after the other, and the answers to the same prompts after it."""
+    await engine.load(weights_as(engine, policies[0], 1))
+    running = [asyncio.create_task(sample(engine))]
+    for version, policy in enumerate(policies[1:], start=2):
+        await asyncio.sleep(0.4)
+        instance.arriving.clear()
+        delivery = asyncio.create_task(engine.load(weights_as(engine, policy, version)))
+        await instance.arriving.wait()
+        running.append(asyncio.create_task(sample(engine, 4)))  # these begin while weights arrive
+        await delivery
+        assert engine.policy_version == version
+    async with asyncio.timeout(60):
+        found = [g for group in await asyncio.gather(*running) for g in group]
+        return found, await sample(engine, 4, SamplingParams(max_tokens=20))
+
+
+def weights_as(engine: VllmEngine, policy: Policy, version: int) -> PolicyWeights:
+    return weights(policy, version) if engine.weights_form == "adapter" else full_weights(policy, version)
+
+
+@pytest.mark.parametrize("at_update", MODES)
+def test_full_weights_arrive_while_generations_run(runner, full, at_update):
+    policies = [policy_like(seed) for seed in (1, 2, 3)]
+
+    async def go():
+        instance = Noticed(full)
+        engine = await engine_over(instance, policy=policies[0], at_update=at_update)
+        try:
+            return await across_deliveries(engine, instance, policies)
+        finally:
+            await engine.close()
+
+    found, after = runner.run(go())
+    assert max(largest_gap(g, policies) for g in found) < 1e-3
+    assert all(g.finish is Finish.LENGTH and len(g.token_ids) == 330 for g in found)
+    first, later = found[:N_CALLS], found[N_CALLS:]
+    assert [{g.policy_version for g in part} for part in (first, later)] == [{1}, {2, 3}]
+    if at_update == "drain":
+        assert not any(g.version_spans for g in found)
+    else:  # the versions of a call are those it saw, in order, and the spans matter: other policies say otherwise
+        assert any(g.versions[:2] == (1, 2) for g in first)
+        assert all(list(g.versions) == sorted(set(g.versions)) for g in found)
+        assert all(float(gaps(policies[0], g, LONG).max()) > 0.5 for g in first if len(g.versions) > 1)
+    # Nothing that older weights computed is used again, though the prompts are the same.
+    assert {g.versions for g in after} == {(3,)}
+    assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
+
+
+@pytest.mark.parametrize("at_update", MODES)
+def test_adapters_arrive_while_generations_run(runner, adapted, at_update):
+    policies = [lora_policy(seed) for seed in (1, 2, 3)]
+
+    async def go():
+        instance = Noticed(adapted)
+        engine = await engine_over(instance, policy=policies[0], at_update=at_update)
+        try:
+            return await across_deliveries(engine, instance, policies)
+        finally:
+            await engine.close()
+
+    found, after = runner.run(go())
+    assert max(largest_gap(g, policies) for g in found) < 1e-3
+    assert all(len(g.token_ids) == 330 for g in found)
+    first = found[:N_CALLS]
+    assert {g.policy_version for g in first} == {1}
+    if at_update == "abort_and_resume":
+        assert any(g.versions[:2] == (1, 2) for g in first)
+    else:  # they finish with the adapter they began with
+        assert not any(g.version_spans for g in found)
+        assert all(float(gaps(policies[1], g, LONG).max()) > 0.5 for g in first)
+    assert {g.versions for g in after} == {(3,)}
+    assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
+
+
+def test_a_merged_adapter_is_delivered_as_full_weights(runner, full):
+    policies = [lora_policy(seed) for seed in (1, 2)]
+
+    async def go():
+        instance = Noticed(full)
+        engine = await engine_over(instance, policy=policies[0], form="full")
+        try:
+            return await across_deliveries(engine, instance, policies)
+        finally:
+            await engine.close()
+
+    found, after = runner.run(go())
+    assert max(largest_gap(g, policies) for g in found) < 1e-3
+    assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
+    assert min(float(gaps(policies[0], g, SamplingParams()).max()) for g in after) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["full", "adapted"])
+def test_a_long_call_outlives_many_updates(runner, request, kind):
+    policy = policy_like(1) if kind == "full" else lora_policy(1)
+
+    instance = request.getfixturevalue(kind)
+
+    async def go():
+        engine = await engine_over(instance, policy=policy, at_update="abort_and_resume")
+        try:
+            await engine.load(weights(policy, 1))
+            running = asyncio.create_task(sample(engine, 16))
+            for version in range(2, 9):
+                await asyncio.sleep(0.05)
+                await engine.load(weights(policy, version))
+            return await running
+        finally:
+            await engine.close()
+
+    found = runner.run(go())
+    assert max(len(g.versions) for g in found) > 5
+    assert max(float(gaps(policy, g, LONG).max()) for g in found) < 1e-3  # the weights were the same all along
+
+
+def test_a_model_larger_than_the_buffer_arrives_in_pieces(runner, full):
+    policy = policy_like(6)
+
+    async def go():
+        # The embeddings alone take 58 kB, the whole model some 240 kB.
+        engine = await engine_over(full, policy=policy, buffer_bytes=20_000)
+        try:
+            await engine.load(full_weights(policy, 1))
+            return await sample(engine, 4)
+        finally:
+            await engine.close()
+
+    assert max(float(gaps(policy, g, LONG).max()) for g in runner.run(go())) < 1e-3
+
+
+def test_the_same_version_may_come_again_and_an_older_one_not(runner, full):
+    policies = [policy_like(seed) for seed in (1, 2)]
+
+    async def go():
+        engine = await engine_over(full, policy=policies[0])
+        try:
+            await engine.load(full_weights(policies[0], 5))
+            await engine.load(full_weights(policies[1], 5))
+            found = await sample(engine, 2)
+            with pytest.raises(EngineError, match="older than those in use"):
+                await engine.load(full_weights(policies[0], 4))
+            return [*found, *await sample(engine, 2)]
+        finally:
+            await engine.close()
+
+    found = runner.run(go())
+    assert {g.versions for g in found} == {(5,)}
+    assert max(float(gaps(policies[1], g, LONG).max()) for g in found) < 1e-3
