@@ -17,9 +17,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from safetensors.torch import save_file
 
-from rlhf.data import PolicyWeights
+from rlhf.data import PolicyWeights, SamplingParams
 from rlhf.errors import DeliveryError, EngineError, RlhfError
 from rlhf.rollout.fingerprint import Digest
+from rlhf.rollout.seeds import stable_seed
 from rlhf.rollout.transfer import Outbox, memory_folder
 from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, PauseMode
 from rlhf.rollout.vllm_start import WORKER
@@ -31,8 +32,11 @@ AtUpdate = Literal["drain", "keep", "abort_and_resume"]
 #: How instances pause while weights arrive.
 PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_resume": "abort"}
 
-#: Seconds that instances have to leave an update that failed.
+#: Seconds that instances have to leave an update that failed, and to free adapters at the end.
 _FINISH_S = 2.0
+
+#: Prompts on which servers are compared.
+_N_COMPARED = 8
 
 #: What an instance must say of itself.
 _DESCRIBED = {"n_vocab": int, "max_context": int, "logprobs_mode": str, "shapes": dict, "lora_rank": int}
@@ -51,6 +55,7 @@ class Deliverer:
         self._folder = memory_folder()
         self._numbers = itertools.count(1)
         self._outbox: Outbox | None = None
+        self._adapters: list[Adapter] = []
 
     def name_of(self, version: int) -> str:
         """What instances call the weights of this sender; no other sender uses the name."""
@@ -113,24 +118,60 @@ class Deliverer:
             DeliveryError: an instance holds something else.
         """
         number = next(self._numbers)
-        adapter = Adapter(f"{self.name_of(weights.version)}-{number}", number, self._folder / f"adapter-{number}")
+        name = f"{self.name_of(weights.version)}-{number}"
+        # vLLM knows an adapter by its number and never reloads one it knows: other senders must have others.
+        adapter = Adapter(name, 1 + stable_seed(name) % (2**31 - 1), self._folder / f"adapter-{number}")
         digest, tensors = Digest(), {}
         for name, value in sorted(weights.parameters() if weights.parameters else ()):
             tensors[name] = value.detach().cpu().contiguous()
             digest.add(name, tensors[name])
+        self._adapters.append(adapter)
         adapter.path.mkdir()
         save_file(tensors, str(adapter.path / "adapter_model.safetensors"))
         (adapter.path / "adapter_config.json").write_text(json.dumps(dict(weights.adapter or {})))
         await each(instances, lambda i: i.add_adapter(adapter))
         sent = _as_announced(weights, digest.hexdigest(), where)
-        name = self.name_of(weights.version)
-        await _prove(instances, name, sent, where, "rlhf_adapter_fingerprint", str(adapter.path))
+        await _prove(
+            instances, self.name_of(weights.version), sent, where, "rlhf_adapter_fingerprint", str(adapter.path)
+        )
+        if len(instances) > 1:
+            await self._compare_bases(instances, adapter, where)
         return sent, adapter
+
+    async def _compare_bases(self, instances: Sequence[Instance], adapter: Adapter, where: str) -> None:
+        """Raise DeliveryError unless all instances sample alike: the base under an adapter has no fingerprint here."""
+        greedy = SamplingParams(max_tokens=1, temperature=0.0)
+
+        async def probabilities(instance: Instance) -> list[float]:
+            calls = [
+                instance.sample(f"{adapter.name}-base-{n}", range(8 * n, 8 * n + 8), greedy, (), adapter)
+                for n in range(_N_COMPARED)
+            ]
+            return [found.logprobs[0] for found in await asyncio.gather(*calls)]
+
+        first, *others = await each(instances, probabilities)
+        for instance, found in zip(instances[1:], others, strict=True):
+            gap = max(abs(a - b) for a, b in zip(first, found, strict=True))
+            if gap > (1e-3 if self._dtype is torch.float32 else 0.25):
+                raise DeliveryError(
+                    "two servers sample differently with the same adapter: they have different bases",
+                    where=f"{where}, {instances[0].name} and {instance.name}",
+                    got=f"log-probs that differ by {gap:.2g} nats",
+                    hint="serve the same model everywhere: rlhf serve RECIPE",
+                )
 
     async def remove(self, instances: Sequence[Instance], adapter: Adapter) -> None:
         """Free an adapter that nobody uses."""
         await each(instances, lambda i: i.remove_adapter(adapter))
+        self._adapters.remove(adapter)
         shutil.rmtree(adapter.path, ignore_errors=True)
+
+    async def withdraw(self, instances: Sequence[Instance]) -> None:
+        """Free all adapters on instances that may go on without this sender, as far as they still listen."""
+        with suppress(Exception):
+            async with asyncio.timeout(_FINISH_S):
+                for adapter in tuple(self._adapters):
+                    await self.remove(instances, adapter)
 
 
 def _as_announced(weights: PolicyWeights, sent: str, where: str) -> str:

@@ -212,6 +212,7 @@ class VllmEngine:
         self._halt("the engine is closed")
         if running := [call.task for calls in self._calls.values() for call in calls if call.task]:
             await asyncio.wait(running, timeout=_ABORT_S)
+        await self._deliverer.withdraw([seat.instance for seat in self._seats if not seat.fault])
         for seat in self._seats:
             await seat.instance.close()
         self._deliverer.close()
