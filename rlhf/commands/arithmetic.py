@@ -148,6 +148,7 @@ def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
         "gradients": counts["n_trainable"] * size,
         "adam": 2 * counts["n_trainable"] * size,
         "reference": counts["n_parameters"] * 4 if reference else 0,
+        "engine": _engine_weights(recipe, counts["n_parameters"], size),
     }
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -156,11 +157,28 @@ def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
     return {
         **parts,
         "training_total": sum(parts.values()),
-        # Keys and values of every token of every live episode, were each to fill its context.
-        "max_kv_cache": 2 * text.num_hidden_layers * heads * width * size * context * sessions,
+        "max_kv_cache": _kv_cache(recipe, 2 * text.num_hidden_layers * heads * width * size * context * sessions),
         # Logits, their log-softmax and its gradient in float32, were every token of a micro-batch a policy token.
         "max_logits": 3 * 4 * text.vocab_size * micro,
     }
+
+
+def _engine_weights(recipe: Recipe, n_parameters: int, size: int) -> int:
+    """Bytes of the engine's own copy of the weights: the embedded one has none, that of servers lies with them."""
+    from rlhf.rollout.engines import VllmSettings
+
+    engine = recipe.engine
+    is_here = isinstance(engine, VllmSettings) and not engine.servers
+    return n_parameters * _BYTES.get(getattr(engine, "dtype", ""), size) if is_here else 0
+
+
+def _kv_cache(recipe: Recipe, needed: int) -> int:
+    """Most bytes of keys and values here, where `needed` holds every live episode, were each to fill its context."""
+    engine = recipe.engine
+    if getattr(engine, "servers", ()):
+        return 0
+    given = getattr(engine, "kv_cache_gb", None)
+    return needed if given is None else int(given * 1e9)
 
 
 def _evaluation(recipe: Recipe) -> dict[str, Any]:

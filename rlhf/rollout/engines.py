@@ -65,5 +65,7 @@ class VllmSettings:
         for name in _OF_START:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name} has no effect with servers: set it where the servers are started")
-        if len(set(self.servers)) < len(self.servers):
+        if not all(server.startswith(("http://", "https://")) for server in self.servers):
+            raise ValueError("servers takes addresses that begin with http:// or https://")
+        if len({server.rstrip("/") for server in self.servers}) < len(self.servers):
             raise ValueError("servers names an address twice")

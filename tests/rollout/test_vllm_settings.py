@@ -1,0 +1,115 @@
+"""Keys of the vLLM engine in a recipe: what would have no effect is refused, and `rlhf show` counts what lies where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from rlhf.commands.arithmetic import arithmetic
+from rlhf.errors import RecipeError
+from rlhf.recipe import dump, load
+from rlhf.rollout.engines import VllmSettings
+from tests import recipe_parts
+
+SERVERS = "engine.servers=[http://127.0.0.1:8000, http://127.0.0.1:8001]"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    return str(recipe_parts.write(tmp_path))
+
+
+def memory(recipe: str, *overrides: str) -> dict[str, Any]:
+    found: dict[str, Any] = arithmetic(load(recipe, list(overrides)))["memory_bytes"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "max_sessions=64",
+        "max_batch_tokens=1024",
+        "kv_cache_gb=1.5",
+        "gpu_memory_share=0.9",
+        "tensor_parallel=2",
+        "eager=false",
+    ],
+)
+def test_a_key_of_the_start_has_no_effect_on_servers(recipe: str, override: str) -> None:
+    alone = load(recipe, ["engine.kind=vllm", f"engine.{override}"])
+    assert alone.engine != VllmSettings()
+    with pytest.raises(RecipeError) as raised:
+        load(recipe, ["engine.kind=vllm", SERVERS, f"engine.{override}"])
+    assert raised.value.where.startswith("engine")
+    said = str(raised.value)
+    assert (
+        f"{override.partition('=')[0]} has no effect with servers" in said and "where the servers are started" in said
+    )
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "at_update=keep",
+        "lora=merged",
+        "dtype=bfloat16",
+        "request_timeout_s=5",
+        "delivery_timeout_s=5",
+        "buffer_mb=1",
+        "canary_tolerance=0.1",
+        "max_sessions=128",  # its default, as the record of a run spells it out
+    ],
+)
+def test_the_other_keys_mean_something_with_servers_too(recipe: str, override: str, tmp_path: Path) -> None:
+    loaded = load(recipe, ["engine.kind=vllm", SERVERS, f"engine.{override}"])
+    assert loaded.engine.servers == ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
+    again = tmp_path / "again.yaml"
+    again.write_text(dump(loaded))
+    assert load(str(again)).engine == loaded.engine
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        (["engine.kind=vllm", "engine.servers=[http://a:1, http://a:1/]"], "names an address twice"),
+        (["engine.kind=vllm", "engine.servers=[127.0.0.1:8000]"], "begin with http://"),
+        (["engine.kind=vllm", "engine.server=http://a:1"], "servers"),  # the nearest key
+        (["engine.kind=vllm", "engine.gpu_memory_share=1"], "less than 1"),
+        (["engine.kind=vllm", "engine.at_update=kill"], "abort_and_resume"),
+        (["engine.kind=vllm", "engine.buffer_mb=0"], "at least 1"),
+        (["engine.kind=transformers", "engine.servers=[http://a:1]"], "servers"),
+        (["engine.kind=transformers", "engine.at_update=keep"], "at_update"),
+    ],
+)
+def test_a_mistake_is_told(recipe: str, overrides: list[str], what: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        load(recipe, overrides)
+    assert raised.value.where.startswith("engine") and what in str(raised.value)
+
+
+def test_show_counts_what_the_engine_adds(recipe: str) -> None:
+    embedded = memory(recipe)
+    assert embedded["engine"] == 0
+    vllm = memory(recipe, "engine.kind=vllm")
+    assert vllm["engine"] == vllm["weights"]  # a second copy, in the policy's number format
+    assert vllm["training_total"] == embedded["training_total"] + vllm["weights"]
+    assert vllm["max_kv_cache"] == embedded["max_kv_cache"]
+    assert memory(recipe, "engine.kind=vllm", "engine.dtype=bfloat16")["engine"] == vllm["weights"] // 2
+    assert memory(recipe, "engine.kind=vllm", "engine.kv_cache_gb=1.5")["max_kv_cache"] == 1_500_000_000
+    servers = memory(recipe, "engine.kind=vllm", SERVERS)
+    assert (servers["engine"], servers["max_kv_cache"]) == (0, 0)  # they have theirs
+    assert servers["training_total"] == embedded["training_total"]
+
+
+def test_show_prints_a_recipe_with_vllm(recipe: str) -> None:
+    shown = CliRunner().invoke(app, ["show", recipe, "engine.kind=vllm"])
+    assert shown.exit_code == 0 and "kind: vllm" in shown.output and ", engine 0" in shown.output
+    result = CliRunner().invoke(app, ["show", recipe, "engine.kind=vllm", SERVERS, "--json"])
+    values = json.loads(result.stdout.splitlines()[-1])
+    assert values["recipe"]["engine"]["servers"] == ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+    assert values["arithmetic"]["memory_bytes"]["max_kv_cache"] == 0
