@@ -77,6 +77,11 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "dr_grpo": Entry("rlhf.credit.dr_grpo:DrGRPO", "reward minus group mean"),
         "rloo": Entry("rlhf.credit.rloo:RLOO", "reward minus the mean of the others in the group"),
         "gigpo": Entry("rlhf.credit.gigpo:GiGPO", "GRPO per episode, plus the same among equal states"),
+        "reinforce_pp": Entry("rlhf.credit.reinforce_pp:ReinforcePP", "return of a token, whitened over the step"),
+        "reinforce_pp_baseline": Entry(
+            "rlhf.credit.reinforce_pp_baseline:ReinforcePPBaseline", "reward minus group mean, whitened over the step"
+        ),
+        "lite_ppo": Entry("rlhf.credit.lite_ppo:LitePPO", "reward minus group mean, over the step's deviation"),
     },
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),

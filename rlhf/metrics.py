@@ -70,6 +70,7 @@ custom/*                        | 1          | figure reported by a plugged-in p
 credit/n_groups                 | groups     | groups credit was computed for
 credit/n_single_groups          | groups     | groups of one trajectory: no baseline, no signal
 credit/n_zero_std_groups        | groups     | groups whose trajectories all scored the same: no signal
+credit/n_flat_steps             | steps      | steps whose tokens would all get the same number: no signal
 credit/n_state_groups           | states     | environment states that several turns of a group started from
 credit/n_state_singletons       | states     | environment states seen once: no state-level signal
 credit/n_turns_without_state    | turns      | turns whose environment state is not known: no state-level signal

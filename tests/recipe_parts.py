@@ -139,10 +139,26 @@ class Halved:
     inner: AdvantageEstimator
     factor: Annotated[float, Field(gt=0)] = 0.5
     needs_values = False
-    min_group = 2
+    min_group = 1
 
     def __call__(self, group, values=None):
         return self.inner(group, values)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """An advantage estimator that holds any number of others."""
+
+    among: tuple[AdvantageEstimator, ...]
+    otherwise: AdvantageEstimator | None = None
+    needs_values = False
+    min_group = 1
+
+    def __call__(self, group, values=None):
+        return self.among[0](group, values)
+
+    def over_batch(self, groups):
+        return [self(group) for group in groups]
 
 
 @dataclass(frozen=True)

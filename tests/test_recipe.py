@@ -292,6 +292,48 @@ def test_a_part_may_hold_parts(echo: Path) -> None:
     assert error.where == "stages[1].advantage.inner.kind" and error.hint == "did you mean 'gigpo'?"
 
 
+HALVED, MIXED = "kind: ./parts.py:Halved", "kind: ./parts.py:Mixed"
+
+
+@pytest.mark.parametrize(
+    ("advantage", "where", "expected"),
+    [
+        (f"{{{HALVED}, inner: {{kind: ./parts.py:Critical}}}}", "advantage.inner.kind", "needs_values = False"),
+        (f"{{{HALVED}, inner: {{kind: grpo, dof: 0}}}}", "advantage.inner.dof", "normalize_std, ddof"),
+        (f"{{{HALVED}, inner: {{kind: grpo, ddof: 2}}}}", "advantage.inner.ddof", "one of 0, 1"),
+        (f"{{{HALVED}, inner: gigpo}}", "advantage.inner", "a mapping with a kind"),
+        (f"{{{HALVED}, inner: {{gamma: 1}}}}", "advantage.inner.kind", "grpo, dr_grpo"),
+        (f"{{{HALVED}, inner: {{kind: gigpo, normalize: mean, ddof: 0}}}}", "advantage.inner.ddof", "is mean"),
+        (f"{{{HALVED}, inner: {{kind: lite_ppo}}}}", "advantage.inner.kind", "a method Halved.over_batch"),
+        (
+            f"{{{HALVED}, inner: {{{HALVED}, inner: {{kind: grpo, normalize_std: false, eps: 1.0}}}}}}",
+            "advantage.inner.inner.eps", "normalize_std is false",
+        ),
+        (
+            f"{{{MIXED}, among: [{{kind: grpo}}, {{kind: gigpo, step_weight: 0, gamma: 1}}]}}",
+            "advantage.among[1].gamma", "step_weight is 0",
+        ),
+        (
+            f"{{{MIXED}, among: [{{kind: lite_ppo}}], otherwise: {{{HALVED}, inner: {{kind: lite_ppo}}}}}}",
+            "advantage.otherwise.inner.kind", "a method Halved.over_batch",
+        ),
+    ],
+)  # fmt: skip
+def test_an_estimator_inside_an_estimator_is_checked_like_any_other(
+    echo: Path, advantage: str, where: str, expected: str
+) -> None:
+    error = change(echo, f"stages.1.advantage={advantage}")
+    assert error.where == f"stages[1].{where}" and expected in error.expected, str(error)
+
+
+def test_the_size_of_a_group_is_that_which_the_innermost_estimator_needs(echo: Path) -> None:
+    one = "stages.1.group_size=1"
+    error = change(echo, one, f"stages.1.advantage={{{HALVED}, inner: {{kind: gigpo}}}}")
+    assert error.where == "stages[1].group_size" and error.expected == "at least 2 for gigpo"
+    for inner in ("{kind: grpo, single_group: raw}", "{kind: reinforce_pp}"):
+        load(echo, [one, f"stages.1.advantage={{{MIXED}, among: [{inner}]}}"])
+
+
 def change(path: Path, *overrides: str) -> RecipeError:
     return refused(lambda: load(path, overrides))
 

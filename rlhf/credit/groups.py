@@ -8,9 +8,10 @@ group's trajectories does not matter, not even in the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from rlhf.data import ScoredGroup
+from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import DataError
 
 TokensGNT = tuple[tuple[tuple[float, ...], ...], ...]
@@ -35,6 +36,18 @@ def group_returns(group: ScoredGroup) -> list[float]:
             hint="a reward returned NaN or infinity: mend it, or let it raise so that the attempt is left out",
         )
     return returns
+
+
+def turn_rewards(group: ScoredGroup) -> list[tuple[float, ...]]:
+    """Return `[G][K]`, the score of each turn of each trajectory.
+
+    Raises:
+        DataError: one of them is not finite.
+    """
+    rewards = [score.turns for score in group.scores]
+    if not all(math.isfinite(x) for row in rewards for x in row):
+        raise DataError("a turn's score is not finite", where=f"group {group.task_id}", got=str(rewards))
+    return rewards
 
 
 def is_constant(values: Sequence[float]) -> bool:
@@ -125,3 +138,38 @@ def group_counters(returns_G: Sequence[float]) -> dict[str, float]:
         "credit/n_single_groups": float(len(returns_G) == 1),
         "credit/n_zero_std_groups": float(len(returns_G) > 1 and is_constant(returns_G)),
     }
+
+
+def mapped(tokens_GNT: TokensGNT, change: Callable[[float], float]) -> TokensGNT:
+    """Return the numbers of a group's tokens, each put through `change`."""
+    return tuple(tuple(tuple(change(x) for x in row) for row in rows) for rows in tokens_GNT)
+
+
+def flat(credits: Iterable[Credit]) -> list[float]:
+    """Return the numbers of all tokens of all `credits`."""
+    return [x for credit in credits for rows in credit.tokens_GNT for row in rows for x in row]
+
+
+def whiten(
+    credits: Sequence[Credit], *, subtract_mean: bool = True, ddof: int = 1, eps: float = 1e-6
+) -> list[Credit] | None:
+    """Return `credits` as (x − mean) / (std + ε) with statistics over all their tokens, or None where these are equal.
+
+    A token counts as one value, so long trajectories weigh more. Without `subtract_mean` it is x / (std + ε).
+    """
+    values = flat(credits)
+    if is_constant(values):
+        return None
+    mean, std = mean_and_std(values, ddof)
+    shift, scale = mean if subtract_mean else 0.0, std + eps
+    return [replace(c, tokens_GNT=mapped(c.tokens_GNT, lambda x: (x - shift) / scale)) for c in credits]
+
+
+def silenced(credits: Sequence[Credit]) -> list[Credit]:
+    """Return `credits` with 0 for every token."""
+    return [replace(c, tokens_GNT=mapped(c.tokens_GNT, lambda _: 0.0)) for c in credits]
+
+
+def with_counters(credits: Sequence[Credit], counters: Mapping[str, float]) -> list[Credit]:
+    """Return `credits`, the first of which also has the counters of the whole step."""
+    return [replace(c, metrics={**c.metrics, **counters}) if i == 0 else c for i, c in enumerate(credits)]

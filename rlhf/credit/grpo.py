@@ -25,7 +25,6 @@ class GRPO:
     """
 
     needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     normalize_std: bool = True
     """Divide by the deviation; without it hard and easy tasks count as their scores do (see `dr_grpo`)."""
@@ -35,6 +34,11 @@ class GRPO:
     """Added to the deviation."""
     single_group: Literal["zero", "raw"] = "zero"
     """Advantage of a trajectory that is alone in its group: 0, or its score as verl has it (REINFORCE, no baseline)."""
+
+    @property
+    def min_group(self) -> int:
+        """1 where the raw score of a lone trajectory is asked for: then no baseline is needed."""
+        return 1 if self.single_group == "raw" else 2
 
     def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
 from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.recipe.keys import keys_of, section_in
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -41,6 +42,24 @@ def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     return ((f"stages[{i}]", s) for i, s in enumerate(recipe.stages) if isinstance(s, Supervised))
 
 
+def advantages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each advantage estimator; those that another one holds come before it."""
+    for path, stage in policy_gradient_stages(recipe):
+        yield from _nested("advantage", f"{path}.advantage", stage.advantage)
+
+
+def _nested(section: str, path: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """Give path and settings of every part of `section` inside `part`, the innermost first, and `part` itself last."""
+    for name, key in keys_of(type(part)).items():
+        held = getattr(part, name) if section_in(key.annotation) == section else ()
+        if isinstance(held, list | tuple):
+            for i, inner in enumerate(held):
+                yield from _nested(section, f"{path}.{name}[{i}]", inner)
+        elif held is not None:
+            yield from _nested(section, f"{path}.{name}", held)
+    yield path, part
+
+
 def _check_tools(recipe: Recipe) -> None:
     if getattr(recipe.agent, "needs_tools", False) and not getattr(recipe.environment, "tools", ()):
         raise RecipeError(
@@ -66,28 +85,40 @@ def _check_rewards(recipe: Recipe) -> None:
 
 def _check_groups(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
-        smallest = stage.advantage.min_group
-        # An estimator that is told to use the raw score of a lone trajectory is told to work without a baseline.
-        if stage.group_size < smallest and getattr(stage.advantage, "single_group", "zero") != "raw":
-            raise RecipeError(
-                "a group this small has no advantage: every number would be 0",
-                where=f"{path}.group_size",
-                got=str(stage.group_size),
-                expected=f"at least {smallest} for {kind_of('advantage', stage.advantage)}",
-                hint="attempt each task several times: group_size: 8",
-            )
+        for _, estimator in _nested("advantage", f"{path}.advantage", stage.advantage):
+            if stage.group_size < estimator.min_group:
+                raise RecipeError(
+                    "a group this small has no advantage: every number would be 0",
+                    where=f"{path}.group_size",
+                    got=str(stage.group_size),
+                    expected=f"at least {estimator.min_group} for {kind_of('advantage', estimator)}",
+                    hint="attempt each task several times: group_size: 8",
+                )
 
 
 def _check_values(recipe: Recipe) -> None:
-    for path, stage in policy_gradient_stages(recipe):
-        if stage.advantage.needs_values:
+    for path, estimator in advantages(recipe):
+        if estimator.needs_values:
             raise RecipeError(
                 "this estimator needs a critic and the stage trains none",
-                where=f"{path}.advantage.kind",
-                got=kind_of("advantage", stage.advantage),
+                where=f"{path}.kind",
+                got=kind_of("advantage", estimator),
                 expected="an estimator with needs_values = False",
                 hint="use grpo, rloo or gigpo",
             )
+
+
+def _check_wrapped(recipe: Recipe) -> None:
+    for path, outer in advantages(recipe):
+        for where, inner in _nested("advantage", path, outer):
+            if hasattr(inner, "over_batch") and not hasattr(outer, "over_batch"):
+                raise RecipeError(
+                    "this estimator compares the groups of a step, and what holds it shows it one group at a time",
+                    where=f"{where}.kind",
+                    got=f"{kind_of('advantage', inner)} in {kind_of('advantage', outer)}",
+                    expected=f"a method {type(outer).__name__}.over_batch",
+                    hint="write `over_batch` as rlhf/credit/wrapper.py does, or inherit from its Wrapper",
+                )
 
 
 def _check_minibatches(recipe: Recipe) -> None:
@@ -188,10 +219,8 @@ _SILENCED: tuple[tuple[str, str, str, object, tuple[str, ...]], ...] = (
 
 
 def _check_silenced(recipe: Recipe) -> None:
-    from rlhf.recipe.keys import keys_of
-
     parts = [("agent", "agent", recipe.agent)]
-    parts += [("advantage", f"{path}.advantage", stage.advantage) for path, stage in policy_gradient_stages(recipe)]
+    parts += [("advantage", path, estimator) for path, estimator in advantages(recipe)]
     for section, path, part in parts:
         for of_section, kind, by, value, names in _SILENCED:
             if (of_section, kind) != (section, kind_of(section, part)) or getattr(part, by) != value:
@@ -237,6 +266,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_rewards,
     _check_groups,
     _check_values,
+    _check_wrapped,
     _check_minibatches,
     _check_demonstrations,
     _check_optimizers,

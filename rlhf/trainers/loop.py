@@ -13,6 +13,7 @@ import numpy as np
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
+from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import ShuffledTasks
@@ -72,7 +73,7 @@ async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks
     )
     run.caution(collected, f"step {step + 1} of {run.state.label}")
     with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
-        credits = [stage.advantage(group) for group in collected.groups]
+        credits = credit_of(stage.advantage, collected.groups)
     samples, counters = make_samples(collected.groups, credits, stage.layout)
     samples, dropped = stage.filters(samples, collected.groups)
 

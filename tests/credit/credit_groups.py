@@ -2,36 +2,100 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from rlhf.data import Action, Credit, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn
+from rlhf.catalog import CATALOG
+from rlhf.credit.estimator import AdvantageEstimator
+from rlhf.data import (
+    Action,
+    Credit,
+    Finish,
+    Generation,
+    Outcome,
+    Prompt,
+    Score,
+    ScoredGroup,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+from rlhf.recipe.builder import build_part
+from tests.test_catalog import NEEDED
 
 
-def turn(n_tokens: int = 2, state: str | None = None) -> Turn:
-    """A turn with one generation of that many tokens."""
-    generation = Generation(Prompt((1, 2)), (7,) * n_tokens, (-0.5,) * n_tokens, Finish.STOP, 0)
-    return Turn(Action("act", (generation,)), "reply", state_key=state)
+def turn(n_tokens: int = 2, state: str | None = None, ids: Sequence[int] | None = None, text: str = "act") -> Turn:
+    """A turn with one generation of that many tokens, or of these."""
+    ids = (7,) * n_tokens if ids is None else tuple(ids)
+    generation = Generation(Prompt((1, 2), stop_ids=(0,)), ids, (-0.5,) * len(ids), Finish.STOP, 0)
+    return Turn(Action(text, (generation,)), "reply", state_key=state)
 
 
-def trajectory(turns: Sequence[Turn], attempt: int = 0) -> Trajectory:
-    return Trajectory("task", attempt, "opening", tuple(turns), Outcome.FAILED)
+def trajectory(turns: Sequence[Turn], attempt: int = 0, *, task: str = "task", solved: bool = False) -> Trajectory:
+    return Trajectory(task, attempt, "opening", tuple(turns), Outcome.SOLVED if solved else Outcome.FAILED)
+
+
+def score(rewards_K: Sequence[float]) -> Score:
+    """A score whose only part, `steps`, says what each turn earned."""
+    total = float(sum(rewards_K))
+    parts = {"steps": Verdict(total, "", tuple(rewards_K))} if math.isfinite(total) else {}
+    return Score(parts, tuple(rewards_K), total)
 
 
 def group(
-    rewards_GK: Sequence[Sequence[float]], states_GK: Sequence[Sequence[str | None]] | None = None
+    rewards_GK: Sequence[Sequence[float]],
+    states_GK: Sequence[Sequence[str | None]] | None = None,
+    *,
+    lengths_GK: Sequence[Sequence[int]] | None = None,
+    task: str = "task",
+    solved_G: Sequence[bool] | None = None,
 ) -> ScoredGroup:
-    """A group whose turns earned `rewards_GK` in `states_GK`."""
+    """A group whose turns earned `rewards_GK` in `states_GK`, with `lengths_GK` tokens each."""
     states_GK = states_GK or [[None] * len(row) for row in rewards_GK]
-    trajectories = [
-        trajectory([turn(state=state) for state in states], attempt=i) for i, states in enumerate(states_GK)
-    ]
-    scores = [Score({}, tuple(row), float(sum(row))) for row in rewards_GK]
-    return ScoredGroup("task", tuple(trajectories), tuple(scores))
+    lengths_GK = lengths_GK or [[2] * len(row) for row in rewards_GK]
+    turns_GK = [[turn(n, s) for n, s in zip(*pair, strict=True)] for pair in zip(lengths_GK, states_GK, strict=True)]
+    return group_of(turns_GK, rewards_GK, task=task, solved_G=solved_G)
 
 
-def outcome_group(returns_G: Sequence[float]) -> ScoredGroup:
+def group_of(
+    turns_GK: Sequence[Sequence[Turn]],
+    rewards_GK: Sequence[Sequence[float]],
+    *,
+    task: str = "task",
+    solved_G: Sequence[bool] | None = None,
+) -> ScoredGroup:
+    """A group of trajectories with these turns, which earned `rewards_GK`."""
+    solved_G = solved_G or [False] * len(turns_GK)
+    return ScoredGroup(
+        task,
+        tuple(
+            trajectory(turns, attempt, task=task, solved=solved)
+            for attempt, (turns, solved) in enumerate(zip(turns_GK, solved_G, strict=True))
+        ),
+        tuple(map(score, rewards_GK)),
+    )
+
+
+def taking(made: ScoredGroup, seconds_G: Sequence[float]) -> ScoredGroup:
+    """The same group, whose trajectories took these seconds."""
+    timed = (replace(t, duration_s=s) for t, s in zip(made.trajectories, seconds_G, strict=True))
+    return replace(made, trajectories=tuple(timed))
+
+
+def outcome_group(returns_G: Sequence[float], **how: Any) -> ScoredGroup:
     """A group of one-turn trajectories with these returns."""
-    return group([[r] for r in returns_G])
+    return group([[r] for r in returns_G], **how)
+
+
+def estimators() -> dict[str, AdvantageEstimator]:
+    """Every estimator of the catalogue, with no more settings than it needs."""
+    return {
+        kind: build_part("advantage", {"kind": kind, **NEEDED.get(("advantage", kind), {})}, kind, base=Path())
+        for kind in CATALOG["advantage"]
+    }
 
 
 def per_turn(credit: Credit) -> list[list[float]]:
@@ -48,3 +112,8 @@ def per_trajectory(credit: Credit) -> list[float]:
     for row in per_turn(credit):
         assert len(set(row)) == 1
     return [row[0] for row in per_turn(credit)]
+
+
+def per_token(credit: Credit) -> list[list[float]]:
+    """`[G][tokens]` the numbers of each trajectory's tokens, all generations in order."""
+    return [[x for row in rows for x in row] for rows in credit.tokens_GNT]

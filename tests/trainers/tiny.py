@@ -11,7 +11,7 @@ import torch
 from agents.chat import ChatAgent
 from environments.base import Properties, StepResult
 from rewards.outcome import EnvironmentReward
-from rlhf.credit.estimator import AdvantageEstimator
+from rlhf.credit.estimator import AdvantageEstimator, credit_of
 from rlhf.data import Credit, SamplingParams, ScoredGroup, Task
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.limits import Limits
@@ -108,7 +108,7 @@ def collect(
 
 
 def credit(groups: list[ScoredGroup], estimator: AdvantageEstimator) -> list[Credit]:
-    return [estimator(group) for group in groups]
+    return credit_of(estimator, groups)
 
 
 def gradient(model: torch.nn.Module) -> torch.Tensor:

@@ -1,0 +1,60 @@
+"""REINFORCE++: no groups; returns of tokens, normalised over the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import silenced, turn_rewards, whiten, with_counters
+from rlhf.credit.returns import token_returns
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ReinforcePP:
+    """A_t = (G_t − mean G) / (std G + ε), statistics over all sampled tokens of the step.
+
+    G_t is the discounted score from token t on; the score of a turn lies on its last token, and observations take no
+    time. Works with one attempt per task. Equal returns everywhere, and a step of one token, give exactly 0 and count
+    in `credit/n_flat_steps`.
+
+    Differences from the paper and its code: a penalty for leaving the reference is a term of the loss here (`kl`), not
+    part of the reward; and ε is added to the deviation, as everywhere here, not to the variance. verl also sets the
+    return to 0 before every observation, which would cut a dialogue into pieces, and raises for a step of one token.
+
+    Source: REINFORCE++, arXiv 2501.03262; verl, `compute_reinforce_plus_plus_outcome_advantage`.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 1
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per sampled token."""
+    subtract_mean: bool = True
+    """Whether to subtract the mean of the step, which is the only baseline."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation, the one with n − 1."""
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`, which is taken to be the whole step."""
+        return self.over_batch([group])[0]
+
+    def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
+        """Return the credit of each group of a step."""
+        returns = [
+            Credit(
+                tuple(
+                    token_returns(trajectory, rewards, self.gamma)
+                    for trajectory, rewards in zip(group.trajectories, turn_rewards(group), strict=True)
+                ),
+                {"credit/n_groups": float(len(group.trajectories) > 0)},
+            )
+            for group in groups
+        ]
+        whitened = whiten(returns, subtract_mean=self.subtract_mean, eps=self.eps)
+        n_flat = float(whitened is None and any(group.trajectories for group in groups))
+        return with_counters(whitened or silenced(returns), {"credit/n_flat_steps": n_flat})

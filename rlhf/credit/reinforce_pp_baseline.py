@@ -1,0 +1,50 @@
+"""REINFORCE++-baseline: the group gives the baseline, the whole step the scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise, silenced, whiten, with_counters
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ReinforcePPBaseline:
+    """A_t = (a_i − mean a) / (std a + ε) with a_i = R_i − mean R of its group; mean and std of a over all tokens.
+
+    One task's deviation no longer magnifies small differences, as GRPO's does. With `subtract_mean` a group whose
+    scores are all equal gets a small number of its own, since tokens of long and short trajectories do not balance; it
+    is 0 without. Equal scores in every group, and lone trajectories only, give exactly 0 and count in
+    `credit/n_flat_steps`.
+
+    ε is added to the deviation, as everywhere here; the authors add 1e-8 to the variance.
+
+    Source: REINFORCE++, arXiv 2501.03262; verl, `compute_reinforce_plus_plus_baseline_outcome_advantage`.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    subtract_mean: bool = True
+    """Whether to subtract the mean over the step's tokens a second time, as the authors do."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation, the one with n − 1."""
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`, which is taken to be the whole step."""
+        return self.over_batch([group])[0]
+
+    def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
+        """Return the credit of each group of a step."""
+        centred = [
+            Credit(broadcast(group, normalise(returns, by_std=False)), group_counters(returns))
+            for group, returns in ((group, group_returns(group)) for group in groups)
+        ]
+        whitened = whiten(centred, subtract_mean=self.subtract_mean, eps=self.eps)
+        n_flat = float(whitened is None and any(group.trajectories for group in groups))
+        return with_counters(whitened or silenced(centred), {"credit/n_flat_steps": n_flat})

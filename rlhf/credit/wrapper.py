@@ -1,0 +1,46 @@
+"""What estimators around another estimator have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.grpo import GRPO
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Wrapper:
+    """Changes the numbers of an inner estimator, which may be a wrapper itself.
+
+    What the inner estimator needs, a critic, a size of group or all groups of a step, the wrapper needs.
+    """
+
+    inner: AdvantageEstimator = Field(default_factory=GRPO)
+    """The estimator whose numbers are changed."""
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the inner estimator needs a critic."""
+        return self.inner.needs_values
+
+    @property
+    def min_group(self) -> int:
+        """Smallest group size that gives the inner estimator any signal."""
+        return self.inner.min_group
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`, which is taken to be the whole step."""
+        return self.changed([group], [self.inner(group, values)])[0]
+
+    def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
+        """Return the credit of each group of a step."""
+        return self.changed(groups, credit_of(self.inner, groups))
+
+    def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
+        """Return what the wrapper makes of the inner `credits`, one for each of `groups`."""
+        raise NotImplementedError

@@ -1,0 +1,109 @@
+"""REINFORCE++, its baseline variant and Lite PPO: worked examples, and what holds over all groups of a step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from credit_groups import group, outcome_group, per_token, per_trajectory, trajectory, turn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.credit.dr_grpo import DrGRPO
+from rlhf.credit.estimator import credit_of
+from rlhf.credit.groups import whiten
+from rlhf.credit.lite_ppo import LitePPO
+from rlhf.credit.reinforce_pp import ReinforcePP
+from rlhf.credit.reinforce_pp_baseline import ReinforcePPBaseline
+from rlhf.credit.returns import token_returns
+from rlhf.data import Credit
+
+rewards = st.lists(st.sampled_from([-1.0, -0.1, 0.0, 0.25, 1.0]), min_size=1, max_size=5)
+
+
+def tokens(credits):
+    return [x for credit in credits for row in per_token(credit) for x in row]
+
+
+def test_whitening_of_the_published_example():
+    # Returns of two sequences whose rewards 1 and 0 were lowered by .01 per nat from the reference, .1 and .2 nats on
+    # the tokens of the first, 0 and .1 on those of the second (we leave that to the loss, so they are given here):
+    # 1 − .01 · .3, 1 − .01 · .2; −.01 · .1 twice. Mean 1.993 / 4 = .49825; squares .49875² + .49975² + 2 · .49925² =
+    # .997003; std sqrt(.997003 / 3) = .576484; .49875, .49975 and −.49925 over that.
+    credit = Credit((((0.997, 0.998),), ((-0.001, -0.001),)))
+    assert tokens(whiten([credit])) == pytest.approx([0.865158, 0.866892, -0.866025, -0.866025], abs=1e-5)
+
+
+def test_returns_of_tokens_are_discounted_by_sampled_token():
+    # Turns of 2 and 1 tokens earn 1 and 2, γ = .5. Backwards: 2; 1 + .5 · 2 = 2; .5 · 2 = 1.
+    assert token_returns(trajectory([turn(2), turn(1)]), [1.0, 2.0], 0.5) == ((1.0, 2.0), (2.0,))
+    # The middle turn sampled nothing: what it earned is on the token before it. 4; 1 + 3 + .5 · 4 = 6; 3.
+    three = trajectory([turn(2), turn(0), turn(1)])
+    assert token_returns(three, [1.0, 3.0, 4.0], 0.5) == ((3.0, 6.0), (), (4.0,))
+    assert token_returns(trajectory([]), [], 0.5) == ()
+
+
+def test_reinforce_pp_compares_all_tokens_of_the_step():
+    # Returns to go 1, 1, 1, 1 (turns of 2 tokens earning 0 and 1) and 0, 0 of another task. Mean 4/6 = .666667;
+    # squares 4 · .111111 + 2 · .444444 = 1.333333; std sqrt(1.333333 / 5) = .516398.
+    made = [group([[0.0, 1.0]], task="a"), group([[0.0]], task="b")]
+    credits = credit_of(ReinforcePP(), made)
+    assert tokens(credits) == pytest.approx([0.645496] * 4 + [-1.290992] * 2, abs=1e-5)
+    assert credits[0].metrics == {"credit/n_groups": 1.0, "credit/n_flat_steps": 0.0}
+    # What the first turn earned is not the doing of the second: returns 1, 1, 0, 0 and 0, 0. Mean 1/3, std .516398.
+    early = credit_of(ReinforcePP(subtract_mean=False), [group([[1.0, 0.0]], task="a"), group([[0.0]], task="b")])
+    assert tokens(early) == pytest.approx([1.936488] * 2 + [0.0] * 4, abs=1e-5)
+
+
+def test_reinforce_pp_baseline_worked_example():
+    # Group 1: R = (1, 0), lengths 2 and 1; group 2: R = (1, 1), lengths 1 and 2. Centred: .5, .5, −.5, 0, 0, 0. Mean
+    # .083333; squares 2 · .173611 + .340278 + 3 · .006944 = .708333; std sqrt(.708333 / 5) = .376386.
+    made = [group([[1], [0]], lengths_GK=[[2], [1]], task="a"), group([[1], [1]], lengths_GK=[[1], [2]], task="b")]
+    assert tokens(credit_of(ReinforcePPBaseline(), made)) == pytest.approx(
+        [1.107019, 1.107019, -1.549826, -0.221404, -0.221404, -0.221404], abs=1e-5
+    )
+    # .5 / .376386 without the second mean: the group that is solved throughout stays at 0.
+    unshifted = tokens(credit_of(ReinforcePPBaseline(subtract_mean=False), made))
+    assert unshifted == pytest.approx([1.328422, 1.328422, -1.328422, 0, 0, 0], abs=1e-5)
+
+
+def test_lite_ppo_worked_example():
+    # R = (1, 0) and (1, 1, 0): all five have mean .6, squares 3 · .16 + 2 · .36 = 1.2, std sqrt(1.2 / 4) = .547723.
+    # Group means .5 and .666667: ±.5 / .547723, .333333 / .547723, −.666667 / .547723.
+    credits = credit_of(LitePPO(), [outcome_group([1, 0], task="a"), outcome_group([1, 1, 0], task="b")])
+    assert per_trajectory(credits[0]) == pytest.approx([0.912869, -0.912869], abs=1e-5)
+    assert per_trajectory(credits[1]) == pytest.approx([0.608580, 0.608580, -1.217159], abs=1e-5)
+    # Divided by n: std sqrt(1.2 / 5) = .489898.
+    credits = credit_of(LitePPO(ddof=0), [outcome_group([1, 0]), outcome_group([1, 1, 0])])
+    assert per_trajectory(credits[0]) == pytest.approx([1.020621, -1.020621], abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", [ReinforcePP(), ReinforcePPBaseline()], ids=repr)
+@given(data=st.lists(rewards, min_size=1, max_size=4), lengths=st.data())
+def test_whitened_tokens_have_mean_zero_and_deviation_one_or_are_all_zero(estimator, data, lengths):
+    made = [
+        group([[r] for r in row], lengths_GK=[[lengths.draw(st.integers(1, 4))] for _ in row], task=str(i))
+        for i, row in enumerate(data)
+    ]
+    credits = credit_of(estimator, made)
+    values = tokens(credits)
+    assert math.fsum(values) == pytest.approx(0, abs=1e-6)
+    if any(values):
+        assert math.sqrt(math.fsum(x * x for x in values) / (len(values) - 1)) == pytest.approx(1, abs=1e-4)
+    n_flat = math.fsum(c.metrics.get("credit/n_flat_steps", 0.0) for c in credits)
+    assert n_flat == float(not any(values))
+
+
+@given(data=st.lists(rewards, min_size=1, max_size=4))
+def test_lite_ppo_sums_to_zero_in_each_group_and_is_dr_grpo_up_to_one_factor(data):
+    made = [outcome_group(row, task=str(i)) for i, row in enumerate(data)]
+    ours, plain = (tokens(credit_of(e, made)) for e in (LitePPO(), DrGRPO()))
+    for credit in credit_of(LitePPO(), made):
+        assert math.fsum(per_trajectory(credit)) == pytest.approx(0, abs=1e-9)
+    factors = {round(a / b, 6) for a, b in zip(ours, plain, strict=True) if b}
+    assert len(factors) <= 1 and all((a == 0) == (b == 0) for a, b in zip(ours, plain, strict=True))
+
+
+def test_one_token_is_no_step_to_learn_from():
+    [credit] = credit_of(ReinforcePP(), [group([[1.0]], lengths_GK=[[1]])])
+    assert per_token(credit) == [[0.0]] and credit.metrics["credit/n_flat_steps"] == 1
