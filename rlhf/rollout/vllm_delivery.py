@@ -93,7 +93,7 @@ class Deliverer:
         await each(instances, lambda i: i.pause(pause))
         digest = Digest()
         try:
-            await each(instances, lambda i: i.start_update())
+            await each(instances, _start_update)
             for slices in self._outbox.fill(weights.parameters() if weights.parameters else (), digest, self._dtype):
                 await each(instances, lambda i, s=slices: i.update(s))  # type: ignore[misc]
         except BaseException:  # an instance left in the middle of an update would refuse every later one
@@ -183,6 +183,17 @@ def _as_announced(weights: PolicyWeights, sent: str, where: str) -> str:
             expected=weights.fingerprint,
         )
     return sent
+
+
+async def _start_update(instance: Instance) -> None:
+    """Begin an update; one that an earlier sender left in the middle is ended first."""
+    try:
+        await instance.start_update()
+    except InstanceDownError:
+        raise
+    except EngineError:
+        await instance.finish_update()
+        await instance.start_update()
 
 
 async def _prove(instances: Sequence[Instance], name: str, sent: str, where: str, method: str, *args: Any) -> None:

@@ -75,16 +75,34 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         for name, tensor in self.inbox.read(slices):
             self.digest.add(name, tensor)
             received.append((name, tensor.to(self.device)))
-        self.model.load_weights(received)
+        try:
+            self.model.load_weights(received)
+        except BaseException:  # vLLM ends the update here, and would begin the next one in the middle of this one
+            self._abandon()
+            raise
 
     def finish_weight_update(self) -> None:
         """Put the last layers in place."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        finalize_layerwise_reload(self.model, self.model_config)
+        try:
+            finalize_layerwise_reload(self.model, self.model_config)
+        except BaseException:
+            self._abandon()
+            raise
         head = getattr(self.model, "lm_head", None)
         if self.device.type == "cpu" and head is not None and hasattr(head, "quant_method"):
             head.quant_method.process_weights_after_loading(head)
+
+    def _abandon(self) -> None:
+        """Give layers that are not complete the parameters back that they had, so that they can be loaded again."""
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        for layer in self.model.modules():
+            info = layerwise.get_layerwise_info(layer)
+            if info.can_load() and info.kernel_tensors is not None:
+                layerwise._place_kernel_tensors(layer, info)
+            info.reset()
 
     def shutdown(self) -> None:
         """Let go of the sender's file."""
