@@ -137,11 +137,13 @@ class Publisher:
                 where=f"delivery of version {self.policy.version}",
                 got=f"nothing in {self.timeout_s:g} s",
             ) from None
-        trainer = token_logprobs(self.policy.model, prompt.token_ids, generation.token_ids)
-        return _Said(generation.token_ids, np.array(generation.logprobs), trainer, generation.policy_version)
+        scored = token_logprobs(self.policy.model, prompt.token_ids[:1], generation.full_ids[1:])
+        of_prompt, trainer = np.split(scored, [n_prompt - 1])
+        engine = np.array(generation.logprobs)
+        return _Said(generation.token_ids, engine, trainer, of_prompt, generation.policy_version)
 
     def _judge(self, said: _Said) -> None:
-        gap = float(np.abs(said.engine - said.trainer).max())
+        gap = _difference(said.engine, said.trainer)
         tolerance = self.tolerance if self.tolerance is not None else TOLERANCE[self.dtype]
         self.figures["delivery/canary_gap"] = gap
         where = f"delivery of version {self.policy.version}, canary"
@@ -155,7 +157,7 @@ class Publisher:
         stale = self._stale(said, gap, tolerance)
         if stale or not gap <= tolerance:
             raise DeliveryError(
-                f"trainer and engine disagree about the policy: {stale or 'both have moved, to different weights'}",
+                f"trainer and engine disagree about the policy: {stale or self._unknown()}",
                 where=where,
                 got=f"log-probs {_shown(said.engine)} in the engine, {_shown(said.trainer)} in the trainer",
                 expected=f"at most {tolerance:g} nats between them",
@@ -165,28 +167,45 @@ class Publisher:
     def _stale(self, said: _Said, gap: float, tolerance: float) -> str:
         """Whose figures stood still while the other's moved, if the canary can tell."""
         last = self._last
-        if last is None or last.token_ids != said.token_ids:
+        if last is None:
             return ""
-        noise = _ROUNDING if self.dtype is torch.float32 else tolerance / 4
-        engine, trainer = (
-            float(np.abs(a - b).max()) for a, b in ((said.engine, last.engine), (said.trainer, last.trainer))
-        )
-        self.figures["delivery/canary_moved"] = trainer
-        if trainer > 4 * noise and engine < trainer / 8 and gap > trainer / 2:
+        noise = 4 * (_ROUNDING if self.dtype is torch.float32 else tolerance / 4)
+        moved = _difference(said.of_prompt, last.of_prompt)
+        self.figures["delivery/canary_moved"] = moved
+        if last.token_ids != said.token_ids:  # the engine has moved
+            if moved <= noise and gap > tolerance:
+                return "the trainer is stale, its figures have not moved while the engine's likeliest tokens are others"
+            return ""
+        engine, trainer = _difference(said.engine, last.engine), _difference(said.trainer, last.trainer)
+        if trainer > noise and engine < trainer / 8 and gap > trainer / 2:
             return f"the engine is stale, its figures have not moved while the trainer's moved by {trainer:.2g} nats"
-        if engine > 4 * noise and trainer < engine / 8 and gap > max(tolerance, engine / 2):
+        if engine > noise and max(trainer, moved) < engine / 8 and gap > max(tolerance, engine / 2):
             return f"the trainer is stale, its figures have not moved while the engine's moved by {engine:.2g} nats"
         return ""
+
+    def _unknown(self) -> str:
+        if self._last is None:
+            return "whose copy is stale cannot be told at the first delivery"
+        return "both have moved, to different weights"
 
 
 @dataclass(frozen=True)
 class _Said:
-    """What both sides say about the canary: the sampled tokens `[T]` and their log-probs `[T]` in nats."""
+    """What both sides say about the canary.
+
+    The sampled tokens `[T]` and their log-probs `[T]` in nats, and the trainer's of the prompt's own tokens `[P - 1]`,
+    which can be compared whatever the engine samples.
+    """
 
     token_ids: tuple[int, ...]
     engine: np.ndarray[Any, Any]
     trainer: np.ndarray[Any, Any]
+    of_prompt: np.ndarray[Any, Any]
     version: int
+
+
+def _difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    return float(np.abs(a - b).max(initial=0.0))
 
 
 @torch.no_grad()
