@@ -82,6 +82,14 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "rlhf.credit.reinforce_pp_baseline:ReinforcePPBaseline", "reward minus group mean, whitened over the step"
         ),
         "lite_ppo": Entry("rlhf.credit.lite_ppo:LitePPO", "reward minus group mean, over the step's deviation"),
+        "hgpo": Entry("rlhf.credit.hgpo:HGPO", "compares turns of equal state and equal recent history"),
+        "step_grpo": Entry("rlhf.credit.step_grpo:StepGRPO", "GRPO of each turn's own reward, turn by turn"),
+        "progress": Entry("rlhf.credit.progress:Progress", "what each turn contributed, compared over all turns"),
+        "hrpo": Entry("rlhf.credit.hrpo:HRPO", "GRPO, plus a reward of each turn as it stands"),
+        "stratified": Entry("rlhf.credit.stratified:Stratified", "GRPO among attempts with as many calls"),
+        "loop": Entry("rlhf.credit.loop:LOOP", "RLOO, negligible advantages set to 0"),
+        "lightning": Entry("rlhf.credit.lightning:Lightning", "GRPO for agents whose calls are single samples"),
+        "grpo_lead": Entry("rlhf.credit.grpo_lead:GRPOLead", "GRPO with weights for length and difficulty"),
     },
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),

@@ -74,6 +74,9 @@ credit/n_flat_steps             | steps      | steps whose tokens would all get 
 credit/n_state_groups           | states     | environment states that several turns of a group started from
 credit/n_state_singletons       | states     | environment states seen once: no state-level signal
 credit/n_turns_without_state    | turns      | turns whose environment state is not known: no state-level signal
+credit/n_turns_alone            | turns      | turns that no other trajectory has a counterpart of: no signal
+credit/n_single_strata          | strata     | strata of one trajectory: compared with the whole group only
+credit/n_small_advantages       | episodes   | trajectories whose advantage was too small to count
 credit/advantage_abs_mean       | 1          | mean absolute advantage of a sampled token
 credit/advantage_std            | 1          | standard deviation of the advantage over the sampled tokens
 batch/n_samples                 | rows       | rows given to the trainer

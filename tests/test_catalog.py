@@ -23,7 +23,11 @@ ENTRIES = [
     for kind, entry in table.items()
 ]
 #: Keys that an entry cannot do without.
-NEEDED = {("policy", "pretrained"): {"path": "somewhere"}, ("environment", "textworld_express"): {"game": "coin"}}
+NEEDED = {
+    ("policy", "pretrained"): {"path": "somewhere"},
+    ("environment", "textworld_express"): {"game": "coin"},
+    ("advantage", "hrpo"): {"reward": "steps"},
+}
 
 
 @pytest.mark.parametrize(("section", "kind", "entry"), ENTRIES)

@@ -304,6 +304,9 @@ HALVED, MIXED = "kind: ./parts.py:Halved", "kind: ./parts.py:Mixed"
         (f"{{{HALVED}, inner: gigpo}}", "advantage.inner", "a mapping with a kind"),
         (f"{{{HALVED}, inner: {{gamma: 1}}}}", "advantage.inner.kind", "grpo, dr_grpo"),
         (f"{{{HALVED}, inner: {{kind: gigpo, normalize: mean, ddof: 0}}}}", "advantage.inner.ddof", "is mean"),
+        ("{kind: hrpo}", "advantage.reward", "text"),
+        (f"{{{HALVED}, inner: {{kind: hrpo, reward: rigth}}}}", "advantage.inner.reward", "right"),
+        ("{kind: stratified, calls: '('}", "advantage", "calls must be a regular expression"),
         (f"{{{HALVED}, inner: {{kind: lite_ppo}}}}", "advantage.inner.kind", "a method Halved.over_batch"),
         (
             f"{{{HALVED}, inner: {{{HALVED}, inner: {{kind: grpo, normalize_std: false, eps: 1.0}}}}}}",

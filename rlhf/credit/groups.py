@@ -50,6 +50,13 @@ def turn_rewards(group: ScoredGroup) -> list[tuple[float, ...]]:
     return rewards
 
 
+def correct(group: ScoredGroup, above: float | None) -> list[bool]:
+    """Return `[G]`, whether each trajectory is right: solved or, if `above` is given, with a total score above it."""
+    if above is None:
+        return [trajectory.solved for trajectory in group.trajectories]
+    return [score.total > above for score in group.scores]
+
+
 def is_constant(values: Sequence[float]) -> bool:
     """Whether all values are equal up to rounding; true for one value and for none."""
     if len(values) < 2:

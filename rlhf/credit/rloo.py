@@ -28,6 +28,10 @@ class RLOO:
     def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
-        correction = len(returns) / max(len(returns) - 1, 1)
-        advantages = [correction * x for x in normalise(returns, by_std=False)]
-        return Credit(broadcast(group, advantages), group_counters(returns))
+        return Credit(broadcast(group, leave_one_out(returns)), group_counters(returns))
+
+
+def leave_one_out(returns_G: Sequence[float]) -> list[float]:
+    """Return `[G]`, each return minus the mean of the others; exactly 0 where all are equal, and for one alone."""
+    correction = len(returns_G) / max(len(returns_G) - 1, 1)
+    return [correction * x for x in normalise(returns_G, by_std=False)]

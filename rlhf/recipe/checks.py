@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
-from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.errors import EnvError, RecipeError, boundary, nearest
 from rlhf.recipe.keys import keys_of, section_in
 
 if TYPE_CHECKING:
@@ -121,6 +121,20 @@ def _check_wrapped(recipe: Recipe) -> None:
                 )
 
 
+def _check_step_rewards(recipe: Recipe) -> None:
+    from rlhf.credit.hrpo import HRPO
+
+    for path, estimator in advantages(recipe):
+        if isinstance(estimator, HRPO) and estimator.reward not in recipe.rewards:
+            raise RecipeError(
+                "there is no such reward",
+                where=f"{path}.reward",
+                got=estimator.reward,
+                expected=", ".join(recipe.rewards),
+                hint=nearest(estimator.reward, recipe.rewards) or "name a key of `rewards` that judges each turn",
+            )
+
+
 def _check_minibatches(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         n_episodes = stage.tasks_per_step * stage.group_size
@@ -215,6 +229,10 @@ _SILENCED: tuple[tuple[str, str, str, object, tuple[str, ...]], ...] = (
     ("advantage", "grpo", "normalize_std", False, ("ddof", "eps")),
     ("advantage", "gigpo", "normalize", "mean", ("ddof", "eps")),
     ("advantage", "gigpo", "step_weight", 0, ("gamma", "similarity")),
+    ("advantage", "hgpo", "normalize", "mean", ("ddof", "eps")),
+    ("advantage", "hgpo", "history", 0, ("alpha",)),
+    ("advantage", "hrpo", "step_weight", 0, ("exempt_turns",)),
+    ("advantage", "stratified", "alpha", 0, ("calls", "width")),
 )
 
 
@@ -267,6 +285,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_groups,
     _check_values,
     _check_wrapped,
+    _check_step_rewards,
     _check_minibatches,
     _check_demonstrations,
     _check_optimizers,

@@ -1,0 +1,101 @@
+"""HGPO: compare turns played from the same state after the same recent history, at several depths at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.returns import discounted_returns
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HGPO:
+    """A_{i,k} = Σ_h w_h a_h / Σ_h w_h, w_h = (h + c)^α, over the depths h = 0 ... K at which turn k has company.
+
+    At depth h the turns of the group are compared that share their last h + 1 states: a_h = (D − mean D) / F, where
+    D_{i,k} = Σ_{l≥k} γ^{l−k} r_{i,l} is the discounted score from turn k on, and F is the deviation plus ε, or 1. Depth
+    0 is the state comparison of GiGPO; deeper ones compare turns that were also led up to alike, and weigh more.
+
+    Degenerate cases: a depth without company, with an unknown state, or reaching back before the first turn is left
+    out, and so is one whose a_h is exactly 0, as the authors do; nothing left gives 0, and so does a lone trajectory.
+
+    The authors' code has c = 2, their paper c = 1. With `episode` their code compares episodes per turn, we do per
+    trajectory.
+
+    Source: Hierarchy-of-Groups Policy Optimization, arXiv 2602.22817; langfengQ/verl-agent, `recipe/hgpo`.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    history: Annotated[int, Field(ge=0)] = 2
+    """K, how many states before the present one are compared at most: as many as the agent is shown."""
+    alpha: Annotated[float, Field(ge=0)] = 1.0
+    """α; the larger, the more the deep comparisons count. 0 weighs all alike."""
+    first_weight: Annotated[float, Field(gt=0)] = 2.0
+    """c; 2 as in the authors' code (weights 2, 3, 4, ...), 1 as in the paper."""
+    episode: bool = False
+    """Compare whole episodes too, as GRPO does, with weight 1. Without it a turn without company has no signal."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Discount per turn of the returns that are compared."""
+    normalize: Literal["mean_std", "mean"] = "mean_std"
+    """`mean` only subtracts the mean."""
+    ddof: Literal[0, 1] = 0
+    """1 divides the sum of squares by n − 1, 0 by n."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation."""
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`."""
+        totals = group_returns(group)
+        returns_GK = [discounted_returns(row, self.gamma) for row in turn_rewards(group)]
+        found: list[list[list[tuple[float, float]]]] = [[[] for _ in row] for row in returns_GK]  # (weight, a_h)
+        if self.episode:
+            for row, advantage in zip(found, self._normalise(totals), strict=True):
+                for items in row:
+                    items.append((1.0, advantage))
+        present = _alike(group, 0)
+        for depth in range(self.history + 1 if len(totals) > 1 else 0):
+            weight = (depth + self.first_weight) ** self.alpha
+            for members in _alike(group, depth):
+                advantages = self._normalise([returns_GK[i][k] for i, k in members])
+                for (i, k), advantage in zip(members, advantages, strict=True):
+                    found[i][k].append((weight, advantage))
+        n_turns, n_known = sum(map(len, returns_GK)), sum(map(len, present))
+        return Credit(
+            spread(group, [[_weighted_mean(items) for items in row] for row in found]),
+            group_counters(totals)
+            | {
+                "credit/n_state_groups": float(sum(len(members) > 1 for members in present)),
+                "credit/n_state_singletons": float(sum(len(members) == 1 for members in present)),
+                "credit/n_turns_without_state": float(n_turns - n_known),
+            },
+        )
+
+    def _normalise(self, values: Sequence[float]) -> list[float]:
+        return normalise(values, by_std=self.normalize == "mean_std", ddof=self.ddof, eps=self.eps)
+
+
+def _alike(group: ScoredGroup, depth: int) -> list[list[tuple[int, int]]]:
+    """Return the (trajectory, turn) pairs that share their last `depth` + 1 states, all of them known."""
+    members: dict[tuple[str | None, ...], list[tuple[int, int]]] = {}
+    for i, trajectory in enumerate(group.trajectories):
+        states = tuple(turn.state_key for turn in trajectory.turns)
+        for k in range(depth, len(states)):
+            recent = states[k - depth : k + 1]
+            if None not in recent:
+                members.setdefault(recent, []).append((i, k))
+    return list(members.values())
+
+
+def _weighted_mean(items: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of the values that are not 0, by their weights; 0 where there are none."""
+    kept = [(weight, value) for weight, value in items if value]
+    return math.fsum(w * x for w, x in kept) / math.fsum(w for w, _ in kept) if kept else 0.0

@@ -1,0 +1,64 @@
+"""HRPO: the trajectory is compared with its group, each turn is also rewarded as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import group_counters, group_returns, normalise, spread
+from rlhf.data import Credit, Score, ScoredGroup
+from rlhf.errors import DataError
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HRPO:
+    """A_{i,k} = (R_i − mean R) / (std R + ε) + w r_{i,k}, where r is what one of the rewards says of turn k.
+
+    r is absolute: it is not compared with anything, so equal scores and a lone trajectory leave w r. The named reward
+    gives values per turn (`Verdict.per_turn`), such as a cost of each agent added to a team; with weight 0 in the
+    recipe it counts here alone, and not in R too. Penalties do not count in the first `exempt_turns` turns.
+
+    The paper does not say what its step rewards are, nor when its exemption ends: both are definitions of ours.
+
+    Source: MasHost, arXiv 2506.08507 (Hierarchical Relative Policy Optimization).
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    reward: str
+    """Name of the reward, a key of `rewards`, whose values per turn are r."""
+    step_weight: float = 1.0
+    """w, the weight of r."""
+    exempt_turns: Annotated[int, Field(ge=0)] = 0
+    """Turns at the start of each trajectory in which an r below 0 counts as 0."""
+    ddof: Literal[0, 1] = 1
+    """1 divides the sum of squares by G − 1, 0 by G."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation."""
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`. Raises DataError where the reward has no values per turn."""
+        returns = group_returns(group)
+        advantages = normalise(returns, by_std=True, ddof=self.ddof, eps=self.eps)
+        credit_GK = [
+            [advantage + self.step_weight * r for r in self._steps(score, group.task_id)]
+            for advantage, score in zip(advantages, group.scores, strict=True)
+        ]
+        return Credit(spread(group, credit_GK), group_counters(returns))
+
+    def _steps(self, score: Score, task_id: str) -> list[float]:
+        verdict = score.parts.get(self.reward)
+        if verdict is None or verdict.per_turn is None:
+            raise DataError(
+                f"the reward '{self.reward}' says nothing of single turns",
+                where=f"group {task_id}",
+                got="no values per turn" if verdict else f"rewards {', '.join(score.parts) or 'without parts'}",
+                expected="a Verdict with per_turn",
+                hint="name a reward that judges each turn, such as invalid_action or turn_cost",
+            )
+        return [max(r, 0.0) if k < self.exempt_turns else r for k, r in enumerate(verdict.per_turn)]

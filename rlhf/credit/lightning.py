@@ -1,0 +1,47 @@
+"""LightningRL: an agent's calls of the policy are samples of their own, each with the score of its trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Lightning:
+    """A_i = (R_i − mean R) / (std R + ε) on every call of trajectory i; statistics per trajectory, or per call.
+
+    Per trajectory it is GRPO, whatever an agent's calls are: planner or executor, with prompts that extend each other
+    or not. `statistics: call` counts each trajectory once per call, as a trainer does that takes calls for single-turn
+    samples: long trajectories then weigh more in the baseline, which is biased; it is there for comparison.
+
+    The paper's loss gives each trajectory one weight: `reduction: {kind: per_trajectory_mean}`. Equal scores and a lone
+    trajectory give exactly 0; a trajectory without calls counts in the statistics per trajectory alone.
+
+    Source: Agent Lightning, arXiv 2508.03680; microsoft/agent-lightning, `rollout_level_advantage.py`.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    statistics: Literal["trajectory", "call"] = "trajectory"
+    """Whether a trajectory counts once in mean and deviation, or once per call of the policy."""
+    ddof: Literal[0, 1] = 1
+    """1 divides the sum of squares by n − 1, 0 by n."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation."""
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`."""
+        returns = group_returns(group)
+        population = returns
+        if self.statistics == "call":
+            population = [r for r, t in zip(returns, group.trajectories, strict=True) for _ in t.generations]
+        advantages = normalise(returns, by_std=True, ddof=self.ddof, eps=self.eps, population=population)
+        return Credit(broadcast(group, advantages), group_counters(returns))

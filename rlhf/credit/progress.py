@@ -1,0 +1,70 @@
+"""Progress attribution: what each turn contributed, and whether it was carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.data import Credit, ScoredGroup, Trajectory
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Progress:
+    """A_{i,k} = Σ_{l≥k} (r_{i,l} − mean r) / (std r + ε) with r = c + β g, statistics over all turns of the group.
+
+    c_{i,k} is the score of turn k: what a reward that spreads its value over the turns (`Verdict.per_turn`), such as a
+    learned estimator of contributions, gives it by its weight, which is the α of the paper. The plain final reward
+    needs weight 0 then. g is 1 on a turn whose action the environment carried out, and on the last turn, else 0.
+
+    Equal r everywhere and a lone trajectory give 0. The paper trains a critic on these rewards; in its place stands the
+    process supervision of GRPO, which needs none. Their released script leaves c out and spreads the centred final
+    reward evenly, which is GRPO with β.
+
+    Source: SPA-RL, arXiv 2505.20732; DeepSeekMath, arXiv 2402.03300, process supervision.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    grounding: Annotated[float, Field(ge=0)] = 0.5
+    """β, what a turn earns whose action was carried out."""
+    ddof: Literal[0, 1] = 1
+    """1 divides the sum of squares by the number of turns − 1, 0 by their number."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation."""
+
+    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+        """Return one number per sampled token of `group`."""
+        returns = group_returns(group)
+        earned_GK = [
+            grounded(trajectory, rewards, self.grounding)
+            for trajectory, rewards in zip(group.trajectories, turn_rewards(group), strict=True)
+        ]
+        flat = [x for row in earned_GK for x in row]
+        # Without company there is nothing to compare with, though the turns of one trajectory differ.
+        steps = normalise(flat, by_std=True, ddof=self.ddof, eps=self.eps) if len(returns) > 1 else [0.0] * len(flat)
+        remaining = iter(steps)
+        credit_GK = [_to_go([next(remaining) for _ in row]) for row in earned_GK]
+        is_silent = len(returns) > 1 and not any(steps)
+        return Credit(
+            spread(group, credit_GK), group_counters(returns) | {"credit/n_zero_std_groups": float(is_silent)}
+        )
+
+
+def grounded(trajectory: Trajectory, contributions_K: Sequence[float], beta: float) -> list[float]:
+    """Return `[K]`, c + β where the action was carried out and on the last turn, else c."""
+    last = len(trajectory.turns) - 1
+    return [
+        c + beta * (turn.valid or k == last)
+        for k, (turn, c) in enumerate(zip(trajectory.turns, contributions_K, strict=True))
+    ]
+
+
+def _to_go(values_K: Sequence[float]) -> list[float]:
+    return list(accumulate(reversed(values_K)))[::-1]
