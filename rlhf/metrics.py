@@ -77,6 +77,9 @@ credit/n_turns_without_state    | turns      | turns whose environment state is 
 credit/n_turns_alone            | turns      | turns that no other trajectory has a counterpart of: no signal
 credit/n_single_strata          | strata     | strata of one trajectory: compared with the whole group only
 credit/n_small_advantages       | episodes   | trajectories whose advantage was too small to count
+credit/n_task_types             | types      | types of task that were normalised on their own
+credit/n_untimed_trajectories   | episodes   | trajectories whose seconds are not known: weight 1
+credit/n_planning_tokens        | tokens     | sampled tokens taken for planning
 credit/advantage_abs_mean       | 1          | mean absolute advantage of a sampled token
 credit/advantage_std            | 1          | standard deviation of the advantage over the sampled tokens
 batch/n_samples                 | rows       | rows given to the trainer

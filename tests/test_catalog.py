@@ -27,6 +27,7 @@ NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
     ("advantage", "hrpo"): {"reward": "steps"},
+    ("advantage", "hicra"): {"grams": [[5, 3]], "begin": [7]},
 }
 
 

@@ -1,0 +1,82 @@
+"""HICRA: planning tokens get more of the credit and less of the blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import with_counters
+from rlhf.credit.wrapper import Wrapper
+from rlhf.data import Credit, ScoredGroup
+from rlhf.settings import STRICT
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HICRA(Wrapper):
+    """Ã_t = A_t + α |A_t| on planning tokens, A_t elsewhere; A of `inner`.
+
+    Planning tokens are those of a strategic gram, a sequence of token ids that a generation contains, and those between
+    the ids of an opening and a closing tag such as `<plan>` and `</plan>`; without a closing tag, to the end of the
+    generation. A text has different ids at the start of a line and after a space: list both. No gram found leaves the
+    inner estimator as it is; `credit/n_planning_tokens` counts.
+
+    The authors mine their grams from solutions with a sentence encoder; here they are given.
+
+    Source: Emergent Hierarchical Reasoning in LLMs through Reinforcement Learning, arXiv 2509.03646.
+    """
+
+    alpha: Annotated[float, Field(ge=0)] = 0.2
+    """α, how much the credit of a planning token is raised."""
+    grams: tuple[Annotated[Ids, Field(min_length=1)], ...] = ()
+    """Strategic grams, each a list of token ids (`rlhf trajectories RUN --tokens` shows ids)."""
+    begin: Ids = ()
+    """Token ids of the tag that opens a plan; the tag itself is no planning token."""
+    end: Ids = ()
+    """Token ids of the tag that closes it."""
+
+    def __post_init__(self) -> None:
+        if not self.grams and not self.begin:
+            raise ValueError("hicra needs to know planning tokens: give grams, or begin and end")
+        if self.end and not self.begin:
+            raise ValueError("end has no effect without begin; give both, or remove it")
+
+    def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
+        """Return `credits` with planning tokens raised."""
+        changed, n_planning = [], 0
+        for group, credit in zip(groups, credits, strict=True):
+            trajectories = []
+            for trajectory, rows in zip(group.trajectories, credit.tokens_GNT, strict=True):
+                masks = [self.planning(generation.token_ids) for generation in trajectory.generations]
+                n_planning += sum(map(sum, masks))
+                trajectories.append(tuple(map(self._raised, rows, masks)))
+            changed.append(replace(credit, tokens_GNT=tuple(trajectories)))
+        return with_counters(changed, {"credit/n_planning_tokens": float(n_planning)})
+
+    def planning(self, ids: Sequence[int]) -> list[bool]:
+        """Return `[T]`, whether each token of a generation is a planning token."""
+        found = [False] * len(ids)
+        for gram in self.grams:
+            for start in _places(ids, gram):
+                found[start : start + len(gram)] = [True] * len(gram)
+        position = 0
+        while self.begin and (opening := next(_places(ids, self.begin, position), None)) is not None:
+            start = opening + len(self.begin)
+            closing = next(_places(ids, self.end, start), len(ids)) if self.end else len(ids)
+            found[start:closing] = [True] * (closing - start)
+            position = closing + len(self.end)
+        return found
+
+    def _raised(self, row: Sequence[float], planning: Sequence[bool]) -> tuple[float, ...]:
+        return tuple(a + self.alpha * abs(a) if plans else a for a, plans in zip(row, planning, strict=True))
+
+
+def _places(ids: Sequence[int], wanted: Ids, first: int = 0) -> Iterator[int]:
+    """Give every position from `first` on at which `ids` goes on with `wanted`."""
+    ids = tuple(ids)
+    return (i for i in range(first, len(ids) - len(wanted) + 1) if ids[i : i + len(wanted)] == wanted)
