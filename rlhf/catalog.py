@@ -98,6 +98,14 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),
         "reinforce": Entry("rlhf.losses.reinforce:Reinforce", "log-prob times advantage"),
+        "cispo": Entry("rlhf.losses.cispo:CISPO", "log-prob times advantage, by a clipped ratio"),
+        "gspo": Entry("rlhf.losses.gspo:GSPO", "clipped ratio of a whole trajectory"),
+        "cpgd": Entry("rlhf.losses.cpgd:CPGD", "clipped log-ratio, with a drift term"),
+        "stable_reinforce": Entry("rlhf.losses.stable_reinforce:StableReinforce", "clipped ratio, bounded log-ratio"),
+        "rebel": Entry("rlhf.losses.rebel:REBEL", "regress differences of log-ratios on those of rewards"),
+        "a_lol": Entry("rlhf.losses.a_lol:ALoL", "imitate what was better than expected"),
+        "nft": Entry("rlhf.losses.nft:NFT", "imitate right attempts, unlearn the implied wrong ones"),
+        "min_entropy": Entry("rlhf.losses.min_entropy:MinEntropy", "more certainty, whatever the reward"),
     },
     "correction": {
         "truncated": Entry("rlhf.losses.correction:Truncated", "importance weight, at most C"),

@@ -88,6 +88,7 @@ batch/n_policy_tokens           | tokens     | tokens that are trained on
 batch/n_rewritten_prompts       | prompts    | prompts that do not extend the one before: they begin a new row
 batch/n_dropped_groups          | groups     | groups left out because nothing can be learned from them
 batch/n_dropped_trajectories    | episodes   | trajectories left out because a limit cut them
+batch/n_outliers                | episodes   | trajectories left out because their advantage is far from the others'
 batch/n_trajectories_without_tokens | episodes | trajectories in which the policy sampled nothing
 batch/n_microbatches            | batches    | forward and backward passes
 batch/padding_share             | share      | computed tokens that are padding

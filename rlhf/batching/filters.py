@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
+import numpy as np
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample, sample_counters
@@ -27,6 +30,10 @@ class Filters:
     drop_truncated: bool = False
     """Leave out trajectories that a turn or token limit ended ("overlong filtering"). Off, because not finishing in
     time is mostly the policy's doing and the score says so."""
+    max_advantage_z: Annotated[float, Field(gt=0)] | None = None
+    """Leave out trajectories whose advantage lies more than so many standard deviations from the mean of the step's
+    trajectories, which a spike of a learned reward does; null is off. StableReinforce (arXiv 2505.02835) takes 3. The
+    deviation divides by the number of trajectories; one whose tokens differ in advantage counts with their mean."""
 
     def __call__(
         self, samples: Sequence[Sample], groups: Sequence[ScoredGroup]
@@ -45,7 +52,21 @@ class Filters:
         if self.drop_truncated:
             truncated = {s.sequence for s in kept if outcomes[s.sequence] in _TRUNCATED}
             kept = [s for s in kept if s.sequence not in truncated]
+        outliers = _outliers(samples, self.max_advantage_z) & {s.sequence for s in kept}
+        kept = [s for s in kept if s.sequence not in outliers]
         return kept, sample_counters(kept) | {
             "batch/n_dropped_groups": float(len(silent)),
             "batch/n_dropped_trajectories": float(len(truncated)),
+            "batch/n_outliers": float(len(outliers)),
         }
+
+
+def _outliers(samples: Sequence[Sample], max_z: float | None) -> set[int]:
+    """Trajectories more than `max_z` deviations from the mean of all; advantages that are all equal have none."""
+    if max_z is None or not samples:
+        return set()
+    sequences, index = np.unique([s.sequence for s in samples], return_inverse=True)
+    sums = np.bincount(index, weights=[s.advantages.sum(dtype=np.float64) for s in samples])
+    means = sums / np.maximum(np.bincount(index, weights=[s.n_policy_tokens for s in samples]), 1)
+    far = np.abs(means - means.mean()) > max_z * means.std() + 1e-9 * np.abs(means).max()  # not by rounding
+    return set(sequences[far].tolist())

@@ -20,6 +20,7 @@ from rlhf.batching.samples import Floats as FloatRow
 from rlhf.batching.samples import Sample
 from rlhf.errors import DataError
 from rlhf.losses.reduction import Floats, Reduction
+from rlhf.losses.trajectories import Whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,7 @@ class PackedBatch:
         advantages: float32 `[N]`.
         weights: float32 `[N]`, the reduction's coefficients over the whole minibatch, times the correction.
         sequence_ids: int64 `[N]`, which trajectory of the step each token belongs to.
+        group_ids: int64 `[N]`, which group of the step.
         n_minibatch_tokens: policy tokens of the whole minibatch.
         old_logprobs: float32 `[N]`, nats, the trainer's before the first update; None where it takes the sampler's.
     """
@@ -48,6 +50,7 @@ class PackedBatch:
     advantages: torch.Tensor
     weights: torch.Tensor
     sequence_ids: torch.Tensor
+    group_ids: torch.Tensor
     n_minibatch_tokens: int
     old_logprobs: torch.Tensor | None = None
 
@@ -150,9 +153,17 @@ def collate(samples: Sequence[Sample], weights_R: Floats, *, n_minibatch_tokens:
         advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[positions]),
         weights=torch.from_numpy(weights.astype(np.float32)),
         sequence_ids=torch.from_numpy(np.repeat(np.array([s.sequence for s in samples]), counts)),
+        group_ids=torch.from_numpy(np.repeat(np.array([s.group for s in samples]), counts)),
         n_minibatch_tokens=int(counts.sum()) if n_minibatch_tokens is None else n_minibatch_tokens,
         old_logprobs=None if old_logprobs is None else torch.from_numpy(old_logprobs),
     )
+
+
+def is_split(batches: Sequence[PackedBatch], whole: Whole) -> bool:
+    """Whether tokens of one trajectory, or of one group, lie in more than one of `batches`."""
+    name = "sequence_ids" if whole == "trajectory" else "group_ids"
+    found = [torch.unique(getattr(batch, name)) for batch in batches]
+    return bool(found) and sum(map(len, found)) > len(torch.unique(torch.cat(found)))
 
 
 def _given(arrays: Sequence[FloatRow | None], positions: npt.NDArray[np.intp]) -> FloatRow | None:

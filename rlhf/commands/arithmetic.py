@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import ModelError
 from rlhf.evaluation.statistics import wilson_interval
-from rlhf.recipe.checks import policy_gradient_stages, supervised_stages
+from rlhf.recipe.checks import supervised_stages
+from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from rlhf.errors import DataError
+from rlhf.losses.trajectories import Trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class LossInputs:
         weights: reduction coefficients (`rlhf.losses.reduction`), computed over the whole minibatch, times the factor
             for the difference of trainer and engine (`rlhf.losses.correction`).
         sequence_ids: int64, which trajectory a token belongs to.
+        trajectories: figures of the whole trajectories that the tokens belong to, or None when the loss looks at single
+            tokens.
         n_minibatch_tokens: policy tokens of the whole minibatch, over all its micro-batches and processes; diagnostic
             metrics are means over them. None: `weights` are used instead, which is the same for `token_mean`.
     """
@@ -42,6 +45,7 @@ class LossInputs:
     sequence_ids: torch.Tensor
     ref_logprobs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
+    trajectories: Trajectories | None = None
     n_minibatch_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -63,6 +67,18 @@ class LossInputs:
         if self.n_minibatch_tokens is None:
             return (self.weights * values.detach()).sum()
         return values.detach().sum() / max(self.n_minibatch_tokens, 1)
+
+    def whole_trajectories(self) -> Trajectories:
+        """Return `trajectories`. Raises DataError where they are not given."""
+        if self.trajectories is None:
+            raise DataError(
+                "this loss needs trajectories",
+                where="LossInputs.trajectories",
+                got="None",
+                expected="the figures of the trajectories that the tokens belong to",
+                hint="compute what the loss's needs_whole asks for",
+            )
+        return self.trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,11 @@ class PolicyLoss(Protocol):
     """A frozen dataclass whose fields are its recipe keys.
 
     A loss that reads `ref_logprobs` also has an attribute `needs_ref`, and one that reads `entropy` an attribute
-    `needs_entropy`; where they are absent or False the trainer computes neither and passes None.
+    `needs_entropy`; where they are absent or False the trainer computes neither and passes None. One that looks at
+    whole trajectories has an attribute `needs_whole`: `trajectory` if it wants `trajectories` to hold those that its
+    tokens belong to, `group` if it wants all of their groups that are in the minibatch. One whose attribute
+    `needs_fresh_samples` is True is right for the first update of a step alone, and `reductions` names the reductions
+    under which a loss is what it says; recipes that do otherwise are cautioned.
     """
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

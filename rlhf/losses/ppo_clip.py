@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.losses.policy_loss import LossInputs, LossOutput
-from rlhf.losses.ratios import log_ratio
+from rlhf.losses.ratios import clip_metrics, clipped_surrogate, log_ratio
 from rlhf.losses.regularized import Regularized
 from rlhf.settings import STRICT
 
@@ -39,14 +39,10 @@ class PPOClip(Regularized):
         """Return the loss of one micro-batch's share of the minibatch."""
         advantages = inputs.advantages
         ratio = log_ratio(inputs.policy_logprobs, inputs.old_logprobs).exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        surrogate = torch.maximum(-advantages * ratio, -advantages * clipped)
-        negative = advantages < 0
-        metrics = {
-            "loss/clip_high_share": inputs.mean_share(((advantages > 0) & (ratio > 1 + self.clip_high)).to(ratio)),
-            "loss/clip_low_share": inputs.mean_share((negative & (ratio < 1 - self.clip_low)).to(ratio)),
-        }
+        surrogate = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
+        metrics = clip_metrics(inputs, ratio, self.clip_low, self.clip_high)
         if self.dual_clip is not None:
+            negative = advantages < 0
             bounded = torch.minimum(surrogate, -self.dual_clip * advantages)
             surrogate = torch.where(negative, bounded, surrogate)
             metrics["loss/clip_dual_share"] = inputs.mean_share((negative & (ratio > self.dual_clip)).to(ratio))

@@ -37,6 +37,22 @@ def ratio_metrics(inputs: LossInputs) -> tuple[dict[str, torch.Tensor], dict[str
     )
 
 
+def clipped_surrogate(ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float) -> torch.Tensor:
+    """Return max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high)), the pessimistic surrogate of PPO; `[N]` each."""
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(-advantages * ratio, -advantages * clipped)
+
+
+def clip_metrics(inputs: LossInputs, ratio: torch.Tensor, clip_low: float, clip_high: float) -> dict[str, torch.Tensor]:
+    """Return the shares of tokens that `clipped_surrogate` leaves without gradient, above and below."""
+    high = (inputs.advantages > 0) & (ratio > 1 + clip_high)
+    low = (inputs.advantages < 0) & (ratio < 1 - clip_low)
+    return {
+        "loss/clip_high_share": inputs.mean_share(high.to(ratio)),
+        "loss/clip_low_share": inputs.mean_share(low.to(ratio)),
+    }
+
+
 def _largest(values: torch.Tensor) -> torch.Tensor:
     # A ratio is never negative, so 0 is the maximum of no tokens.
     return values.max() if values.numel() else values.new_zeros(())

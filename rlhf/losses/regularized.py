@@ -62,19 +62,20 @@ class Regularized:
         per_token = policy_loss
         means = dict(metrics or {})
         if self.kl is not None:
-            estimate = kl_estimate(self.kl, inputs.policy_logprobs, _given(inputs.ref_logprobs, "ref_logprobs"))
+            estimate = kl_estimate(self.kl, inputs.policy_logprobs, given(inputs.ref_logprobs, "ref_logprobs"))
             means["loss/kl_ref"] = inputs.mean_share(estimate)
             if self.kl_coef > 0:
                 per_token = per_token + self.kl_coef * estimate
         if self.entropy_coef > 0:
-            per_token = per_token - self.entropy_coef * _given(inputs.entropy, "entropy")
+            per_token = per_token - self.entropy_coef * given(inputs.entropy, "entropy")
         loss = (inputs.weights * per_token).sum()
         shared, largest = ratio_metrics(inputs)
         totals = {"loss/total": loss.detach(), "loss/policy": (inputs.weights * policy_loss.detach()).sum()}
         return LossOutput(loss, {**totals, **shared, **means}, largest)
 
 
-def _given(values: torch.Tensor | None, name: str) -> torch.Tensor:
+def given(values: torch.Tensor | None, name: str) -> torch.Tensor:
+    """Return `values`, an array of `LossInputs` that only some losses need. Raises DataError for None."""
     if values is None:
         raise DataError(
             f"this loss needs {name}",

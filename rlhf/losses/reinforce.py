@@ -27,6 +27,11 @@ class Reinforce(Regularized):
     """Correct later updates of the same samples by the ratio of new to old probability, truncated here; null does not
     correct."""
 
+    @property
+    def needs_fresh_samples(self) -> bool:
+        """Whether the gradient is right for the first update of a step alone."""
+        return self.max_weight is None
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
         loss = -inputs.advantages * inputs.policy_logprobs

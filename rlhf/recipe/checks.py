@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.catalog import kind_of
 from rlhf.errors import EnvError, RecipeError, boundary, nearest
 from rlhf.recipe.keys import keys_of, section_in
+from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -26,13 +27,6 @@ def check_pairs(recipe: Recipe) -> None:
 def cautions(recipe: Recipe) -> list[str]:
     """Say what is legal and probably not meant, one sentence each."""
     return [text for caution in _CAUTIONS for text in caution(recipe)]
-
-
-def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Give YAML path and settings of each policy-gradient stage."""
-    from rlhf.trainers.policy_gradient import PolicyGradient
-
-    return ((f"stages[{i}]", s) for i, s in enumerate(recipe.stages) if isinstance(s, PolicyGradient))
 
 
 def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
@@ -233,12 +227,16 @@ _SILENCED: tuple[tuple[str, str, str, object, tuple[str, ...]], ...] = (
     ("advantage", "hgpo", "history", 0, ("alpha",)),
     ("advantage", "hrpo", "step_weight", 0, ("exempt_turns",)),
     ("advantage", "stratified", "alpha", 0, ("calls", "width")),
+    ("loss", "cpgd", "drift_coef", 0, ("max_drift",)),
+    ("loss", "nft", "negative_weight", 0, ("min_negative",)),
+    ("loss", "a_lol", "ratio", "none", ("clip_low", "clip_high")),
 )
 
 
 def _check_silenced(recipe: Recipe) -> None:
     parts = [("agent", "agent", recipe.agent)]
     parts += [("advantage", path, estimator) for path, estimator in advantages(recipe)]
+    parts += [("loss", f"{path}.loss", stage.loss) for path, stage in policy_gradient_stages(recipe)]
     for section, path, part in parts:
         for of_section, kind, by, value, names in _SILENCED:
             if (of_section, kind) != (section, kind_of(section, part)) or getattr(part, by) != value:
@@ -253,14 +251,9 @@ def _check_silenced(recipe: Recipe) -> None:
 
 def _check_correction(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
-        if _shares_policy(recipe) and stage.correction != type(stage)().correction:
+        if shares_policy(recipe) and stage.correction != type(stage)().correction:
             why = "the engine shares the trainer's weights: what it reports is what the trainer computes"
             raise _no_effect(f"{path}.correction", kind_of("correction", stage.correction), why)
-
-
-def _shares_policy(recipe: Recipe) -> bool:
-    """Whether the engine will say so of itself (`RolloutEngine.shares_policy`); none is built yet."""
-    return kind_of("engine", recipe.engine) == "transformers"
 
 
 def _check_watched(recipe: Recipe) -> None:
@@ -291,6 +284,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_optimizers,
     _check_silenced,
     _check_correction,
+    *LOSS_CHECKS,
     _check_watched,
     _check_splits,
     _check_context,
@@ -301,21 +295,6 @@ def _caution_unseen(recipe: Recipe) -> Iterator[str]:
     for i, stage in enumerate(recipe.stages):
         if getattr(stage, "split", None) == recipe.evaluation.split:
             yield f"stages[{i}].split is evaluation.split: success is measured on tasks that were trained on"
-
-
-def _caution_stale(recipe: Recipe) -> Iterator[str]:
-    for path, stage in policy_gradient_stages(recipe):
-        n_updates = stage.epochs * stage.minibatches
-        if n_updates > 1 and kind_of("loss", stage.loss) == "reinforce" and stage.loss.max_weight is None:
-            yield f"{path} makes {n_updates} updates per step and its loss is right for the first: set loss.max_weight"
-
-
-def _caution_bypass(recipe: Recipe) -> Iterator[str]:
-    for path, stage in policy_gradient_stages(recipe):
-        has_no_ratio = kind_of("loss", stage.loss) == "reinforce" and stage.loss.max_weight is None
-        bypassed = kind_of("correction", stage.correction) == "bypass" and not _shares_policy(recipe)
-        if bypassed and has_no_ratio:
-            yield f"{path}.correction is bypass and its loss has no ratio: nothing corrects for the engine"
 
 
 def _caution_warmup(recipe: Recipe) -> Iterator[str]:
@@ -331,17 +310,9 @@ def _caution_turns(recipe: Recipe) -> Iterator[str]:
         yield f"limits.max_turns {recipe.limits.max_turns} cuts episodes before the environment's {steps} steps"
 
 
-def _caution_reference(recipe: Recipe) -> Iterator[str]:
-    for path, stage in policy_gradient_stages(recipe):
-        if getattr(stage.loss, "needs_ref", False) and not stage.loss.kl_coef:
-            yield f"{path}.loss.kl is measured only: kl_coef is 0, and the reference model costs a forward pass"
-
-
 _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     _caution_unseen,
-    _caution_stale,
-    _caution_bypass,
     _caution_warmup,
     _caution_turns,
-    _caution_reference,
+    *LOSS_CAUTIONS,
 )

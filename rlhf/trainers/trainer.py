@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from rlhf.batching.pack import PackedBatch, collate, pack
+from rlhf.batching.pack import PackedBatch, collate, is_split, pack
 from rlhf.batching.samples import Floats, Sample
 from rlhf.errors import TrainingError, boundary
 from rlhf.losses.correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs, CorrectionOutput, joined, joined_outputs, mismatch_metrics
 from rlhf.losses.policy_loss import LossInputs, PolicyLoss
+from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Policy
@@ -87,7 +88,14 @@ class TorchTrainer:
 
         Batches without old log-probs are compared with the engine here: with a `correction`, which must be `per_token`,
         their old log-probs are the policy's of this moment and it weighs their tokens; without, they are the engine's.
+
+        A loss that needs whole trajectories, or groups, costs a forward pass, without gradient and dropout, where some
+        lie in more than one of `batches`, unless the old log-probs are the policy's of this moment.
         """
+        whole = getattr(loss, "needs_whole", None)
+        shared: Trajectories | None = None
+        if whole is not None and is_split(batches, whole):
+            shared = self._measured(batches, temperature, moved=correction is None)
         seen: list[tuple[CorrectionInputs, CorrectionOutput | None]] = []
 
         def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
@@ -95,11 +103,29 @@ class TorchTrainer:
             if batch.old_logprobs is None:
                 inputs, compared = _compare(inputs, correction)
                 seen.append(compared)
+            if whole is not None:
+                figures = shared or _figures(inputs.policy_logprobs, inputs.old_logprobs, [batch])
+                inputs = replace(inputs, trajectories=figures)
             output = loss(inputs)
             return output.loss, output.metrics, output.metrics_max
 
         values = self._step(batches, of)
         return values | (_mismatch(seen) if seen else {})
+
+    @torch.no_grad()
+    def _measured(self, batches: Sequence[PackedBatch], temperature: float, *, moved: bool) -> Trajectories:
+        """Figures of the trajectories of a minibatch; unless `moved`, batches without old log-probs have ratio 1."""
+        self.policy.model.eval()
+        device = next(self.policy.model.parameters()).device
+        policy, old = [], []
+        for batch in batches:
+            before = (batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs).to(device)
+            if moved or batch.old_logprobs is not None:
+                policy.append(self.logprobs(self.policy.model, batch, temperature=temperature)[0])
+            else:
+                policy.append(before)
+            old.append(before)
+        return _figures(torch.cat(policy), torch.cat(old), batches)
 
     def imitate(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π).
@@ -185,6 +211,13 @@ class TorchTrainer:
         self.optimizer.step()
         self.n_updates += 1
         return norm
+
+
+def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
+    """Figures of the trajectories whose tokens `batches` hold; log-probs `[N]` of all of them, one after the other."""
+    names = ("advantages", "sequence_ids", "group_ids")
+    tokens = (torch.cat([getattr(b, name) for b in batches]).to(policy.device) for name in names)
+    return trajectories_of(policy, old, *tokens)
 
 
 def _compare(

@@ -50,6 +50,20 @@ def test_truncated_trajectories_go_if_asked():
     assert counters["batch/n_dropped_trajectories"] == 2
 
 
+def test_advantages_far_from_the_others_go_if_asked():
+    # Mean .166667; the last lies 3.295304 population deviations above it, the others at most .48 below.
+    advantages = [0.1, -0.1, 0.05, -0.05, 0.0, 0.1, -0.1, 0.02, -0.02, 0.03, -0.03, 2.0]
+    samples, groups = step([(a, Outcome.SOLVED) for a in advantages])
+    for max_z, n_left in ((3.2, 11), (3.3, 12), (None, 12)):
+        left, counters = Filters(max_advantage_z=max_z)(samples, groups)
+        assert [s.sequence for s in left] == [i for i in range(n_left) for _ in "ab"]
+        assert counters["batch/n_outliers"] == 12 - n_left
+    # Equal advantages have no deviation: nobody is far.
+    samples, groups = step([(1.0, Outcome.SOLVED)] * 3)
+    assert len(Filters(max_advantage_z=0.5)(samples, groups)[0]) == 6
+    assert Filters(max_advantage_z=0.5)([], [])[0] == []
+
+
 def test_without_filters_everything_stays():
     sequences, counters = kept(Filters(drop_zero_advantage=False))
     assert sequences == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlhf.losses.policy_loss import LossInputs
+from rlhf.losses.trajectories import trajectories_of
 
 
 def inputs(
@@ -16,7 +17,11 @@ def inputs(
     old: Sequence[float] | None = None,
     **more: Any,
 ) -> LossInputs:
-    """Float64 inputs, weights of a token mean unless given; `policy` is a leaf that collects gradients."""
+    """Float64 inputs, weights of a token mean unless given; `policy` is a leaf that collects gradients.
+
+    All tokens are of one trajectory unless `sequence_ids` are given, all trajectories of one group unless `group_ids`
+    are; `trajectories` are those of these tokens unless given.
+    """
     policy = torch.as_tensor(policy, dtype=torch.float64)
     leaf = policy if policy.requires_grad else policy.clone().requires_grad_()
     n = len(leaf)
@@ -25,13 +30,19 @@ def inputs(
         return torch.as_tensor(values, dtype=torch.float64)
 
     old_logprobs = leaf.detach().clone() if old is None else tensor(old)
+    sequence_ids = torch.as_tensor(more.pop("sequence_ids", [0] * n), dtype=torch.int64)
+    group_ids = torch.as_tensor(more.pop("group_ids", [0] * n), dtype=torch.int64)
+    whole = more.pop("trajectories", None)
+    if whole is None:
+        whole = trajectories_of(leaf, old_logprobs, tensor(advantages), sequence_ids, group_ids)
     tensors = {name: tensor(more.pop(name)) for name in ("weights", "ref_logprobs", "entropy") if name in more}
     return LossInputs(
         policy_logprobs=leaf,
         old_logprobs=old_logprobs,
         sampler_logprobs=tensor(more.pop("sampler", old_logprobs)),
         advantages=tensor(advantages),
-        sequence_ids=torch.zeros(n, dtype=torch.int64),
+        sequence_ids=sequence_ids,
+        trajectories=whole,
         **{"weights": torch.full((n,), 1 / max(n, 1), dtype=torch.float64), **tensors},
         **more,
     )

@@ -1,0 +1,65 @@
+"""Figures of whole trajectories, for losses that do not look at single tokens.
+
+The rows of a trajectory may lie in several micro-batches, of which a loss sees one at a time. What it needs of the rest
+are a few numbers that carry no gradient: the gradient of a function of Σ_t log π_t reaches the parameters through each
+token by itself, times a factor that these numbers give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Whole = Literal["trajectory", "group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    """S trajectories of a minibatch; all `[S]` and without gradient.
+
+    Attributes:
+        ids: int64, ascending; the `sequence_ids` of their tokens.
+        group_ids: int64, which group each belongs to.
+        n_tokens: int64, policy tokens of each.
+        log_ratios: float64, Σ log π − log π_old over those tokens, in nats, not clamped.
+        advantages: float64, mean over those tokens.
+    """
+
+    ids: torch.Tensor
+    group_ids: torch.Tensor
+    n_tokens: torch.Tensor
+    log_ratios: torch.Tensor
+    advantages: torch.Tensor
+
+    def spread(self, values: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
+        """Return for each token, `[N]`, the value `[S]` of its trajectory, which must be among these."""
+        return values[torch.searchsorted(self.ids, sequence_ids)]
+
+    def group_means(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (mean of `values` `[S]` over the trajectories of each one's group, their number), `[S]` each."""
+        _, index, counts = torch.unique(self.group_ids, return_inverse=True, return_counts=True)
+        sums = values.new_zeros(len(counts)).index_add_(0, index, values)
+        return (sums / counts)[index], counts[index]
+
+
+def trajectories_of(
+    policy_logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    sequence_ids: torch.Tensor,
+    group_ids: torch.Tensor,
+) -> Trajectories:
+    """Sum up tokens, `[N]` each, over the trajectories that they make up.
+
+    Tokens of ratios e^.1, e^-.05 and e^.01 in one trajectory have Σ log ρ = .06.
+    """
+    ids, index, counts = torch.unique(sequence_ids, return_inverse=True, return_counts=True)
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(ids), dtype=torch.float64, device=values.device).index_add_(0, index, values)
+
+    gaps = policy_logprobs.detach().double() - old_logprobs.detach().double()
+    groups = torch.zeros_like(ids).scatter_(0, index, group_ids)
+    return Trajectories(ids, groups, counts, total(gaps), total(advantages.double()) / counts)

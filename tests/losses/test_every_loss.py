@@ -1,0 +1,163 @@
+"""What holds of every loss of the catalogue, over tokens of several trajectories and groups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loss_inputs import gradient, inputs
+
+from rlhf.catalog import CATALOG, resolve
+from rlhf.errors import DataError
+from rlhf.losses.policy_loss import PolicyLoss
+from rlhf.losses.reduction import Reduction
+
+KINDS = {kind: resolve("loss", kind, base=Path()) for kind in CATALOG["loss"]}
+every_loss = pytest.mark.parametrize("kind", KINDS)
+logprob = st.floats(-4, 0)
+#: Of right and wrong attempts: what NFT reads its share of right attempts off, within its bounds.
+advantage = st.one_of(st.just(0.0), st.floats(0.05, 0.95), st.floats(-0.95, -0.05))
+
+#: A step of three trajectories in two groups: the group of each, and the trajectory of each token.
+GROUPS = {7: 0, 8: 0, 3: 1}
+
+
+@st.composite
+def tokens(draw):
+    """Keyword arguments of `inputs`: tokens in any order, one advantage per trajectory."""
+    sequence_ids = draw(st.lists(st.sampled_from(list(GROUPS)), min_size=1, max_size=8))
+    n = len(sequence_ids)
+    of_trajectory = {s: draw(advantage) for s in GROUPS}
+    columns = {name: draw(st.lists(logprob, min_size=n, max_size=n)) for name in ("policy", "old", "ref_logprobs")}
+    return {
+        **columns,
+        "advantages": [of_trajectory[s] for s in sequence_ids],
+        "weights": draw(st.lists(st.floats(0, 2), min_size=n, max_size=n)),
+        "entropy": draw(st.lists(st.floats(0, 3), min_size=n, max_size=n)),
+        "sequence_ids": sequence_ids,
+        "group_ids": [GROUPS[s] for s in sequence_ids],
+    }
+
+
+def policy_term(kind, rows):
+    """-∂ loss / ∂ log π per unit of weight, at ratio one."""
+    advantages = rows["advantages"]
+    if kind == "a_lol":  # what is worse than the baseline is left out
+        return [max(a, 0.0) for a in advantages]
+    if kind == "min_entropy":
+        return [0.0] * len(advantages)
+    if kind != "rebel":
+        return advantages
+    # 4 η G / (G − 1) · (A − mean A of the group), over the trajectories that have tokens here
+    present = dict(zip(rows["sequence_ids"], advantages, strict=True))
+    found = []
+    for s in rows["sequence_ids"]:
+        peers = [a for other, a in present.items() if GROUPS[other] == GROUPS[s]]
+        g = len(peers)
+        found.append(4 * g / (g - 1) * (present[s] - sum(peers) / g) if g > 1 else 0.0)
+    return found
+
+
+@every_loss
+@given(rows=tokens())
+def test_on_policy_the_gradient_is_the_plain_policy_gradient(kind, rows):
+    made = inputs(**{**rows, "old": None})
+    loss = KINDS[kind]()(made).loss
+    expected = [-w * a for w, a in zip(rows["weights"], policy_term(kind, rows), strict=True)]
+    found = gradient(loss, made) if kind != "min_entropy" else [0.0] * len(expected)
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+#: Without what is no policy term.
+BARE = {"cpgd": {"drift_coef": 0.0}}
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("rebel", "min_entropy")])
+@given(rows=tokens())
+def test_advantage_zero_pulls_nowhere(kind, rows):
+    made = inputs(**{**rows, "advantages": [0.0] * len(rows["policy"])})
+    loss = KINDS[kind](**BARE.get(kind, {}))(made).loss
+    assert loss.item() == 0
+    assert gradient(loss, made) == [0.0] * len(rows["policy"])
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "min_entropy"])
+@given(rows=tokens(), shift=st.floats(-3, 3))
+def test_only_ratios_matter(kind, rows, shift):
+    # Both log-probs moved alike: the same ratios, so the same gradient.
+    made = inputs(**rows)
+    moved = {name: [x + shift for x in rows[name]] for name in ("policy", "old")}
+    other = inputs(**{**rows, **moved})
+    expected = gradient(KINDS[kind]()(made).loss, made)
+    assert gradient(KINDS[kind]()(other).loss, other) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@every_loss
+@given(rows=tokens(), data=st.data())
+def test_micro_batches_add_up_to_the_minibatch_in_any_order(kind, rows, data):
+    n = len(rows["policy"])
+    terms = {} if kind == "min_entropy" else {"entropy_coef": 0.01}
+    loss = KINDS[kind](kl="k3", kl_coef=0.1, **terms)
+    whole = inputs(**rows, n_minibatch_tokens=n)
+    order = data.draw(st.permutations(range(n)))
+    cut = data.draw(st.integers(0, n))
+    parts = []
+    for part in (order[:cut], order[cut:]):
+        picked = {name: [values[i] for i in part] for name, values in rows.items()}
+        made = inputs(**picked, n_minibatch_tokens=n, trajectories=whole.trajectories)
+        parts.append((part, made, loss(made)))
+    expected = loss(whole)
+    assert sum(out.loss.item() for _, _, out in parts) == pytest.approx(expected.loss.item(), abs=1e-9)
+    for name, value in expected.metrics.items():
+        assert sum(out.metrics[name].item() for _, _, out in parts) == pytest.approx(value.item(), abs=1e-9)
+    for name, value in expected.metrics_max.items():
+        assert max(out.metrics_max[name].item() for _, _, out in parts) == pytest.approx(value.item())
+    of_whole = gradient(expected.loss, whole)
+    for part, made, out in parts:
+        if part:
+            assert gradient(out.loss, made) == pytest.approx([of_whole[i] for i in part], abs=1e-9)
+
+
+@every_loss
+@given(rows=tokens())
+def test_a_token_without_weight_leaves_no_gradient(kind, rows):
+    made = inputs(**{**rows, "weights": [0.0] * len(rows["policy"])})
+    loss = KINDS[kind](kl="k2", kl_coef=0.1)(made).loss
+    assert loss.item() == 0
+    assert gradient(loss, made) == [0.0] * len(rows["policy"])
+
+
+@every_loss
+def test_a_loss_keeps_its_contract(kind):
+    loss = KINDS[kind](kl="k3", kl_coef=0.1)
+    assert isinstance(loss, PolicyLoss)
+    nothing = inputs([], [], ref_logprobs=[], entropy=[])
+    output = loss(nothing)
+    output.loss.backward()
+    assert output.loss.item() == 0.0
+    assert all(value.item() == 0.0 for value in (*output.metrics.values(), *output.metrics_max.values()))
+    for name in getattr(loss, "reductions", ()):
+        Reduction(kind=name, max_tokens=5 if name.endswith("norm") else None)
+    assert getattr(loss, "needs_whole", None) in (None, "trajectory", "group")
+
+
+@every_loss
+def test_log_ratios_far_apart_stay_finite(kind):
+    rows = {"policy": [-1e4, 0.0, -1.0], "old": [0.0, -1e4, -1.0], "advantages": [0.5, -0.5, -0.5]}
+    rows |= {"sequence_ids": [0, 1, 1], "group_ids": [0, 0, 0], "entropy": [1.0] * 3}
+    made = inputs(**rows)
+    output = KINDS[kind]()(made)
+    assert all(torch.isfinite(x) for x in (output.loss, *output.metrics.values(), *output.metrics_max.values()))
+    if kind != "min_entropy":
+        assert all(map(math.isfinite, gradient(output.loss, made)))
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if getattr(KINDS[k](), "needs_whole", None)])
+def test_trajectories_that_are_needed_and_not_given_raise(kind):
+    with pytest.raises(DataError, match="needs trajectories"):
+        KINDS[kind]()(replace(inputs([-1.0], [0.5]), trajectories=None))

@@ -1,0 +1,92 @@
+"""What a recipe is told about its loss: refused where it cannot work, cautioned where it is probably not meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import RecipeError
+from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
+from tests import recipe_parts
+
+SUMMED = "stages.1.reduction={kind: seq_mean_token_sum}"
+CENTRED = "stages.1.advantage={kind: dr_grpo}"
+PER_TRAJECTORY = "stages.1.reduction={kind: seq_mean_token_mean}"
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    return recipe_parts.write(tmp_path)
+
+
+def said(path: Path, *overrides: str) -> list[str]:
+    return cautions(load(path, overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "expected"),
+    [
+        (["stages.1.loss={kind: nft}"], "stages[1].advantage.kind", "dr_grpo"),
+        (["stages.1.loss={kind: nft}", "stages.1.advantage={kind: rloo}"], "stages[1].advantage.kind", "dr_grpo"),
+        (["stages.1.loss={kind: cpgd, drift_coef: 0, max_drift: 1}"], "stages[1].loss.max_drift", "drift_coef is 0"),
+        (["stages.1.loss={kind: a_lol, ratio: none, clip_low: 0.5}"], "stages[1].loss.clip_low", "ratio is none"),
+        (
+            [CENTRED, "stages.1.loss={kind: nft, negative_weight: 0, min_negative: 0.5}"],
+            "stages[1].loss.min_negative",
+            "negative_weight is 0",
+        ),
+        (["stages.1.loss={kind: min_entropy, entropy_coef: 0.1}"], "stages[1].loss", "raises the entropy"),
+    ],
+)
+def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: str, expected: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(echo, overrides)
+    assert caught.value.where == where and expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["loss={kind: gspo}"], "reduction is token_mean, and gspo is defined with seq_mean_token_mean"),
+        (["loss={kind: rebel}"], "rebel is defined with seq_mean_token_sum"),
+        (["loss={kind: min_entropy}"], "drop_zero_advantage to false"),
+        (["loss={kind: min_entropy}", "filters.drop_zero_advantage=false", "epochs=2"], "right for the first"),
+        (
+            ["loss={kind: a_lol, ratio: none}", "epochs=2", "reduction={kind: seq_mean_token_sum}"],
+            "right for the first",
+        ),
+        (["loss={kind: ppo_clip, clip_high: 0.2}"], "every ratio is 1: loss.clip_high has no effect"),
+        (["loss={kind: reinforce, max_weight: 2}"], "loss.max_weight has no effect"),
+        (["loss={kind: ppo_clip, kl: k3}"], "measured only"),
+    ],
+)
+def test_what_is_probably_not_meant_is_cautioned(echo: Path, overrides: list[str], text: str) -> None:
+    [one] = [t for t in said(echo, *(f"stages.1.{o}" for o in overrides)) if text in t]
+    assert one.startswith("stages[1]")
+
+
+def test_scores_that_are_not_right_or_wrong_are_cautioned(echo: Path) -> None:
+    nft = ["stages.1.loss={kind: nft}", CENTRED]
+    assert said(echo, *nft) == []
+    [text] = said(echo, *nft, "rewards.cost={kind: turn_cost, weight: 0.5}")
+    assert "0 or 1" in text and "[1.0, 0.5]" in text
+    assert said(echo, *nft, "rewards.cost={kind: turn_cost, weight: 0}") == []  # measured, not part of the score
+    load(echo, ["stages.1.loss={kind: nft}", "stages.1.advantage={kind: grpo, normalize_std: false}"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["stages.1.loss={kind: gspo, clip_high: 0.01}", PER_TRAJECTORY, "stages.1.epochs=2"],
+        ["stages.1.loss={kind: rebel}", SUMMED, CENTRED],
+        ["stages.1.loss={kind: a_lol}", SUMMED, CENTRED, "stages.1.minibatches=2"],
+        ["stages.1.loss={kind: cispo, clip_high: 4}", "stages.1.epochs=2"],
+        ["stages.1.loss={kind: min_entropy}", "stages.1.filters.drop_zero_advantage=false"],
+        # The engine's log-probs are the old ones: the ratio of the only update is not 1.
+        ["stages.1.loss={kind: ppo_clip, clip_high: 0.2}", "engine={kind: vllm}", "stages.1.correction={kind: bypass}"],
+    ],
+)
+def test_what_is_meant_is_not_cautioned(echo: Path, overrides: list[str]) -> None:
+    assert said(echo, *overrides) == []
