@@ -8,10 +8,29 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.catalog import CATALOG
 from tests.environments import toytext
 from tests.trainers import runs
 
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "gigpo")
+#: The others of the catalogue, with the keys they need, each with the loss of several updates that most were made for.
+#: Not `duration_aware`, whose numbers follow the clock.
+OTHERS: dict[str, dict[str, Any]] = {
+    "reinforce_pp": {},
+    "reinforce_pp_baseline": {},
+    "lite_ppo": {},
+    "hgpo": {"episode": True},
+    "step_grpo": {},
+    "progress": {},
+    "hrpo": {"reward": "cost"},
+    "stratified": {},
+    "loop": {},
+    "lightning": {},
+    "grpo_lead": {},
+    "task_normalised": {"inner": {"kind": "gigpo"}},
+    "hicra": {"grams": [[5], [6, 7]]},
+    "ktae": {"inner": {"kind": "lite_ppo"}},
+}
 #: The clipped loss makes several updates of the same samples, so that its ratios leave 1; REINFORCE makes one.
 LOSSES: dict[str, dict[str, Any]] = {
     "ppo_clip": {"loss": {"kind": "ppo_clip"}, "minibatches": 2, "epochs": 2, "steps": 12},
@@ -53,10 +72,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.newest(done.folder) / "policy"
 
 
-def learn(start: Path, folder: Path, seed: int = 0, **stage: Any) -> runs.Done:
+def learn(start: Path, folder: Path, seed: int = 0, rewards: Any = None, **stage: Any) -> runs.Done:
     """A policy-gradient stage from the saved policy."""
-    policy = {"kind": "pretrained", "path": str(start)}
-    path = runs.write(folder, [{**POLICY_GRADIENT, **stage}], policy=policy, seed=seed)
+    changes = {"policy": {"kind": "pretrained", "path": str(start)}, "seed": seed}
+    changes |= {"rewards": rewards} if rewards else {}
+    path = runs.write(folder, [{**POLICY_GRADIENT, **stage}], **changes)
     return runs.run(path, folder / "run")
 
 
@@ -74,6 +94,19 @@ def test_every_estimator_learns_with_every_loss(start: Path, tmp_path: Path, est
     assert max(runs.curve(done.folder, "loss/sampler_gap_max")) < 1e-3
     assert set(runs.curve(done.folder, "rollout/n_failures")) == {0.0}
     assert set(runs.curve(done.folder, "optimizer/n_skipped")) == {0.0}
+
+
+@pytest.mark.parametrize("estimator", OTHERS)
+def test_every_other_estimator_learns(start: Path, tmp_path: Path, estimator: str) -> None:
+    rewards = {"right": {"kind": "outcome"}, "cost": {"kind": "turn_cost", "weight": 0}}
+    done = learn(
+        start, tmp_path, rewards=rewards, advantage={"kind": estimator, **OTHERS[estimator]}, **LOSSES["ppo_clip"]
+    )
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+
+
+def test_every_estimator_of_the_catalogue_is_asked_to_learn() -> None:
+    assert {*ESTIMATORS, *OTHERS, "duration_aware"} == set(CATALOG["advantage"])
 
 
 def test_later_updates_of_the_same_samples_move_the_ratios(start: Path, tmp_path: Path) -> None:
