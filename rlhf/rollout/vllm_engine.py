@@ -319,7 +319,7 @@ class VllmEngine:
                 "no vLLM instance is left",
                 where="VllmEngine.generate",
                 got="; ".join(f"{seat.instance.name}: {seat.fault}" for seat in self._seats),
-                hint="start the servers again; a delivery takes them back",
+                hint="start servers again, a delivery takes them back; of an engine of one's own see engine.log",
             )
         seat = min(living, key=lambda s: len(s.running))
         if session:

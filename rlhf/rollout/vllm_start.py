@@ -128,7 +128,8 @@ def start_error(text: str, options: StartOptions, log: Path | None) -> EngineErr
     """Why vLLM did not start, told from what it said."""
     lines = [line.strip() for line in text.splitlines() if "Error" in line and "EngineCore failed" not in line]
     causes = [line for line in lines if "Engine core initialization failed" not in line] or lines
-    got = (causes[-1] if causes else text.strip()[-200:])[-300:]
+    # Without a line that names an error it is pydantic's: what is wrong, then all arguments.
+    got = causes[-1][-300:] if causes else " ".join(text.partition("[type=")[0].split())[:300]
     where = f"engine.kind vllm, model {options.model}"
     see = f"; everything vLLM said is in {log}" if log else ""
     if "KV cache" in got or "cache blocks" in got:
@@ -151,14 +152,18 @@ def start_error(text: str, options: StartOptions, log: Path | None) -> EngineErr
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the processes that are started inside."""
-    before = {name: os.environ.get(name) for name in values}
+    """Set variables for the processes that are started inside; afterwards all are as before.
+
+    vLLM sets some more for itself, such as LOCAL_WORLD_SIZE and LD_PRELOAD, that mean something to other programs.
+    """
+    before = dict(os.environ)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager

@@ -54,6 +54,15 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     inbox: Inbox | None = None
     digest = Digest()
 
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        if device.type == "cpu":  # vLLM itself would find out at the first request, and end
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+            width, kernels = vllm_config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+            if width not in kernels:
+                raise ValueError(f"no kernel on a CPU for head_dim {width}, only for {', '.join(map(str, kernels))}")
+
     def init_transfer_engine(self, init_info: MemoryInit) -> None:
         """Note where the sender writes; an earlier sender is forgotten."""
         self.shutdown()

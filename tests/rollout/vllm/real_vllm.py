@@ -57,6 +57,11 @@ def move(policy: Policy, seed: int, by: float = 0.1) -> None:
 
 def start_instance(policy: Policy, folder: Path, log: Path | None = None, **options: Any) -> LocalInstance:
     """vLLM in a process of its own, with the policy's weights, adapters left out."""
+    return LocalInstance.start(start_options(policy, folder, **options), log)
+
+
+def start_options(policy: Policy, folder: Path, **options: Any) -> StartOptions:
+    """How to start it; writes the policy into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_merged(policy, folder)
     settings: dict[str, Any] = {
@@ -67,7 +72,7 @@ def start_instance(policy: Policy, folder: Path, log: Path | None = None, **opti
         "kv_cache_bytes": 32 * 2**20,
         "lora_rank": 4 if policy.is_lora else 0,
     }
-    return LocalInstance.start(StartOptions(model=str(folder), **{**settings, **options}), log)
+    return StartOptions(model=str(folder), **{**settings, **options})
 
 
 class Around:
