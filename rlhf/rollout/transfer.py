@@ -19,7 +19,8 @@ from rlhf.rollout.fingerprint import Digest
 
 #: Tensors begin at multiples of this many bytes.
 _ALIGNMENT = 64
-#: A page of memory, where a mapping begins.
+
+#: Where files lie in memory.
 _MEMORY = Path("/dev/shm")
 
 
@@ -74,7 +75,7 @@ class Outbox:
             if slices and end + n_bytes > self._max_bytes:
                 yield slices
                 slices, end = [], 0
-            self._make_room(end + n_bytes)
+            self._make_room(max(1, end + n_bytes))  # a file without a byte cannot be mapped
             found = Slice(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end, n_bytes)
             view(self._memory, found).copy_(tensor)
             digest.add(name, tensor)
