@@ -90,7 +90,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "loop": Entry("rlhf.credit.loop:LOOP", "RLOO, negligible advantages set to 0"),
         "lightning": Entry("rlhf.credit.lightning:Lightning", "GRPO for agents whose calls are single samples"),
         "grpo_lead": Entry("rlhf.credit.grpo_lead:GRPOLead", "GRPO with weights for length and difficulty"),
-        "task_normalised": Entry("rlhf.credit.task_normalised:TaskNormalised", "another one, whitened per type of task"),
+        "task_normalised": Entry("rlhf.credit.task_normalised:TaskNormalised", "another one, whitened per task type"),
         "duration_aware": Entry("rlhf.credit.duration_aware:DurationAware", "another one, times the seconds of a turn"),
         "hicra": Entry("rlhf.credit.hicra:HICRA", "another one, raised on planning tokens"),
         "ktae": Entry("rlhf.credit.ktae:KTAE", "another one, plus a value of each kind of token"),

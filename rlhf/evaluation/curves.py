@@ -9,6 +9,9 @@ from rlhf.evaluation.figures import Band, Series, line_chart, smooth
 from rlhf.evaluation.run_data import Curve, RunData
 from rlhf.metrics import describe
 
+#: Most characters that have room over a chart of 400 pixels, with a unit behind them.
+_LONGEST = 58
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -89,14 +92,21 @@ def _chart(run: RunData, chart: Chart) -> Iterator[str]:
     for metric, label in shown:
         curves = run.curves(metric.name)
         for curve in curves:
-            series += _smoothed(curve, _label(label, curve, curves))
+            # The heading names a metric that is alone.
+            words = curve.stage if len(shown) == 1 and len(curves) > 1 else _label(label, curve, curves)
+            series += _smoothed(curve, words)
     if not shown:
         return
     metric = shown[0][0]
     unit = metric.unit if metric.unit not in ("share", "1") else ""
-    y_label = unit if len(shown) > 1 else ", ".join(filter(None, (metric.meaning, unit)))
+    y_label = unit if len(shown) > 1 else ", ".join(filter(None, (_brief(metric.meaning, shown[0][1]), unit)))
     percent = metric.unit == "share"
     yield line_chart(series, chart.title, "step", y_label, percent=percent, width=400, height=236, standalone=False)
+
+
+def _brief(meaning: str, words: str) -> str:
+    """The meaning of a metric where it fits over a chart, else the legend's words."""
+    return meaning if len(meaning) <= _LONGEST else words
 
 
 def _smoothed(curve: Curve, label: str) -> list[Series]:

@@ -37,6 +37,8 @@ STYLE = """
 """
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 58, 38
+#: Left end of what stands above the plot, the baseline of its second line, the pitch of lines, the width of a character.
+_START, _SECOND, _LINE, _CHARACTER = 8, 40, 20, 6.7
 _N_COLOURS = 4
 _MAX_HOVER = 150
 
@@ -110,13 +112,16 @@ def line_chart(
         percent: write y in [0, 1] as percentages.
         y_range: fixed ends of the y axis; otherwise they fit the data.
         width: in pixels; the chart scales with its container.
-        height: in pixels.
+        height: in pixels; a legend that needs lines of its own adds them.
         standalone: carry styles along, for a file of its own.
     """
     write = percent_text if percent else number_text
-    frame = _Frame.around(series, bands, y_range, width, height)
     colour = _colours(series)
-    body = [*_axes(frame, x_label, write), *_heading(title, y_label, series, colour, width)]
+    legend = _legend(list(colour), y_label, width)
+    above = _LINE * (len(legend) - 1)
+    height += above
+    frame = _Frame.around(series, bands, y_range, width, height, _TOP + above)
+    body = [*_axes(frame, x_label, write), *_heading(title, y_label, legend, series, colour, width)]
     points = {s.label for s in series if s.kind == "points"}
     body += [_band(frame, band, colour[band.label], band.label in points) for band in bands if band.label in colour]
     for one in series:
@@ -200,6 +205,7 @@ class _Frame:
     y1: float
     width: int
     height: int
+    top: int
 
     @classmethod
     def around(
@@ -209,6 +215,7 @@ class _Frame:
         y_range: tuple[float, float] | None,
         width: int,
         height: int,
+        top: int,
     ) -> _Frame:
         points = [p for s in series for p in s.finite]
         xs = [x for x, _ in points] or [0.0, 1.0]
@@ -216,17 +223,18 @@ class _Frame:
         low, high = y_range or (min(ys, default=0.0), max(ys, default=1.0))
         if y_range is None:
             low = 0.0 if 0 <= low < high * 0.6 else low  # an axis from zero where it costs little
-            pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+            # Rounding is no curve, and ticks closer than this would be written alike.
+            pad = max((high - low) * 0.06 or abs(high) * 0.1 or 1.0, abs(high) * 0.005)
             low, high = (low if low == 0 and high > 0 else low - pad), high + pad
         x0, x1 = min(xs), max(xs)
-        return cls(x0, x1 if x1 > x0 else x0 + 1, low, high, width, height)
+        return cls(x0, x1 if x1 > x0 else x0 + 1, low, high, width, height, top)
 
     def x(self, value: float) -> float:
         return _LEFT + (self.width - _LEFT - _RIGHT) * (value - self.x0) / (self.x1 - self.x0)
 
     def y(self, value: float) -> float:
         inside = min(max(value, self.y0), self.y1)
-        return self.height - _BOTTOM - (self.height - _TOP - _BOTTOM) * (inside - self.y0) / (self.y1 - self.y0)
+        return self.height - _BOTTOM - (self.height - self.top - _BOTTOM) * (inside - self.y0) / (self.y1 - self.y0)
 
 
 def _colours(series: Sequence[Series]) -> dict[str, str]:
@@ -247,26 +255,51 @@ def _axes(frame: _Frame, x_label: str, write: Callable[[float], str]) -> Iterato
     yield f'<text x="{(_LEFT + right) / 2:.1f}" y="{frame.height - 5}" text-anchor="middle">{escape(x_label)}</text>'
 
 
-def _heading(title: str, y_label: str, series: Sequence[Series], colour: dict[str, str], width: int) -> Iterator[str]:
-    yield f'<text class="title" x="8" y="20">{escape(title)}</text>'
-    yield f'<text x="8" y="40">{escape(y_label)}</text>'
-    if len(colour) < 2:
-        return
+def _legend(labels: Sequence[str], y_label: str, width: int) -> list[Sequence[str]]:
+    """Lines of legend entries; the first is the line of `y_label`, and holds none where they do not all fit there."""
+    whole = width - _RIGHT - _START
+    if len(labels) < 2:
+        return [()]
+    if sum(map(_entry, labels)) <= whole - (_CHARACTER * len(y_label) + 16 if y_label else 0):
+        return [labels]
+    lines: list[list[str]] = [[]] if y_label else []
+    room = 0.0
+    for label in labels:
+        if _entry(label) > room:
+            lines.append([])
+            room = whole
+        lines[-1].append(label)
+        room -= _entry(label)
+    return [*lines]
+
+
+def _heading(
+    title: str,
+    y_label: str,
+    legend: Sequence[Sequence[str]],
+    series: Sequence[Series],
+    colour: dict[str, str],
+    width: int,
+) -> Iterator[str]:
+    yield f'<text class="title" x="{_START}" y="20">{escape(title)}</text>'
+    yield f'<text x="{_START}" y="{_SECOND}">{escape(y_label)}</text>'
     kinds = {s.label: s.kind for s in reversed(series) if s.kind != "faint"}
-    x = width - _RIGHT - sum(_entry(label) for label in colour)
-    for label, paint in colour.items():
-        mark = (
-            f'<circle class="dot" cx="{x + 7:.1f}" cy="36" r="4.5" style="fill:{paint}"/>'
-            if kinds.get(label) == "points"
-            else f'<line class="line" x1="{x:.1f}" x2="{x + 14:.1f}" y1="36" y2="36" style="stroke:{paint}"/>'
-        )
-        yield f'{mark}<text x="{x + 19:.1f}" y="40">{escape(label)}</text>'
-        x += _entry(label)
+    for i, labels in enumerate(legend):
+        y, x = _SECOND + _LINE * i, max(_START, width - _RIGHT - sum(map(_entry, labels)))
+        for label in labels:
+            mark = (
+                f'<circle class="dot" cx="{x + 7:.1f}" cy="{y - 4}" r="4.5" style="fill:{colour[label]}"/>'
+                if kinds.get(label) == "points"
+                else f'<line class="line" x1="{x:.1f}" x2="{x + 14:.1f}" y1="{y - 4}" y2="{y - 4}" '
+                f'style="stroke:{colour[label]}"/>'
+            )
+            yield f'{mark}<text x="{x + 19:.1f}" y="{y}">{escape(label)}</text>'
+            x += _entry(label)
 
 
 def _entry(label: str) -> float:
     """Width of a legend entry; fonts differ, so it is generous."""
-    return 36 + 6.7 * len(label)
+    return 36 + _CHARACTER * len(label)
 
 
 def _curve(frame: _Frame, series: Series, paint: str) -> Iterator[str]:
