@@ -81,6 +81,43 @@ def test_series_of_one_label_share_colour_and_legend() -> None:
     assert texts(svg).count("a") == texts(svg).count("b") == 1
 
 
+@given(
+    labels=st.lists(st.text("abcdefgh -_", min_size=1, max_size=30), min_size=2, max_size=6, unique=True),
+    y_label=st.text("share of", max_size=40),
+)
+def test_a_legend_covers_neither_itself_nor_the_label_of_its_axis(labels: list[str], y_label: str) -> None:
+    drawn = [Series(label, [0, 1], [0.0, 1.0]) for label in labels]
+    svg = ElementTree.fromstring(line_chart(drawn, "T", "step", y_label, width=400))
+    height, spans = float(svg.attrib["viewBox"].split()[3]), []
+    for element in list(svg.iter(f"{NS}text"))[-len(labels) - 1 :]:
+        # A character of the 12 pixel fonts that a page names is 6.7 pixels wide at most on average.
+        x, y, n = float(element.attrib["x"]), float(element.attrib["y"]), len(element.text or "")
+        mark = 19 if spans else 0  # an entry begins with its line
+        spans.append((y, x - mark, x + 6.7 * n))
+    top = min(float(line.attrib["y1"]) for line in svg.iter(f"{NS}line") if line.attrib["class"] == "grid")
+    for i, (y, left, right) in enumerate(spans):
+        assert 0 <= left and right <= 400 and y < top < height
+        assert all(y != other or right <= begin or end <= left for other, begin, end in spans[:i])
+
+
+def test_a_legend_with_room_stands_beside_the_label() -> None:
+    svg = chart(Series("a", [0, 1], [0.0, 1.0]), Series("b", [0, 1], [1.0, 0.0]), height=300)
+    assert svg.attrib["viewBox"] == "0 0 560 300"
+    assert [t.attrib["y"] for t in svg.iter(f"{NS}text") if t.text in ("a", "b", "share")] == ["40", "40", "40"]
+    # 400 pixels less margins of 8 and 16 hold an entry of 36 + 6.7 x 20 = 170 pixels twice, but not beside a label.
+    svg = chart(Series("a" * 20, [0, 1], [0.0, 1.0]), Series("b" * 20, [0, 1], [1.0, 0.0]), width=400, height=300)
+    assert svg.attrib["viewBox"] == "0 0 400 320"
+
+
+def test_rounding_is_drawn_flat() -> None:
+    svg = chart(Series("a", [0, 1, 2], [0.999998, 1.0, 0.999999]), percent=True)
+    [line] = svg.iter(f"{NS}polyline")
+    heights = [float(p.split(",")[1]) for p in line.attrib["points"].split()]
+    assert max(heights) - min(heights) < 1
+    percents = [t for t in texts(svg) if t.endswith("%")]
+    assert len(set(percents)) == len(percents) > 2
+
+
 def test_intervals_are_shades_around_lines_and_whiskers_on_points() -> None:
     band = Band("a", [0, 1], [0.1, 0.2], [0.3, 0.4])
     assert len(list(chart(Series("a", [0, 1], [0.2, 0.3]), bands=[band]).iter(f"{NS}polygon"))) == 1
