@@ -146,6 +146,29 @@ def test_a_stop_id_ends_a_generation_and_stays_in_it(runner, engine):
     assert any(eos in g.token_ids[:-1] for g in sampled)
 
 
+def test_stop_strings_end_a_generation_where_the_embedded_engine_ends_it(runner, engine):
+    policy = policy_like(3)
+    theirs = TransformersEngine(
+        policy.model,
+        max_context=MAX_CONTEXT,
+        decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
+    )
+    params = SamplingParams(max_tokens=60, temperature=0.0, stop_strings=("omeg", " pois", "j", "lpha the"))
+    # Prompts of whole characters, as all real ones are.
+    prompts = [Prompt(tuple(policy.tokenizer.encode("alpha the poison waits " + "xyz"[i % 3] * i))) for i in range(32)]
+
+    async def both():
+        found = []
+        for each in (engine, theirs):
+            found.append(await asyncio.gather(*(each.generate(prompt, params) for prompt in prompts)))
+        await theirs.close()
+        return found
+
+    mine, theirs_said = runner.run(both())
+    assert [(g.token_ids, g.finish) for g in mine] == [(g.token_ids, g.finish) for g in theirs_said]
+    assert {g.finish for g in mine} == {Finish.STOP, Finish.LENGTH}
+
+
 def test_the_context_caps_a_generation_and_a_full_one_is_refused(runner, engine):
     params = SamplingParams(max_tokens=1000)
     found = runner.run(engine.generate(prompt_of(MAX_CONTEXT - 7), params))
