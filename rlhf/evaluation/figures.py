@@ -37,7 +37,7 @@ STYLE = """
 """
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 58, 38
-#: Left end of what stands above the plot, the baseline of its second line, the pitch of lines, the width of a character.
+#: Above the plot: where lines begin, the baseline of the second one, their pitch, and the width of a character.
 _START, _SECOND, _LINE, _CHARACTER = 8, 40, 20, 6.7
 _N_COLOURS = 4
 _MAX_HOVER = 150

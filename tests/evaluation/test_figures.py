@@ -96,7 +96,7 @@ def test_a_legend_covers_neither_itself_nor_the_label_of_its_axis(labels: list[s
         spans.append((y, x - mark, x + 6.7 * n))
     top = min(float(line.attrib["y1"]) for line in svg.iter(f"{NS}line") if line.attrib["class"] == "grid")
     for i, (y, left, right) in enumerate(spans):
-        assert 0 <= left and right <= 400 and y < top < height
+        assert left >= 0 and right <= 400 and y < top < height
         assert all(y != other or right <= begin or end <= left for other, begin, end in spans[:i])
 
 
