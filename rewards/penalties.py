@@ -47,3 +47,31 @@ class TurnCost:
         """Count the turns."""
         per_turn = (-self.cost,) * len(trajectory.turns)
         return Verdict(math.fsum(per_turn), why=f"{len(per_turn)} turns", per_turn=per_turn)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Overlong:
+    """0 up to `max_tokens` − `buffer` sampled tokens, from there falling to −1 at `max_tokens`, and −1 beyond.
+
+    Long answers are warned before a limit cuts them, so that their reward does not jump from right to nothing. Only
+    sampled tokens count, over all turns; observations do not. With 100 and 20: 80 tokens 0, 90 tokens −0.5, 100 and
+    more −1.
+
+    Source: DAPO, arXiv 2503.14476 (20480 and 4096, for single answers); verl's code has no bound at −1.
+    """
+
+    inline: ClassVar[bool] = True
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    """Sampled tokens of an episode from which on the reward is −1."""
+    buffer: Annotated[int, Field(ge=1)]
+    """Tokens before that in which it falls."""
+
+    def __post_init__(self) -> None:
+        if self.buffer > self.max_tokens:
+            raise ValueError(f"buffer: {self.buffer} begins before the first token; max_tokens is {self.max_tokens}")
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Count the sampled tokens."""
+        excess = trajectory.n_tokens - (self.max_tokens - self.buffer)
+        return Verdict(-min(max(excess / self.buffer, 0.0), 1.0), why=f"{trajectory.n_tokens} sampled tokens")

@@ -62,6 +62,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "environment": Entry("rewards.outcome:EnvironmentReward", "the environment's own rewards, turn by turn"),
         "invalid_action": Entry("rewards.penalties:InvalidActionPenalty", "minus a set amount per invalid action"),
         "turn_cost": Entry("rewards.penalties:TurnCost", "minus a set amount per turn"),
+        "overlong": Entry("rewards.penalties:Overlong", "falls to -1 towards a number of sampled tokens"),
         "exact_match": Entry("rewards.exact:ExactMatch", "1 if the last action equals the task's reference"),
     },
     "engine": {

@@ -88,6 +88,7 @@ batch/n_policy_tokens           | tokens     | tokens that are trained on
 batch/n_rewritten_prompts       | prompts    | prompts that do not extend the one before: they begin a new row
 batch/n_dropped_groups          | groups     | groups left out because nothing can be learned from them
 batch/n_dropped_trajectories    | episodes   | trajectories left out because a limit cut them
+batch/n_low_entropy_tokens      | tokens     | sampled tokens left out because the policy was sure of them
 batch/n_outliers                | episodes   | trajectories left out because their advantage is far from the others'
 batch/n_trajectories_without_tokens | episodes | trajectories in which the policy sampled nothing
 batch/n_microbatches            | batches    | forward and backward passes
@@ -95,6 +96,7 @@ batch/padding_share             | share      | computed tokens that are padding
 loss/total                      | 1          | the number that is minimised
 loss/policy                     | 1          | policy-gradient term
 loss/kl_ref                     | nats       | divergence from the frozen reference per token
+loss/kl_coef                    | 1          | coefficient of that divergence in the next step, where it is adapted
 loss/entropy                    | nats       | entropy of the policy's next-token distribution
 loss/clip_high_share            | share      | tokens whose ratio was clipped from above
 loss/clip_low_share             | share      | tokens whose ratio was clipped from below

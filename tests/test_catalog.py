@@ -26,6 +26,7 @@ ENTRIES = [
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
+    ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
     ("advantage", "hrpo"): {"reward": "steps"},
     ("advantage", "hicra"): {"grams": [[5, 3]], "begin": [7]},
 }

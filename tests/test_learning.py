@@ -36,6 +36,19 @@ LOSSES: dict[str, dict[str, Any]] = {
     "ppo_clip": {"loss": {"kind": "ppo_clip"}, "minibatches": 2, "epochs": 2, "steps": 12},
     "reinforce": {"loss": {"kind": "reinforce"}, "steps": 22},
 }
+#: The others, each with the advantage and reduction that it is defined with, over several updates of the same samples.
+#: The default bounds of GSPO are for far lower learning rates. Not `min_entropy`, which looks at no reward.
+_CENTRED, _SUMMED = {"advantage": {"kind": "dr_grpo"}}, {"reduction": {"kind": "seq_mean_token_sum"}}
+_MEANS = {"reduction": {"kind": "seq_mean_token_mean"}}
+OTHER_LOSSES: dict[str, dict[str, Any]] = {
+    "cispo": {},
+    "gspo": {"loss": {"kind": "gspo", "clip_low": 0.1, "clip_high": 0.1}, **_MEANS},
+    "cpgd": {},
+    "stable_reinforce": {"filters": {"max_advantage_z": 3}},
+    "rebel": {**_CENTRED, **_SUMMED, "minibatches": 1, "steps": 20},
+    "a_lol": {**_CENTRED, **_SUMMED},
+    "nft": {**_CENTRED, "rewards": {"right": {"kind": "outcome"}}},
+}
 
 #: Demonstrations of which most actions are random: the policy that comes of them knows the words and little else.
 SUPERVISED = {
@@ -103,6 +116,17 @@ def test_every_other_estimator_learns(start: Path, tmp_path: Path, estimator: st
         start, tmp_path, rewards=rewards, advantage={"kind": estimator, **OTHERS[estimator]}, **LOSSES["ppo_clip"]
     )
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+
+
+@pytest.mark.parametrize("loss", OTHER_LOSSES)
+def test_every_other_loss_learns(start: Path, tmp_path: Path, loss: str) -> None:
+    done = learn(start, tmp_path, **(LOSSES["ppo_clip"] | {"loss": {"kind": loss}} | OTHER_LOSSES[loss]))
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+    assert set(runs.curve(done.folder, "optimizer/n_skipped")) == {0.0}
+
+
+def test_every_loss_of_the_catalogue_is_asked_to_learn() -> None:
+    assert {*LOSSES, *OTHER_LOSSES, "min_entropy"} == set(CATALOG["loss"])
 
 
 def test_every_estimator_of_the_catalogue_is_asked_to_learn() -> None:

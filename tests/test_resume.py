@@ -32,8 +32,11 @@ POLICY_GRADIENT = {
 }
 
 
-#: With a reference, which a resumed run takes from the checkpoint of its stage's begin.
-LOSS = {"grpo": {"kind": "ppo_clip"}, "gigpo": {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1}}
+#: With a reference, which a resumed run takes from the checkpoint of its stage's begin, and a coefficient that moves.
+LOSS = {
+    "grpo": {"kind": "ppo_clip"},
+    "gigpo": {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 30},
+}
 
 
 def recipe(folder: Path, advantage: str, lora: dict[str, Any] | None, **changes: Any) -> Path:

@@ -11,14 +11,21 @@ from pydantic import ValidationError
 from rewards.check import check_reward
 from rewards.exact import ExactMatch
 from rewards.outcome import EnvironmentReward, Outcome
-from rewards.penalties import InvalidActionPenalty, TurnCost
-from rlhf.data import Action, Task, Trajectory, Turn
+from rewards.penalties import InvalidActionPenalty, Overlong, TurnCost
+from rlhf.data import Action, Finish, Generation, Prompt, Task, Trajectory, Turn
 from rlhf.data import Outcome as End
 from rlhf.errors import RewardError
 from rlhf.rollout.score import Weighted, score_group
 
 TASK = Task("t", reference="Paris")
-ALL = [Outcome(), EnvironmentReward(), InvalidActionPenalty(), TurnCost(), ExactMatch()]
+ALL = [
+    Outcome(),
+    EnvironmentReward(),
+    InvalidActionPenalty(),
+    TurnCost(),
+    Overlong(max_tokens=9, buffer=5),
+    ExactMatch(),
+]
 
 
 def trajectory(*turns, outcome=End.FAILED, attempt=0):
@@ -50,6 +57,23 @@ def test_penalties_fall_on_their_turns():
     assert got.why == "2 invalid actions"
     cost = TurnCost(cost=0.25)(TASK, played)
     assert (cost.value, cost.per_turn) == (-1.0, (-0.25,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "value"),
+    # 80 tokens are free; 90 are (90 − 80) / 20 of the way; no further down than −1
+    [([0], 0.0), ([50, 30], 0.0), ([50, 40], -0.5), ([81], -0.05), ([99, 1], -1.0), ([101], -1.0), ([400], -1.0)],
+)
+def test_overlong_falls_over_its_buffer_and_counts_sampled_tokens_of_all_turns(n_tokens, value):
+    prompt = Prompt(tuple(range(1000)))  # as long as it likes
+    made = [Generation(prompt, (1,) * n, (-1.0,) * n, Finish.STOP, 0) for n in n_tokens]
+    played = trajectory(*(Turn(Action("a", (g,)), "b") for g in made))
+    assert Overlong(max_tokens=100, buffer=20)(TASK, played).value == pytest.approx(value)
+
+
+def test_an_overlong_buffer_lies_within_the_limit():
+    with pytest.raises(ValidationError, match="before the first token"):
+        Overlong(max_tokens=5, buffer=6)
 
 
 def test_a_penalised_group_scores_as_worked_by_hand():

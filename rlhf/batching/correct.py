@@ -74,5 +74,6 @@ def _row(sample: Sample, old: Floats, weights: Floats, keep: Bools) -> Sample:
         sampler_logprobs=np.where(mask, sample.sampler_logprobs, np.float32(0)),
         advantages=np.where(mask, sample.advantages, np.float32(0)),
         old_logprobs=spread(old),
+        entropy=None if sample.entropy is None else np.where(mask, sample.entropy, np.float32(0)),
         correction=spread(weights),
     )

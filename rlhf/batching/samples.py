@@ -40,6 +40,8 @@ class Sample:
         old_logprobs: nats, the trainer's before the first update, 0 where the mask is False; None where it takes the
             sampler's.
         correction: factor of each token's weight in the loss, at least 0; None is 1.
+        entropy: nats, of the policy's distribution at each token before the first update, 0 where the mask is False;
+            None where nothing asks for it.
     """
 
     token_ids: Ints
@@ -50,9 +52,10 @@ class Sample:
     group: int
     old_logprobs: Floats | None = None
     correction: Floats | None = None
+    entropy: Floats | None = None
 
     def __post_init__(self) -> None:
-        optional = [a for a in (self.old_logprobs, self.correction) if a is not None]
+        optional = [a for a in (self.old_logprobs, self.correction, self.entropy) if a is not None]
         lengths = {len(a) for a in (self.token_ids, self.mask, self.sampler_logprobs, self.advantages, *optional)}
         if len(lengths) != 1:
             raise DataError("ids, mask, log-probs and advantages differ in length", where="Sample", got=str(lengths))

@@ -266,6 +266,15 @@ def _check_watched(recipe: Recipe) -> None:
             raise _no_effect(f"evaluation.{name}", getattr(recipe.evaluation, name), "no stage sets evaluate_every")
 
 
+def _check_overlong(recipe: Recipe) -> None:
+    longest = recipe.limits.max_turns * recipe.limits.max_tokens
+    for name, weighted in recipe.rewards.items():
+        reward: Any = weighted.reward
+        if kind_of("reward", reward) == "overlong" and longest <= reward.max_tokens - reward.buffer:
+            why = f"an episode has at most limits.max_turns x limits.max_tokens = {longest} sampled tokens"
+            raise _no_effect(f"rewards.{name}.max_tokens", reward.max_tokens, why)
+
+
 def _no_effect(where: str, value: object, why: str) -> RecipeError:
     return RecipeError(
         "this key has no effect", where=where, got=str(value), expected=f"nothing, because {why}", hint="remove the key"
@@ -286,6 +295,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_correction,
     *LOSS_CHECKS,
     _check_watched,
+    _check_overlong,
     _check_splits,
     _check_context,
 )

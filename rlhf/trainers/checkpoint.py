@@ -48,6 +48,7 @@ class State:
         finished: whether the stage is complete.
         policy_version: publications so far.
         n_updates: optimiser updates of this stage.
+        kl_coef: of the next step, where the stage's loss adapts it; None is the recipe's.
         watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
         n_logged: lines of metrics of the whole run.
         n_episodes: training episodes of the whole run.
@@ -61,6 +62,7 @@ class State:
     finished: bool
     policy_version: int
     n_updates: int = 0
+    kl_coef: float | None = None
     watched: int = 0
     n_logged: int = 0
     n_episodes: int = 0

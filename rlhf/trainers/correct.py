@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from rlhf.batching.correct import correct
-from rlhf.batching.samples import Sample
+from rlhf.batching.filters import high_entropy
+from rlhf.batching.samples import Bools, Floats, Sample
 from rlhf.errors import TrainingError, boundary
 from rlhf.losses.correction import Bypass, Correction
 from rlhf.trainers.policy_gradient import PolicyGradient
@@ -21,7 +25,8 @@ def prepare(
       nothing is computed, the engine's log-probs are the old ones.
     - A step of one update whose correction looks at single tokens finds the old log-probs in the update: those of the
       policy before it moves. They cost nothing.
-    - Everything else takes one forward pass without gradient over the rows of the step.
+    - Everything else takes one forward pass without gradient over the rows of the step, and so does the entropy of
+      their tokens where `filters.high_entropy_share` asks for it; what it leaves out it leaves out last.
 
     Args:
         stage: whose rows these are.
@@ -33,12 +38,38 @@ def prepare(
         TrainingError: the correction raised.
         DataError: it gave what does not fit the tokens.
     """
+    share = stage.filters.high_entropy_share
+    if share is None or not samples:
+        return _corrected(stage, trainer, samples, shares_policy=shares_policy)
+    budget = stage.max_tokens_per_microbatch
+    old, entropies = trainer.score_with_entropy(samples, temperature=stage.temperature, max_tokens=budget)
+    samples = [replace(s, entropy=_spread(e, s.mask)) for s, e in zip(samples, entropies, strict=True)]
+    samples, values, rest = _corrected(stage, trainer, samples, shares_policy=shares_policy, old=old)
+    rows, counters = high_entropy(samples, share)
+    return rows, {**values, **counters}, rest
+
+
+def _spread(values: Floats, mask: Bools) -> Floats:
+    row = np.zeros(len(mask), np.float32)
+    row[mask] = values
+    return row
+
+
+def _corrected(
+    stage: PolicyGradient,
+    trainer: TorchTrainer,
+    samples: Sequence[Sample],
+    *,
+    shares_policy: bool,
+    old: list[Floats] | None = None,
+) -> tuple[Sequence[Sample], dict[str, float], Correction | None]:
     correction = stage.correction
     if shares_policy or isinstance(correction, Bypass) or not samples:
         return samples, {}, None
-    if stage.epochs * stage.minibatches == 1 and getattr(correction, "per_token", False):
+    if old is None and stage.epochs * stage.minibatches == 1 and getattr(correction, "per_token", False):
         return samples, {}, correction
-    old = trainer.score(samples, temperature=stage.temperature, max_tokens=stage.max_tokens_per_microbatch)
+    if old is None:
+        old = trainer.score(samples, temperature=stage.temperature, max_tokens=stage.max_tokens_per_microbatch)
     with boundary(TrainingError, where="the correction of trainer and engine"):
         rows, values = correct(samples, old, correction)
     return rows, values, None

@@ -17,6 +17,7 @@ from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import ShuffledTasks
+from rlhf.trainers.adaptive_kl import next_kl_coef, with_kl_coef
 from rlhf.trainers.correct import prepare
 from rlhf.trainers.imitation import imitate
 from rlhf.trainers.policy_gradient import PolicyGradient
@@ -58,7 +59,7 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     with run.saved_if_stopped(trainer):
         await run.watch(stage.evaluate_every, stage.steps)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
-            await one_step(run, stage, trainer, tasks, step)
+            await one_step(run, with_kl_coef(stage, run.state.kl_coef), trainer, tasks, step)
             await run.watch(stage.evaluate_every, stage.steps)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(trainer.optimizer)
@@ -82,15 +83,18 @@ async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks
     rng = np.random.default_rng([run.seed, run.state.stage, step])
     values = update(stage, trainer, samples, rng, run.collector.engine.shares_policy)
     train_s = time.perf_counter() - start
+    kl_coef = next_kl_coef(stage, values, samples)
     await run.deliver()
 
     run.record(run.state.label, step + 1, "train", collected.groups, credits)
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
     metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values}
+    metrics |= {"loss/kl_coef": kl_coef} if kl_coef is not None else {}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + collected.seconds}
     run.log(step + 1, metrics)
-    run.advance(step=step + 1, n_updates=trainer.n_updates, n_episodes=run.state.n_episodes + collected.n_episodes)
+    n_episodes = run.state.n_episodes + collected.n_episodes
+    run.advance(step=step + 1, n_updates=trainer.n_updates, kl_coef=kl_coef, n_episodes=n_episodes)
     run.progress.advance(
         f"success {metrics['rollout/success']:.0%}  return {metrics['rollout/return_mean']:+.2f}  "
         f"{metrics['rollout/tokens_per_s']:.0f} tok/s"

@@ -119,7 +119,9 @@ class Run:
 
     def begin_stage(self, index: int, kind: str) -> None:
         """Stand before the first step of a stage."""
-        self.state = replace(self.state, stage=index, stage_kind=kind, step=0, n_updates=0, watched=0, finished=False)
+        self.state = replace(
+            self.state, stage=index, stage_kind=kind, step=0, n_updates=0, kl_coef=None, watched=0, finished=False
+        )
 
     def take_up(self, trainer: TorchTrainer) -> None:
         """Give `trainer` the state of the checkpoint; at the start of a stage, write that checkpoint."""

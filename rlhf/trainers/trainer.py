@@ -66,15 +66,31 @@ class TorchTrainer:
             temperature: that the rows were sampled at.
             max_tokens: token budget of one forward pass; the result does not depend on it.
         """
+        return self._scored(samples, temperature, max_tokens, entropy=False)[0]
+
+    @torch.no_grad()
+    def score_with_entropy(
+        self, samples: Sequence[Sample], *, temperature: float, max_tokens: int
+    ) -> tuple[list[Floats], list[Floats]]:
+        """As `score`, and the entropy in nats of the distribution that each policy token was sampled from."""
+        return self._scored(samples, temperature, max_tokens, entropy=True)
+
+    def _scored(
+        self, samples: Sequence[Sample], temperature: float, max_tokens: int, *, entropy: bool
+    ) -> tuple[list[Floats], list[Floats]]:
         self.policy.model.eval()
-        found: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
+        logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
+        entropies = list(logprobs)
         for members in pack(samples, max_tokens):
             rows = [samples[i] for i in members]
-            logp, _ = self.logprobs(self.policy.model, collate(rows, np.ones(len(rows))), temperature=temperature)
+            batch = collate(rows, np.ones(len(rows)))
+            logp, of_tokens = self.logprobs(self.policy.model, batch, temperature=temperature, entropy=entropy)
             ends = np.cumsum([row.n_policy_tokens for row in rows])[:-1]
-            for i, part in zip(members, np.split(logp.cpu().numpy(), ends), strict=True):
-                found[i] = part
-        return found
+            for found, values in ((logprobs, logp), (entropies, of_tokens)):
+                if values is not None:
+                    for i, part in zip(members, np.split(values.cpu().numpy(), ends), strict=True):
+                        found[i] = part
+        return logprobs, entropies
 
     def update(
         self,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from batch_parts import constant_credit, generation, group, trajectory
+from dataclasses import replace
 
-from rlhf.batching.filters import Filters
+import numpy as np
+from batch_parts import VOCABULARY, constant_credit, generation, group, steps, trajectory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf.batching.filters import Filters, high_entropy
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.data import Outcome
@@ -62,6 +67,46 @@ def test_advantages_far_from_the_others_go_if_asked():
     samples, groups = step([(1.0, Outcome.SOLVED)] * 3)
     assert len(Filters(max_advantage_z=0.5)(samples, groups)[0]) == 6
     assert Filters(max_advantage_z=0.5)([], [])[0] == []
+
+
+def rows_with_entropy(step_, layout, entropy):
+    """Rows of a step whose tokens have the entropy that `entropy` gives to their ids."""
+    samples, _ = make_samples(*step_, layout)
+    return [replace(s, entropy=np.where(s.mask, entropy[s.token_ids], 0).astype(np.float32)) for s in samples]
+
+
+def test_the_tokens_of_highest_entropy_are_kept():
+    # Of .1, 2, .3, .05, 1 the .8-quantile is 1.2: token 1 alone reaches it. Of the rest, half: those from .3 up.
+    made = group(trajectory(generation([9], [0, 1, 2]), generation([9], [3, 4])))
+    entropy = np.array([0.1, 2.0, 0.3, 0.05, 1.0, 0, 0, 0, 0, 0])
+    samples = rows_with_entropy(([made], [constant_credit(made, [1.5])]), "trajectory", entropy)
+    [row], counters = high_entropy(samples, 0.2)
+    assert row.token_ids[row.mask].tolist() == [1] and row.advantages.tolist() == [0, 0, 1.5, 0]
+    assert row.sampler_logprobs[row.mask].tolist() == [-0.5] and not row.sampler_logprobs[~row.mask].any()
+    assert counters == {"batch/n_low_entropy_tokens": 4.0}
+    rows, counters = high_entropy(samples, 0.5)
+    assert [int(i) for r in rows for i in r.token_ids[r.mask]] == [1, 2, 4]
+    # Ties stay: nothing tells them apart.
+    flat = rows_with_entropy(([made], [constant_credit(made, [1.5])]), "trajectory", np.ones(10))
+    assert sum(r.n_policy_tokens for r in high_entropy(flat, 0.1)[0]) == 5
+    assert high_entropy([], 0.2) == ([], {"batch/n_low_entropy_tokens": 0.0})
+
+
+@settings(max_examples=40)
+@given(made=steps(), share=st.floats(0.01, 0.99), seed=st.integers(0, 9))
+def test_which_tokens_are_sure_is_no_matter_of_the_layout(made, share, seed):
+    entropy = np.random.default_rng(seed).random(VOCABULARY)
+    kept = []
+    for layout in ("trajectory", "generation"):
+        samples = rows_with_entropy(made, layout, entropy)
+        n_tokens = sum(s.n_policy_tokens for s in samples)
+        rows, counters = high_entropy(samples, share)
+        n_kept = sum(r.n_policy_tokens for r in rows)
+        assert n_kept + counters["batch/n_low_entropy_tokens"] == n_tokens
+        assert not n_tokens or n_kept >= max(1, int(share * n_tokens))
+        assert all(r.mask.any() and not r.advantages[~r.mask].any() for r in rows)
+        kept.append(sorted((r.sequence, int(i)) for r in rows for i in r.token_ids[r.mask]))
+    assert kept[0] == kept[1]
 
 
 def test_without_filters_everything_stays():

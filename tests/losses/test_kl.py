@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rlhf.losses.kl import kl_estimate
+from rlhf.losses.ppo_clip import PPOClip
 
 logits = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
 
@@ -71,3 +73,44 @@ def test_k3_has_the_gradient_of_the_forward_kl(policy, ref):
 def test_k3_is_never_negative_and_bounded(policy, ref):
     value = kl_estimate("k3", torch.tensor([policy]), torch.tensor([ref])).item()
     assert 0 <= value <= 20  # 10 where π is much the smaller, d = 20 at most where it is the larger
+
+
+# --- the coefficient that adapts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("divergence", "n", "expected"),
+    [
+        (0.2, 256, 0.00100512),  # .001 · (1 + .2 · 256 / 10000): 2 − 1 is cut to .2
+        (0.05, 256, 0.00099488),  # .5 − 1 is cut to −.2
+        (0.11, 256, 0.00100256),  # .1 · .0256
+        (0.1, 256, 0.001),
+        (9.0, 10**6, 0.0012),  # a step never changes it by more than a fifth
+        (-1.0, 10**6, 0.0008),  # k1 may be negative
+    ],
+)
+def test_the_coefficient_follows_the_divergence(divergence, n, expected):
+    loss = PPOClip(kl="k3", kl_coef=0.001, kl_target=0.1)
+    assert loss.next_kl_coef(divergence, n) == pytest.approx(expected, abs=1e-10)
+
+
+@given(divergence=st.floats(0, 5), n=st.integers(0, 10**6))
+def test_the_coefficient_moves_towards_the_target_and_stays_positive(divergence, n):
+    loss = PPOClip(kl="k3", kl_coef=0.5, kl_target=1.0, kl_horizon=100)
+    coefficient = loss.next_kl_coef(divergence, n)
+    assert 0.4 - 1e-9 <= coefficient <= 0.6 + 1e-9
+    assert (coefficient - 0.5) * (divergence - 1.0) >= 0
+    assert PPOClip(kl="k3", kl_coef=0.5).next_kl_coef(divergence, n) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kl": "k3", "kl_target": 0.1}, "it is 0"),
+        ({"kl_target": 0.1}, "it is 0"),
+        ({"kl": "k3", "kl_coef": 0.1, "kl_horizon": 5}, "no effect while kl_target is null"),
+    ],
+)
+def test_a_target_without_a_coefficient_is_refused(settings, says):
+    with pytest.raises(ValidationError, match=says):
+        PPOClip(**settings)
