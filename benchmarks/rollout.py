@@ -6,7 +6,7 @@
 tokens, with a random Qwen3 model of 2.4 million parameters in float32. Two loads:
 
 - equal: 24 new tokens in every turn, an environment that answers at once;
-- varied: 8 to 80 new tokens in a turn and 10 to 100 ms in the environment, each drawn anew (a spread of ten).
+- varied: 8 to 80 new tokens in a turn and 50 to 500 ms in the environment, each drawn anew (a spread of ten).
 
 (a) this project's engine, (b) vLLM's own offline batch per turn over the same prompts and lengths, (c) the embedded
 engine, (d) `model.generate` over the whole left-padded context, equal load only. They take turns within each repeat, so
@@ -68,7 +68,7 @@ def make_load(turns: int, varied: bool) -> Load:
     shape = (N_EPISODES, turns)
     if not varied:
         return Load(said, np.full(shape, N_NEW), np.zeros(shape))
-    return Load(said, random.integers(8, 81, shape), random.uniform(0.01, 0.1, shape))
+    return Load(said, random.integers(8, 81, shape), random.uniform(0.05, 0.5, shape))
 
 
 async def play(engine: RolloutEngine, load: Load) -> None:
@@ -127,7 +127,11 @@ class Instant:
         return Sampled((1,) * n, (-1.0,) * n, Finish.LENGTH, (("0", n),))
 
     async def call(self, method: str, *_: Any) -> list[Any]:
-        return [{"n_vocab": N_VOCAB, "max_context": MAX_CONTEXT, "logprobs_mode": "processed_logprobs", "lora_rank": 0}]
+        shape = {"n_vocab": N_VOCAB, "max_context": MAX_CONTEXT, "lora_rank": 0, "shapes": {}}
+        return [shape | {"logprobs_mode": "processed_logprobs", "dtype": "float32", "transfer": "rlhf_memory"}]
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        return None
 
     async def close(self) -> None:
         return None
@@ -153,7 +157,7 @@ def episode_overhead(turns: int) -> float:
     """Microseconds of a whole turn of `run_groups` with an engine and an environment that answer at once."""
     from agents.chat import ChatAgent
     from environments.base import Properties, StepResult
-    from rlhf.data import Message, Task
+    from rlhf.data import Message, Role, Task
     from rlhf.rollout.group import run_groups
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.renderer import Renderer
@@ -161,10 +165,7 @@ def episode_overhead(turns: int) -> float:
     from rlhf.trainers.tokenizer import train_tokenizer
 
     class Walk:
-        n = 0
-
-        async def start(self) -> StepResult:
-            return StepResult("you see a door, a key and a ball")
+        n, opening = 0, StepResult("you see a door, a key and a ball")
 
         async def step(self, action: str) -> StepResult:
             self.n += 1
@@ -177,7 +178,7 @@ def episode_overhead(turns: int) -> float:
         properties = Properties(deterministic=True, thread_safe=True, inline=True)
 
         def tasks(self, split: str) -> list[Task]:
-            return [Task(str(i), (Message("user", "walk"),)) for i in range(N_EPISODES)]
+            return [Task(str(i), (Message(Role.USER, "walk"),)) for i in range(N_EPISODES)]
 
         def start(self, task: Task) -> Walk:
             return Walk()
@@ -190,8 +191,11 @@ def episode_overhead(turns: int) -> float:
     async def run() -> float:
         parts = (environment, ChatAgent(), engine, Renderer(tokenizer), limits, SamplingParams())
         begin = time.perf_counter()
-        await run_groups(environment.tasks("train"), *parts, group_size=1, seed=0)
-        return time.perf_counter() - begin
+        groups = await run_groups(environment.tasks("train"), *parts, group_size=1, seed=0)
+        seconds = time.perf_counter() - begin
+        wrong = [t for group in groups for t in group if not t.solved or len(t.turns) != turns]
+        assert not wrong, wrong[0].detail
+        return seconds
 
     asyncio.run(run())
     return asyncio.run(run()) / (N_EPISODES * turns) * 1e6
@@ -265,7 +269,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--turns", type=int, default=6)
     args = parser.parse_args()
-    found = measure(args.turns, args.repeats) | {f"{k}_us": v for k, v in overheads(args.turns).items()}
+    found = {f"{k}_us": v for k, v in overheads(args.turns).items()} | measure(args.turns, args.repeats)
     if args.json:
         about = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "torch": torch.__version__}
         print(json.dumps(about | found))
