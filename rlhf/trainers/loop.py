@@ -69,9 +69,8 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
 async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks: ShuffledTasks, step: int) -> None:
     """Sample, score, credit, batch, update, deliver."""
     sampling = run.collector.limits.sampling(stage.temperature)
-    collected = await run.collector.collect(
-        tasks.draw(step, stage.tasks_per_step), group_size=stage.group_size, sampling=sampling, step=step
-    )
+    drawn = tasks.draw(step, stage.tasks_per_step)
+    collected = await run.collector.collect(drawn, group_size=stage.group_size, sampling=sampling, step=step)
     run.caution(collected, f"step {step + 1} of {run.state.label}")
     with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
         credits = credit_of(stage.advantage, collected.groups)
@@ -85,7 +84,6 @@ async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks
     train_s = time.perf_counter() - start
     kl_coef = next_kl_coef(stage, values, samples)
     await run.deliver()
-
     run.record(run.state.label, step + 1, "train", collected.groups, credits)
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
