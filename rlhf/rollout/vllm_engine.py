@@ -38,8 +38,9 @@ _DRAIN_POLL_S = 0.005
 #: Seconds until a call whose connection broke is made again.
 _RETRY_S = 0.05
 
-#: Seconds in which an instance hands back what an aborted request has sampled; after that it is forgotten.
-_ABORT_S = 1.0
+#: Seconds in which an instance hands back what an aborted request has sampled; after that it is forgotten. It is asked
+#: so many times meanwhile, as vLLM ends no request that is still on its way to it.
+_ABORT_S, _MAX_ASKED = 1.0, 20
 
 
 class VllmEngine:
@@ -167,13 +168,16 @@ class VllmEngine:
         calls = tuple(self._calls.get(session, ()))
         for call in calls:
             call.withdrawn = True
-        for seat in self._seats:
-            ids = [call.request_id for call in calls if call.request_id in seat.running]
-            with suppress(InstanceDownError):  # it runs nothing any more
-                await (seat.instance.abort(ids) if ids else asyncio.sleep(0))
-        running = {name for seat in self._seats for name in seat.running}
-        if tasks := [call.task for call in calls if call.request_id in running and call.task]:
-            await asyncio.wait(tasks, timeout=_ABORT_S)  # vLLM hands back what they have, if it knew them already
+        for _ in range(_MAX_ASKED):
+            tasks = []
+            for seat in self._seats:
+                if mine := [call for call in calls if call.request_id in seat.running]:
+                    with suppress(InstanceDownError):  # it runs nothing any more
+                        await seat.instance.abort([call.request_id for call in mine])
+                    tasks += [call.task for call in mine if call.task]
+            if not tasks:
+                break
+            await asyncio.wait(tasks, timeout=_ABORT_S / _MAX_ASKED)
         for call in calls:
             call.end()
 
@@ -344,7 +348,7 @@ class VllmEngine:
             raise DeliveryError("no vLLM instance is left to deliver to", where=where, got=got)
         if self._form == "adapter":
             return await self._deliver_adapter(weights, instances, where)
-        self._shut()
+        self._open.clear()  # new calls wait from now on
         sent = await self._deliverer.full(instances, weights, where, PAUSE[self._at_update])
         self._begin(weights.version)
         await each(instances, lambda i: i.resume())
@@ -353,7 +357,7 @@ class VllmEngine:
     async def _deliver_adapter(self, weights: PolicyWeights, instances: list[Instance], where: str) -> str:
         sent, adapter = await self._deliverer.adapter(instances, weights, where)
         if self._at_update == "drain":
-            self._shut()
+            self._open.clear()
             while any(seat.running for seat in self._seats):
                 await asyncio.sleep(_DRAIN_POLL_S)
         old, self._adapter = self._adapter, adapter
@@ -366,10 +370,6 @@ class VllmEngine:
             await self._deliverer.remove(instances, unused)
             self._retired.remove(unused)
         return sent
-
-    def _shut(self) -> None:
-        """New calls wait from now on."""
-        self._open.clear()
 
     def _begin(self, version: int) -> None:
         """New calls use `version`."""

@@ -12,6 +12,7 @@ import torch
 
 from rlhf.build_engine import SHAPES, save_merged
 from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams
+from rlhf.errors import EngineError
 from rlhf.rollout.sampling import SamplingRows, distributions
 from rlhf.rollout.vllm_engine import VllmEngine
 from rlhf.rollout.vllm_local import LocalInstance
@@ -93,12 +94,16 @@ async def engine_over(*instances: Any, policy: Policy, max_context: int = MAX_CO
     settings = {"form": "adapter" if policy.is_lora else "full", "version": policy.version, **settings}
     engine = VllmEngine([i if isinstance(i, Around) else Around(i) for i in instances], **settings)
     config = policy.model.config
-    await engine.connect(
-        shapes={name: getattr(config, name) for name in SHAPES},
-        n_vocab=config.vocab_size,
-        max_context=max_context,
-        lora_rank=4 if engine.weights_form == "adapter" else 0,
-    )
+    try:
+        await engine.connect(
+            shapes={name: getattr(config, name) for name in SHAPES},
+            n_vocab=config.vocab_size,
+            max_context=max_context,
+            lora_rank=4 if engine.weights_form == "adapter" else 0,
+        )
+    except EngineError:
+        await engine.close()
+        raise
     return engine
 
 
