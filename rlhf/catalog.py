@@ -164,6 +164,7 @@ def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:
     module = _file_module(source, base, where) if _is_file(source) else _named_module(source, base, where)
     if not hasattr(module, name):
         public = [n for n in vars(module) if not n.startswith("_")]
+        public = [n for n in public if getattr(vars(module)[n], "__module__", "") == module.__name__] or public
         raise RecipeError(
             f"{source} defines no '{name}'",
             where=where,
@@ -202,7 +203,9 @@ def _from_table(section: str, kind: str, where: str) -> Any:
             where=where,
             got=kind,
             expected=", ".join(table) + ", package.module:Name, or ./file.py:Name",
-            hint=nearest(kind, table) or "`rlhf recipes --kinds` lists all kinds",
+            hint=f"name what it defines after a colon: {kind}:Name"
+            if _is_file(kind)
+            else nearest(kind, table) or "`rlhf recipes --kinds` lists all kinds",
         )
     entry = table[kind]
     for package in PACKAGES_OF_EXTRA.get(entry.extra or "", ()):
@@ -312,6 +315,6 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
             where=where,
             got=kind,
             expected=f"a class with {', '.join(REQUIRED_MEMBERS[section])}",
-            hint=f"`rlhf check {section} {kind}` walks through the contract",
+            hint="docs/plugins.md has whole parts to start from",
         )
     return target

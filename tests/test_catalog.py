@@ -83,7 +83,7 @@ def base(tmp_path: Path) -> Path:
         ("reward", "./angry.py:R", ["angry.py", "KeyError: 'no luck'"]),
         ("reward", "./parts.py:not_a_class", ["is a int", "a class or a function"]),
         ("agent", "./parts.py:solved", ["this is no agent", "a class"]),
-        ("agent", "./parts.py:Echo", ["Echo lacks act", "rlhf check agent"]),
+        ("agent", "./parts.py:Echo", ["Echo lacks act", "docs/plugins.md"]),
         ("reward", "no_such_package_of_tests.a:R", ["no module is called 'no_such_package_of_tests'"]),
         ("reward", "strange_package_of_tests.other:R", ["no module is called 'strange_package_of_tests.other'"]),
     ],

@@ -25,8 +25,6 @@ from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 
-_UNFIT = "these settings do not fit together"
-
 
 def build(cls: Any, values: Any, path: str, *, base: Path, default: object = None) -> Any:
     """Make a `cls` from `values`.
@@ -97,6 +95,7 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
                 hint="make it a dataclass with fields and a __call__",
             )
         return target
+    _refuse_of_other_kinds(section, kind, settings, keys_of(target, path), path, base)
     return build(target, settings, path, base=base, default=default)
 
 
@@ -160,6 +159,38 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
             )
 
 
+def _refuse_of_other_kinds(
+    section: str, kind: str, settings: Mapping[str, Any], keys: Mapping[str, Key], path: str, base: Path
+) -> None:
+    """Raise RecipeError for a key that another kind of the section has: the kind was changed, or should have been."""
+    for key in settings:
+        if key in keys:
+            continue
+        others = [other for other in CATALOG[section] if other != kind and key in _keys_of_kind(section, other, base)]
+        if others:
+            raise RecipeError(
+                f"kind {kind} has no key '{key}'",
+                where=join(path, str(key)),
+                got=f"{key}: {given(settings[key])}",
+                expected=", ".join(keys) or "no keys at all",
+                hint=f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
+                f"give all of it: {_replaced(path, 'kind: ..., ...')}",
+            )
+
+
+def _keys_of_kind(section: str, kind: str, base: Path) -> Mapping[str, Key]:
+    try:
+        return keys_of(resolve(section, kind, base=base))
+    except RlhfError:  # its package is not installed
+        return {}
+
+
+def _replaced(path: str, by: str) -> str:
+    """How an override replaces all that stands at a YAML path: 'stages.1.loss={...}'."""
+    dotted = path.replace("[", ".").replace("]", "")
+    return f"'{dotted}={{{by}}}'"
+
+
 def _construct(
     cls: Any, keys: Mapping[str, Key], arguments: dict[str, Any], values: Mapping[str, Any], path: str
 ) -> Any:
@@ -175,7 +206,7 @@ def _construct(
         raise unreadable_types(cls, path, error) from error
     except Exception as error:  # the class may be anybody's, and refuses in its own way
         reason = str(error) if isinstance(error, ValueError) else f"no {type(error).__name__}: {error}"
-        raise RecipeError(_UNFIT, where=path, got=_listed(values), expected=reason, hint=CHANGE) from error
+        raise _unfit(values, path, reason) from error
     for name in keys:
         if not hasattr(made, name):
             raise RecipeError(
@@ -194,10 +225,20 @@ def _of_refusal(error: ValidationError, keys: Mapping[str, Key], values: Mapping
     reason = str(first.get("ctx", {}).get("error") or first["msg"])
     name = str(first["loc"][0]) if first["loc"] else ""
     if name not in keys:
-        return RecipeError(_UNFIT, where=path, got=_listed(values), expected=reason, hint=CHANGE)
+        return _unfit(values, path, reason)
     if first["type"] not in ("value_error", "assertion_error"):
         reason = expected(keys[name].annotation)
     return RecipeError("wrong value", where=join(path, name), got=given(values.get(name)), expected=reason, hint=CHANGE)
+
+
+def _unfit(values: Mapping[str, Any], path: str, reason: str) -> RecipeError:
+    return RecipeError(
+        "these settings do not fit together",
+        where=path,
+        got=_listed(values),
+        expected=reason,
+        hint=f"{CHANGE}; on the command line {_replaced(path, '...')} replaces them all",
+    )
 
 
 def _listed(values: Mapping[str, Any]) -> str:
