@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -64,7 +69,7 @@ def train(
 
 async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
-    with progress:
+    with progress, stopped_by_term():
         run = await prepare(recipe, folder, is_resumed, progress)
         try:
             await run_stages(run, recipe.stages)
@@ -72,6 +77,29 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
         finally:
             run.metrics.close()
             await run.collector.engine.close()
+
+
+@contextmanager
+def stopped_by_term() -> Iterator[None]:
+    """Inside, SIGTERM cancels the running task, as Ctrl-C does: batch systems send it some time before they kill.
+
+    Where this is not the main thread, which alone may say what a signal does, it stays as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if task is not None and not task.cancelling():
+            task.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> Run:
@@ -157,7 +185,7 @@ def evaluate(
     """Measure the policy of `checkpoint` (a checkpoint or model folder), or the recipe's own, on a split."""
 
     async def go() -> dict[str, Any]:
-        with RichProgress(console or Console(stderr=True)) as progress:
+        with RichProgress(console or Console(stderr=True)) as progress, stopped_by_term():
             policy = policy_of(recipe, checkpoint)
             policy.model.to(device())
             collector = await make_collector(recipe, policy, progress)
@@ -271,11 +299,13 @@ def new_folder(recipe: Recipe, out: Path | None) -> Path:
     folder, n = base, 1
     while folder.exists() and any(folder.iterdir()):
         if out is not None:
+            is_run = (folder / "recipe.yaml").is_file()
             raise RecipeError(
                 "the folder of the run is not empty",
                 where=f"--out {out}",
+                got="a run" if is_run else "other files",
                 expected="a new folder",
-                hint=f"give another, or go on with it: rlhf train {recipe.name} --resume {out}",
+                hint="give another" + (f", or go on with that run: rlhf train --resume {out}" if is_run else ""),
             )
         n += 1
         folder = base.with_name(f"{base.name}-{n}")

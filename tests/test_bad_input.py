@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -67,6 +68,12 @@ MISTAKES = {
     "an unknown kind": Mistake(
         ("stages.1.loss={kind: ppo_clp}",), "stages[1].loss.kind", ("ppo_clip, reinforce", "did you mean 'ppo_clip'?")
     ),
+    "a file without the name of a part": Mistake(("agent.kind=./agnt.py",), "agent.kind", ("./agnt.py:Name",)),
+    "a key of another kind": Mistake(
+        ("stages.1.advantage={kind: rloo, gamma: 0.9}",),
+        "stages[1].advantage.gamma",
+        ("kind rloo has no key 'gamma'", "belongs to kind gigpo", "'stages.1.advantage={kind: ..., ...}'"),
+    ),
     "a kind that is no file": Mistake(("agent.kind=./agnt.py:A",), "agent.kind", ("no such file", "agnt.py")),
     "a class that does not keep its arguments": Mistake(
         ("rewards.right.kind=./parts.py:Forgetful",), "rewards.right.at_least", ("make it a dataclass",)
@@ -108,6 +115,17 @@ def test_a_mistake_in_a_recipe(echo: Path, mistake: Mistake, monkeypatch: pytest
 def test_training_refuses_before_it_makes_anything(echo: Path, tmp_path: Path) -> None:
     message = refused("train", str(echo), "stages.1.group_size=1", "--out", str(tmp_path / "run"))
     assert "stages[1].group_size" in message and not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_a_run(echo: Path, tmp_path: Path) -> None:
+    assert "cannot be made" in refused("train", str(echo), "--out", str(echo))
+    assert "other files" in refused("train", str(echo), "--out", str(echo.parent))
+
+
+def test_a_model_is_no_recipe_and_a_name_no_checkpoint(echo: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert f"--checkpoint {tmp_path}" in refused("evaluate", str(tmp_path))
+    assert "there is no such folder" in refused("evaluate", str(echo), "--checkpoint", "Qwen/Qwen3-0.6B")
 
 
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
@@ -167,6 +185,37 @@ def test_a_package_that_is_not_installed(echo: Path, tmp_path: Path, kind: str, 
     assert f"do:       pip install 'rlhf-agents[{extra}]'" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("engine", "package", "do"),
+    [
+        ("{kind: vllm}", "vllm", "make install-vllm"),
+        ("{kind: vllm, servers: ['http://127.0.0.1:1']}", "aiohttp", "pip install 'rlhf-agents[servers]'"),
+    ],
+    ids=["vllm", "servers"],
+)
+def test_an_engine_that_is_not_installed_is_missed_before_a_run_begins(
+    echo: Path, tmp_path: Path, engine: str, package: str, do: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    command = [sys.executable, "-m", "rlhf.cli", "train", str(echo), f"engine={engine}", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"do:       {do}" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_is_not_there_is_missed_before_a_run_begins(echo: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else gets it
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        out = str(tmp_path / "run")
+        message = refused("train", str(echo), f"engine={{kind: vllm, servers: ['{address}']}}", "--out", out)
+    assert "error engine.servers[0]: the server does not answer" in message and address in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_class_that_raises_when_it_is_made(echo: Path) -> None:
     (echo.parent / "shy.py").write_text("class R:\n    def __init__(self):\n        {}['x']\n    __call__ = print\n")
     message = refused("show", str(echo), "rewards.right.kind=./shy.py:R")
@@ -190,7 +239,7 @@ def test_a_resumed_run_keeps_its_recipe(echo: Path, tmp_path: Path) -> None:
     assert "no recipe.yaml" in refused("train", "--resume", str(run))
     (run / "recipe.yaml").write_text(dump(load(echo)))
     for asked in (["seed=4"], [str(echo), "seed=4"]):
-        message = refused("train", *asked, "--resume", str(run))
-        assert "another value of seed" in message and f"rlhf train --resume {run}" in message
+        message = refused("train", *asked, "stages.1.optimizer.lr=1", "--resume", str(run))
+        assert "another value of seed, stages.1.optimizer.lr" in message and f"rlhf train --resume {run}" in message
     assert "its own folder" in refused("train", "--resume", str(run), "--out", str(tmp_path / "new"))
     assert "nothing to train" in refused("train")

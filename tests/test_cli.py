@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,10 +91,26 @@ def test_a_checkpoint_is_evaluated_with_the_recipe_of_its_run(trained: tuple[Pat
     assert (result["n"], Path(result["checkpoint"])) == (4, checkpoint)
 
 
+def test_the_policy_in_a_checkpoint_stands_for_it(trained: tuple[Path, dict[str, Any]]) -> None:
+    checkpoint = trained[0] / "checkpoints" / "1-policy_gradient-000000"
+    result = last_json(run("evaluate", checkpoint / "policy", "--n", "2", "--json"))
+    assert Path(result["checkpoint"]) == checkpoint
+
+
+def test_an_evaluation_says_that_a_split_is_shorter_than_asked(trained: tuple[Path, dict[str, Any]]) -> None:
+    result = run("evaluate", trained[0], "--n", "50", "environment.n_tasks=3", "--json")
+    assert last_json(result)["n"] == 3 and "'test' has fewer tasks than were asked for" in result.stderr
+
+
 @pytest.mark.parametrize("override", ["stages.1.steps=3", "policy.hidden_size=64"])
 def test_an_evaluation_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]], override: str) -> None:
     result = run("evaluate", trained[0], override)
     assert result.exit_code == 2 and "this key has no effect on an evaluation" in result.stderr
+
+
+def test_a_server_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]]) -> None:
+    result = run("serve", trained[0], "rewards.right.weight=2")
+    assert result.exit_code == 2 and "this key has no effect on a server" in result.stderr
 
 
 def test_a_recipe_made_from_scratch_has_nothing_to_evaluate(echo: Path) -> None:
@@ -122,7 +139,20 @@ def test_the_report_can_be_written_again(trained: tuple[Path, dict[str, Any]]) -
     assert Path(last_json(run("report", folder, "--json"))["report"]).is_file()
 
 
-def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(echo: Path, tmp_path: Path) -> None:
+def test_a_run_without_trajectories_is_a_run(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    young = tmp_path / "young"
+    shutil.copytree(trained[0], young, ignore=shutil.ignore_patterns("trajectories", "report.html", "result.json"))
+    assert "this run has no trajectories yet" in run("trajectories", young).stderr
+    assert Path(last_json(run("report", young, "--json"))["report"]).is_file()
+    assert "there is no run in this folder" in run("report", tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("sent", "ctrl_c"), [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_IGN)], ids=["ctrl-c", "term"]
+)
+def test_a_stopped_run_keeps_what_was_done_and_says_how_to_go_on(
+    echo: Path, tmp_path: Path, sent: signal.Signals, ctrl_c: signal.Handlers
+) -> None:
     folder = tmp_path / "stopped"
     arguments = ["train", str(echo), "stages.1.steps=100000", "evaluation.n_tasks=1", "--out", str(folder)]
     process = subprocess.Popen(
@@ -131,14 +161,14 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(echo: Path, tmp_path: 
         stderr=subprocess.PIPE,
         text=True,
         # A shell starts what it puts into the background with Ctrl-C switched off, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, ctrl_c),
     )
     metrics = folder / "metrics.jsonl"
     give_up = time.monotonic() + 90
     while not (metrics.exists() and "policy_gradient" in metrics.read_text() and time.monotonic() < give_up):
         assert process.poll() is None and time.monotonic() < give_up
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert f"rlhf train --resume {folder}" in said and "Traceback" not in said
@@ -225,6 +255,9 @@ def test_recipes_lists_files_and_kinds(echo: Path, tmp_path: Path, monkeypatch: 
     listed = {r["name"]: r["what"] for r in last_json(run("recipes", "--json"))["recipes"]}
     assert listed["unlikely_recipe"] == "Say the word: the smallest thing that can be trained."
     assert "gigpo" in {k["kind"] for k in last_json(run("recipes", "--kinds", "--json"))["kinds"]}
+    # A terminal of 80 columns shows every name whole.
+    shown = run("recipes").stdout.splitlines()
+    assert max(map(len, shown)) <= 80 and set(listed) <= {line.partition(" ")[0] for line in shown}
 
 
 def test_version(tmp_path: Path) -> None:

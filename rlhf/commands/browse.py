@@ -23,10 +23,11 @@ def recipes(
         print_json({"kinds" if kinds else "recipes": rows})
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("section", "kind", "what") if kinds else ("name", "what", "file"):
-        table.add_column(column, overflow="fold")
+    columns = ("section", "kind", "what") if kinds else ("name", "what")
+    for column in columns:
+        table.add_column(column, no_wrap=column != "what")  # a name is there to be copied
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*(row[column] for column in columns))
     results().print(table)
 
 
@@ -62,7 +63,7 @@ def trajectories(
 
     Example: rlhf trajectories runs/quickstart-seed0 --outcome failed --limit 2 --tokens
     """
-    folder, wanted = _store(run), None if outcome is None else _outcome(outcome)
+    folder, wanted = _trajectories_of(run), None if outcome is None else _outcome(outcome)
     if wanted is not None and wanted.is_failure_of_a_part:
         _show_failures(folder, wanted, step, task, limit, as_json=as_json)
         return
@@ -111,17 +112,29 @@ def _show_failures(
     results().print(failure_table(records) if records else "no attempt failed like this")
 
 
-def _store(run: Path) -> Path:
+def _trajectories_of(run: Path) -> Path:
     folder = run / "trajectories"
-    if not folder.is_dir():
+    if folder.is_dir():
+        return folder
+    _refuse_no_run(run)
+    raise RecipeError(
+        "this run has no trajectories yet",
+        where=str(run),
+        got="no folder trajectories/",
+        expected="a run that has reached its first evaluation",
+        hint=f"go on with it: rlhf train --resume {run}",
+    )
+
+
+def _refuse_no_run(run: Path) -> None:
+    if not any((run / name).exists() for name in ("recipe.yaml", "trajectories")):
         raise RecipeError(
             "there is no run in this folder",
             where=str(run),
-            got="no such folder" if not run.is_dir() else "no folder trajectories/",
+            got="no such folder" if not run.is_dir() else "no recipe.yaml",
             expected="a folder that `rlhf train` made",
             hint="look into runs/",
         )
-    return folder
 
 
 def _outcome(name: str) -> Any:
@@ -169,7 +182,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the run's report.html again."""
-    _store(run)
+    _refuse_no_run(run)
     from rlhf.evaluation.report import write_report
 
     path = write_report(run)

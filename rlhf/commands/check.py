@@ -26,7 +26,12 @@ class What(StrEnum):
 @command
 def check(
     what: Annotated[What, typer.Argument(help="The contract.")],
-    target: Annotated[str, typer.Argument(help="A kind: a catalogue name, package.module:Name, or ./file.py:Name.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A kind: a catalogue name, package.module:Name, or ./file.py:Name. Of a recipe its file or name."
+        ),
+    ],
     fields: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys, or overrides of a recipe.")
     ] = None,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, quiet_libraries, results
+from rlhf.commands.ready import refuse_absent_engine
 from rlhf.errors import CheckpointError, RecipeError
+
+#: Sections of a recipe that an evaluation looks at; `seed` draws what a checkpoint does not hold.
+SECTIONS = ("seed", "name", "environment", "agent", "rewards", "limits", "engine", "evaluation", "policy")
 
 _LIVE_POLICY_KEYS = ("dtype", "chat_template_kwargs")
 
@@ -35,40 +40,67 @@ def evaluate(
     asked += [f"evaluation.split={split}"] if split else []
     recipe, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(recipe, asked)
-    _refuse_ignored(asked, folder)
+    refuse_ignored(asked, folder, "an evaluation", SECTIONS)
+    refuse_absent_engine(loaded)
     from rlhf.build import evaluate as measure
 
     quiet_libraries()
     result = measure(loaded, checkpoint=folder, split=None, n_tasks=n, console=errors())
+    n_asked = (n or loaded.evaluation.n_tasks) * loaded.evaluation.attempts
+    if result["n"] + result["n_errors"] < n_asked:
+        errors().print(f"[yellow]caution[/] the split '{result['split']}' has fewer tasks than were asked for")
     if as_json:
         print_json(result)
     else:
         _print_result(result)
 
 
-def _refuse_ignored(overrides: list[str], checkpoint: Path | None) -> None:
-    """Raise RecipeError for an override that an evaluation would not look at."""
+def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sections: Sequence[str]) -> None:
+    """Raise RecipeError for an override of a key that `what` would not look at: it looks at those of `sections`."""
     for override in overrides:
         key = override.partition("=")[0]
         section, _, name = key.partition(".")
         # A checkpoint brings its own weights and adapter; how they are loaded and prompted is still the recipe's.
         is_fixed = section == "policy" and checkpoint is not None and name.partition(".")[0] not in _LIVE_POLICY_KEYS
-        if section.partition("[")[0] == "stages" or is_fixed:
+        if section.partition("[")[0] not in sections or is_fixed:
             raise RecipeError(
-                "this key has no effect on an evaluation",
+                f"this key has no effect on {what}",
                 where=key,
                 got=override,
-                expected="a key of environment, agent, rewards, limits, engine or evaluation",
+                expected=f"a key of {', '.join(s for s in sections if s != 'policy' or checkpoint is None)}",
                 hint="remove it" + (f"; the policy is the one in {checkpoint}" if is_fixed else ""),
             )
 
 
 def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Path | None]:
-    """The recipe that `target` names, and the checkpoint asked for, the one it is, or the newest of the run it is."""
+    """The recipe that `target` names, and the checkpoint asked for, the one it is, or the newest of the run it is.
+
+    Raises:
+        CheckpointError: the checkpoint asked for is no folder, or the run has none.
+        RecipeError: the target is a model without a run around it.
+    """
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise CheckpointError(
+            "there is no such folder",
+            where=f"--checkpoint {checkpoint}",
+            got="a file" if checkpoint.exists() else "nothing",
+            expected="a checkpoint of a run, or a model folder",
+            hint="look into checkpoints/ of the run; a model on a hub is policy={kind: pretrained, path: NAME}",
+        )
     folder = Path(target)
+    if (folder.parent / "state.json").is_file():  # the policy in a checkpoint
+        folder = folder.parent
     run = folder.parent.parent
     if (folder / "state.json").is_file() and (run / "recipe.yaml").is_file():
         return str(run), checkpoint if checkpoint is not None else folder
+    if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise RecipeError(
+            "this is a model, and says nothing of tasks or rewards",
+            where=target,
+            got="a model folder",
+            expected="a recipe, a run, or a checkpoint of one",
+            hint=f"name a recipe, and this folder with --checkpoint {target}",
+        )
     return target, checkpoint if checkpoint is not None else newest(folder)
 
 

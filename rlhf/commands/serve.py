@@ -1,4 +1,4 @@
-"""`rlhf serve`: vLLM's own server with a policy, for rollouts of runs elsewhere or for any OpenAI client."""
+"""`rlhf serve`: vLLM's own server with a policy, for rollouts of other runs or for any OpenAI client."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def serve(
 
     Examples: rlhf serve runs/quickstart-seed0; rlhf serve RECIPE policy.path=./my_model --port 8001
     """
-    from rlhf.commands.evaluate import recipe_and_checkpoint
+    from rlhf.commands.evaluate import recipe_and_checkpoint, refuse_ignored
     from rlhf.recipe import load
 
     recipe, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(recipe, overrides or [])
+    refuse_ignored(overrides or [], folder, "a server", ("seed", "name", "limits", "engine", "policy"))
     from rlhf.build_server import serve as run
 
     quiet_libraries()

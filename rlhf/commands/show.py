@@ -71,19 +71,22 @@ def _add_policy(table: Table, policy: dict[str, Any], memory: dict[str, Any] | N
 
 def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
     if stage["kind"] == "supervised":
-        return [(stage["stage"], f"{stage['n_demonstrations']:,} demonstrations, {stage['n_updates']:,} updates")]
+        updates = _count(stage["n_updates"], "update")
+        return [(stage["stage"], f"{_count(stage['n_demonstrations'], 'demonstration')}, {updates}")]
+    each = f"{_count(stage['episodes_per_step'], 'episode')} and {_count(stage['updates_per_step'], 'update')}"
+    whole = f"{_count(stage['n_episodes'], 'episode')}, {_count(stage['n_updates'], 'update')}"
     return [
-        (
-            stage["stage"],
-            f"{stage['n_steps']:,} steps of {stage['episodes_per_step']:,} episodes and {stage['updates_per_step']:,} "
-            f"updates: {stage['n_episodes']:,} episodes, {stage['n_updates']:,} updates",
-        ),
+        (stage["stage"], f"{_count(stage['n_steps'], 'step')} of {each}: {whole}"),
         (
             "",
             f"a step has at most {stage['max_turns_per_step']:,} turns, {stage['max_sampled_tokens_per_step']:,} "
             f"sampled tokens, {stage['max_samples_per_step']:,} samples while contexts only grow",
         ),
     ]
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _size(n_bytes: float) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlhf.commands.output import AsJson, Overrides, Stopped, command, errors, print_json, quiet_libraries, results
+from rlhf.commands.ready import refuse_absent_engine
 from rlhf.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def train(
 ) -> None:
     """Train a policy from a recipe.
 
-    Ctrl-C writes a checkpoint and says how to go on.
+    Ctrl-C writes a checkpoint and says how to go on; SIGTERM does the same.
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
     """
@@ -47,6 +49,7 @@ def train(
         loaded = load(recipe, overrides or [])
     for caution in _cautions(loaded):
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
+    refuse_absent_engine(loaded)
     result = _run(loaded, out, resume)
     if as_json:
         print_json(result)
@@ -55,17 +58,31 @@ def train(
 
 
 def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any]:
-    from rlhf.build import new_folder
     from rlhf.build import train as run
     from rlhf.trainers.run import Interrupted
 
     quiet_libraries()
-    folder = resume or new_folder(recipe, out)
+    folder = resume or _new_folder(recipe, out)
     try:
         return run(recipe, folder, resume=resume, console=errors())
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
         raise Stopped("stopped", where=where, got=got, hint=f"rlhf train --resume {folder}") from error
+
+
+def _new_folder(recipe: Recipe, out: Path | None) -> Path:
+    from rlhf.build import new_folder
+
+    try:
+        return new_folder(recipe, out)
+    except OSError as error:
+        raise RecipeError(
+            "the folder of the run cannot be made",
+            where=f"--out {out}" if out else "runs/",
+            got=error.strerror or str(error),
+            expected="a place to write",
+            hint="give another: --out FOLDER",
+        ) from error
 
 
 def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
@@ -94,8 +111,7 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
         overrides, recipe = [recipe, *overrides], None
     asked = load(recipe or run, overrides)
     if asked != own:
-        mine, theirs = values_of(own), values_of(asked)
-        differing = [key for key in mine if mine[key] != theirs[key]]
+        differing = _differing(values_of(own), values_of(asked))
         raise RecipeError(
             "a run goes on with the recipe it began with",
             where=f"--resume {run}",
@@ -104,6 +120,16 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return own
+
+
+def _differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
+    """Return the dotted keys, as an override has them, that two recipes give different values."""
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return [] if mine == theirs else [path]
+    keys = [*mine, *(key for key in theirs if key not in mine)]
+    return [p for k in keys for p in _differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k))]
 
 
 def _cautions(recipe: Recipe) -> list[str]:

@@ -22,7 +22,7 @@ class Evaluation:
     split: str = "test"
     """Tasks of the result; training never draws from it."""
     n_tasks: Annotated[int, Field(ge=1)] = 200
-    """The first tasks of the split. At 200 the 95% interval is at most 7 points to each side."""
+    """The first tasks of the split, or all it has. At 200 the 95% interval is at most 7 points to each side."""
     attempts: Annotated[int, Field(ge=1)] = 1
     """Attempts at each task."""
     temperature: Annotated[float, Field(ge=0)] = 1.0

@@ -1,0 +1,58 @@
+"""Whether the engine that a recipe names can be had: looked for before a run begins, which would notice late."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rlhf.errors import EngineError, MissingPackageError
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
+
+#: Seconds that a server has to take a connection.
+CONNECT_S = 10.0
+
+
+def refuse_absent_engine(recipe: Recipe) -> None:
+    """Raise where the engine cannot be had.
+
+    Raises:
+        MissingPackageError: its package is not installed.
+        EngineError: a server takes no connection.
+    """
+    from rlhf.rollout.engines import VllmSettings
+
+    if not isinstance(recipe.engine, VllmSettings):
+        return
+    if not recipe.engine.servers:
+        _need("vllm", "vLLM is not installed", "engine.kind", "vllm", "make install-vllm")
+        return
+    _need("aiohttp", "aiohttp is not installed", "engine.servers", "servers", "pip install 'rlhf-agents[servers]'")
+    _reach(recipe.engine.servers)
+
+
+def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:
+    if find_spec(package) is None:
+        raise MissingPackageError(
+            what, where=where, got=f"no module named {package}", expected=f"the extra '{extra}'", hint=hint
+        )
+
+
+def _reach(servers: Sequence[str]) -> None:
+    for i, address in enumerate(servers):
+        parts = urlsplit(address)
+        try:
+            with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=CONNECT_S):
+                pass
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                "the server does not answer",
+                where=f"engine.servers[{i}]",
+                got=f"{address}: {getattr(error, 'strerror', None) or error}",
+                expected="a server that runs",
+                hint="start it with `rlhf serve RUN`, or correct the address, or use 'engine={kind: transformers}'",
+            ) from error
