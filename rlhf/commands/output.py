@@ -32,7 +32,8 @@ UNEXPECTED, TO_MEND, INTERRUPTED = 1, 2, 130
 #: The arguments that several commands share.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides: seed=2 stages.1.steps=5")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Other values for keys of the recipe: seed=2 limits.max_turns=8"),
 ]
 
 
