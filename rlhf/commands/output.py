@@ -10,6 +10,7 @@ import errno
 import functools
 import json
 import math
+import os
 import sys
 import traceback
 from asyncio import CancelledError
@@ -62,10 +63,13 @@ def results() -> Console:
 
 
 def quiet_libraries() -> None:
-    """Turn off the progress bars of transformers, which would write across ours."""
+    """Turn off what libraries write of themselves: progress bars across ours, and DeepSpeed's search for a GPU."""
+    import torch
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def print_json(values: Mapping[str, Any]) -> None:
