@@ -124,7 +124,7 @@ def test_progress_says_what_is_waited_for():
     seen: list[Progress] = []
     environment = Troubled(properties=THREADS, trouble=waits, seeds=frozenset({1}), at=0)
     run(environment=environment, limits=replace(LIMITS, step_timeout_s=1.0), group_size=1, on_progress=seen.append)
-    waiting = seen[-2]
+    waiting = [p for p in seen if p.n_done == 2 and p.n_running == 1][-1]  # on a busy machine others end late
     assert (waiting.n_episodes, waiting.n_done, waiting.n_running, waiting.n_waiting_environment) == (3, 2, 1, 1)
     assert waiting.waits_for == "the environment of corridor/test/1, attempt 0"
     assert 0.3 < waiting.longest_wait_s < 20

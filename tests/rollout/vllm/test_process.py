@@ -197,4 +197,4 @@ def test_a_folder_that_is_no_model_is_named(runner, tmp_path, config):
 
     found = runner.run(go())
     assert str(tmp_path) in found.where and "engine.kind transformers" in found.hint
-    assert ("no_such_model" if config else "config") in found.got
+    assert ("no_such_model" if config else "local directory") in found.got
