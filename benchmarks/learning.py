@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.evaluation.figures import Series, line_chart, smooth
-from rlhf.metrics import read_metrics
+from rlhf.sinks import read_metrics
 
 
 def run(recipe: str, seed: int, out: Path, overrides: list[str]) -> dict[str, Any]:

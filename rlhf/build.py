@@ -26,13 +26,13 @@ from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
 from rlhf.evaluation.report import write_report
 from rlhf.evaluation.store import TrajectoryWriter
-from rlhf.metrics import JsonlSink, Metrics, TensorboardSink
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
+from rlhf.sinks import JsonlSink, Metrics, TensorboardSink
 from rlhf.trainers import checkpoint, demonstrations
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.demonstrations import Demonstration

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from rlhf.cli import app
 from rlhf.evaluation.store import read_trajectories
-from rlhf.metrics import read_metrics
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
 from rlhf.recipe.model import KEYS
 from rlhf.recipe.text import parse
+from rlhf.sinks import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import rlhf
 from rlhf.errors import CheckpointError, DataError
-from rlhf.metrics import METRICS, JsonlSink, Metrics, TensorboardSink, describe, read_metrics
+from rlhf.metrics import METRICS, describe
+from rlhf.sinks import JsonlSink, Metrics, TensorboardSink, read_metrics
 
 
 def logged(path: Path) -> list[tuple[str, int]]:
@@ -165,5 +166,5 @@ def test_tensorboard_reads_back_what_was_logged_without_doubles(tmp_path: Path) 
 
 
 def test_importing_metrics_loads_neither_torch_nor_tensorboard() -> None:
-    code = "import sys, rlhf.metrics; print([m for m in ('torch', 'tensorboard', 'numpy') if m in sys.modules])"
+    code = "import sys, rlhf.sinks; print([m for m in ('torch', 'tensorboard', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

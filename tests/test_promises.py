@@ -29,13 +29,13 @@ from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import Evaluation, evaluate
 from rlhf.evaluation.store import TrajectoryRecord, read_trajectories
 from rlhf.evaluation.transcript import load_tokenizer
-from rlhf.metrics import read_metrics
 from rlhf.recipe import load
 from rlhf.rollout.collect import Collected, Collector
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted
 from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.sinks import read_metrics
 from tests import stairs
 from tests.rollout.small_world import CHATML, INLINE, THINKING, Corridor, tokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import CheckpointError, DataError
-from rlhf.metrics import LogLine, read_metrics
+from rlhf.sinks import LogLine, read_metrics
 
 
 @dataclass(frozen=True, slots=True)

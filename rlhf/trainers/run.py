@@ -15,8 +15,8 @@ import torch
 
 from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import CheckpointError, RlhfError
-from rlhf.metrics import Metrics
 from rlhf.rollout.collect import Collected, Collector
+from rlhf.sinks import Metrics
 from rlhf.trainers import checkpoint
 from rlhf.trainers.cautions import cautions
 from rlhf.trainers.checkpoint import State

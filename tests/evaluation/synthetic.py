@@ -27,7 +27,7 @@ from rlhf.data import (
 )
 from rlhf.evaluation.statistics import wilson_interval
 from rlhf.evaluation.store import TrajectoryWriter
-from rlhf.metrics import JsonlSink, Metrics
+from rlhf.sinks import JsonlSink, Metrics
 
 SYSTEM = "You play a text game. Find the coin and take it. Answer with one action."
 ROOMS = ("kitchen", "corridor", "pantry", "backyard", "driveway", "living room")

@@ -20,7 +20,7 @@ from rlhf.evaluation.findings import Finding, findings
 from rlhf.evaluation.report import write_report
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import FailureRecord, TrajectoryRecord, TrajectoryWriter
-from rlhf.metrics import JsonlSink, Metrics
+from rlhf.sinks import JsonlSink, Metrics
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 EVIL = '</span></pre><script>alert("x")</script><img src=x onerror=alert(1)> ${x} $style \x1b[31m'

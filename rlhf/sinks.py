@@ -1,0 +1,217 @@
+"""The places a run writes its metrics to, and how they are read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from rlhf.errors import DataError, MissingPackageError, disk
+from rlhf.metrics import describe
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """What was logged in one call.
+
+    Attributes:
+        step: optimiser step, counted as the caller counts.
+        stage: stage of the recipe.
+        time: seconds since 1970.
+        values: by name; None stands for a value that was not finite.
+    """
+
+    step: int
+    stage: str
+    time: float
+    values: Mapping[str, float | None]
+
+
+class Sink(Protocol):
+    """A place that log lines go to."""
+
+    def write(self, line: LogLine) -> None:
+        """Keep one line. Raises CheckpointError when it cannot."""
+        ...
+
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
+        """Forget what was logged after that step of that stage, and after so many lines where that is given."""
+        ...
+
+    def close(self) -> None:
+        """Flush and free."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Checks names and passes each line to every sink.
+
+    Attributes:
+        sinks: where lines go; none is fine.
+    """
+
+    sinks: Sequence[Sink] = field(default_factory=tuple)
+
+    def log(self, step: int, stage: str, values: Mapping[str, Any]) -> None:
+        """Log `values` (numbers, or arrays of one number) at `step`.
+
+        Raises:
+            DataError: an unknown name, or a value that is no number.
+            CheckpointError: a sink cannot be written.
+        """
+        line = LogLine(step, stage, time.time(), {name: _number(name, value) for name, value in values.items()})
+        for sink in self.sinks:
+            sink.write(line)
+
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
+        """Forget what was logged after `step` of `stage`, later stages included, so that a resumed run has no doubles.
+
+        An empty `stage` forgets everything. `n_lines` is the number of lines to keep at most, which also tells lines of
+        one step apart.
+        """
+        for sink in self.sinks:
+            sink.rewind(stage, step, n_lines)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self.sinks:
+            sink.close()
+
+
+def _number(name: str, value: Any) -> float | None:
+    describe(name)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
+        raise DataError("a metric is no number", where=name, got=repr(value)[:80], expected="a float") from error
+    return number if math.isfinite(number) else None
+
+
+class JsonlSink:
+    """Appends one JSON object per line: `{"step": 3, "stage": "policy_gradient", "time": ..., "rollout/success": 0.5}`.
+
+    Each line is flushed. A line torn by a killed process is dropped when the file is opened again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        with disk("metrics", self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(self.path)
+            self._file: IO[str] = self.path.open("a", encoding="utf-8")
+
+    def write(self, line: LogLine) -> None:
+        """Append and flush one line."""
+        record = {"step": line.step, "stage": line.stage, "time": round(line.time, 3), **line.values}
+        with disk("metrics", self.path):
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
+        """Drop the lines behind the last one of `stage` up to `step`; where the stage has none, all from its first."""
+        self.close()
+        n_kept = _n_kept(read_metrics(self.path), stage, step)
+        n_kept = n_kept if n_lines is None else min(n_kept, n_lines)
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        with disk("metrics", self.path):
+            texts = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            temporary.write_text("".join(texts[:n_kept]), "utf-8")
+            os.replace(temporary, self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the file."""
+        with disk("metrics", self.path):
+            self._file.close()
+
+
+def _n_kept(lines: Sequence[LogLine], stage: str, step: int) -> int:
+    if not stage:
+        return 0
+    reached = [i for i, line in enumerate(lines) if line.stage == stage and line.step <= step]
+    if reached:
+        return reached[-1] + 1
+    return next((i for i, line in enumerate(lines) if line.stage == stage), len(lines))
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)
+
+
+def read_metrics(path: Path) -> list[LogLine]:
+    """Read the lines of a `metrics.jsonl`, oldest first; a torn last line is left out.
+
+    Raises:
+        DataError: a line in the middle is no log line.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    return list(_log_lines(text[: text.rfind("\n") + 1].splitlines(), path))
+
+
+def _log_lines(texts: Iterable[str], path: Path) -> Iterator[LogLine]:
+    for number, text in enumerate(texts, start=1):
+        try:
+            record = json.loads(text)
+            step, stage, at = int(record.pop("step")), str(record.pop("stage")), float(record.pop("time"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError("not a log line", where=f"{path}:{number}", got=text[:80]) from error
+        yield LogLine(step, stage, at, record)
+
+
+class TensorboardSink:
+    """Writes event files for TensorBoard, one folder per stage, so that stages show as runs beside each other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self._writers: dict[str, Any] = {}
+
+    def write(self, line: LogLine) -> None:
+        """Write one scalar per finite value."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=v) for name, v in line.values.items() if v is not None]
+        event = Event(wall_time=line.time, step=line.step, summary=Summary(value=values))
+        with disk("metrics", self.folder):
+            self._writer(line.stage).add_event(event)
+
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
+        """Tell TensorBoard to forget points of `stage` after `step`; the event of a session's start has that effect.
+
+        Event files are only appended to: points of other stages stay, and are drawn over.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        for name in [stage] if stage else [p.name for p in self.folder.glob("*") if p.is_dir()]:
+            start = Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
+            with disk("metrics", self.folder):
+                self._writer(name).add_event(start)
+
+    def close(self) -> None:
+        """Flush and close every event file."""
+        with disk("metrics", self.folder):
+            for writer in self._writers.values():
+                writer.close()
+        self._writers.clear()
+
+    def _writer(self, stage: str) -> Any:
+        if stage not in self._writers:
+            try:
+                from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            except ImportError as error:
+                raise MissingPackageError(
+                    "TensorBoard is not installed", where="metrics", hint="pip install tensorboard"
+                ) from error
+            with disk("metrics", self.folder):
+                self._writers[stage] = EventFileWriter(str(self.folder / stage))
+        return self._writers[stage]
