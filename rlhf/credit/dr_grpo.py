@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -26,7 +25,7 @@ class DrGRPO:
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
         return Credit(broadcast(group, normalise(returns, by_std=False)), group_counters(returns))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.errors import DataError
+
+_Given = TypeVar("_Given")
 
 
 @runtime_checkable
@@ -26,8 +28,12 @@ class AdvantageEstimator(Protocol):
         """Smallest group size that gives any signal."""
         ...
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
-        """One number per sampled token of `group`, and counters of degenerate cases."""
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
+        """One number per sampled token of `group`, and counters of degenerate cases.
+
+        Where it needs values it is given those of the group, and says in `Credit.returns_GNT` what the critic is to
+        be trained on.
+        """
         ...
 
 
@@ -35,25 +41,66 @@ class AdvantageEstimator(Protocol):
 class BatchEstimator(Protocol):
     """What an estimator has whose numbers for one group depend on the other groups of the step."""
 
-    def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
-        """Credit of each of `groups`, in their order. Counters of the whole step stand in the first credit alone."""
+    @property
+    def over_batch(self) -> Callable[..., list[Credit]]:
+        """Credit of each of `groups`, in their order. Counters of the whole step stand in the first credit alone.
+
+        A method `over_batch(groups)`; of an estimator that needs values, `over_batch(groups, values)` with the
+        values of each group.
+        """
         ...
 
 
-def credit_of(estimator: AdvantageEstimator, groups: Sequence[ScoredGroup]) -> list[Credit]:
+def credit_of(
+    estimator: AdvantageEstimator, groups: Sequence[ScoredGroup], values: Sequence[Values] | None = None
+) -> list[Credit]:
     """Return the credit of each group of a step: over all of them at once where the estimator can, else one by one.
 
+    Args:
+        estimator: sees `values` only if it needs them.
+        groups: of one step.
+        values: aligned with `groups`.
+
     Raises:
-        DataError: a score is not finite, or `over_batch` returned another number of credits than there are groups.
+        DataError: a score is not finite, `over_batch` returned another number of credits than there are groups, or
+            values that the estimator needs are missing or do not match the groups.
     """
+    given: list[Sequence[Values]] = []
+    if estimator.needs_values:
+        values = needed(values, type(estimator).__name__)
+        _check_number(len(values), len(groups), "values", "credit_of")
+        for group, of_group in zip(groups, values, strict=True):
+            of_group.check(group)
+        given = [values]
     if not isinstance(estimator, BatchEstimator):
-        return [estimator(group) for group in groups]
-    credits = estimator.over_batch(groups)
-    if len(credits) != len(groups):
-        raise DataError(
-            "credit does not match the groups",
-            where=f"{type(estimator).__name__}.over_batch",
-            got=f"{len(credits)} credits",
-            expected=f"one for each of {len(groups)} groups",
-        )
+        return [estimator(*of_group) for of_group in zip(groups, *given, strict=True)]
+    credits = estimator.over_batch(groups, *given)
+    _check_number(len(credits), len(groups), "credits", f"{type(estimator).__name__}.over_batch")
     return credits
+
+
+def needed(values: _Given | None, estimator: str) -> _Given:
+    """Return `values`, which `estimator` cannot do without.
+
+    Raises:
+        DataError: there are none.
+    """
+    if values is None:
+        raise DataError(
+            "this estimator needs the values of a critic",
+            where=estimator,
+            got="no values",
+            expected="one value per sampled token",
+            hint="train a critic, or use an estimator with needs_values = False, such as grpo",
+        )
+    return values
+
+
+def _check_number(got: int, expected: int, what: str, where: str) -> None:
+    if got != expected:
+        raise DataError(
+            f"{'credit does' if what == 'credits' else f'{what} do'} not match the groups",
+            where=where,
+            got=f"{got} {what}",
+            expected=f"one for each of {expected} groups",
+        )

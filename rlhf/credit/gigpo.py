@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread
 from rlhf.credit.returns import discounted_returns
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
 
@@ -54,7 +54,7 @@ class GiGPO:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
         clusters, n_unknown = self._state_groups(group)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlhf.data import Credit, ScoredGroup
+from rlhf.data.scoring import TokensGNT
 from rlhf.errors import DataError
-
-TokensGNT = tuple[tuple[tuple[float, ...], ...], ...]
 
 #: Values closer than this, relative to the largest of them and 1, differ by rounding alone.
 _ROUNDING = 1e-12

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -40,7 +39,7 @@ class GRPO:
         """1 where the raw score of a lone trajectory is asked for: then no baseline is needed."""
         return 1 if self.single_group == "raw" else 2
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
         if len(returns) == 1 and self.single_group == "raw":

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import broadcast, correct, group_counters, group_returns, mean_and_std, normalise
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -50,7 +50,7 @@ class GRPOLead:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviations."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         scores = group_returns(group)
         is_right = correct(group, self.correct_above)

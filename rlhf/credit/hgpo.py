@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -52,7 +52,7 @@ class HGPO:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         totals = group_returns(group)
         returns_GK = [discounted_returns(row, self.gamma) for row in turn_rewards(group)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread
-from rlhf.data import Credit, Score, ScoredGroup
+from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
 
@@ -41,7 +40,7 @@ class HRPO:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`. Raises DataError where the reward has no values per turn."""
         returns = group_returns(group)
         advantages = normalise(returns, by_std=True, ddof=self.ddof, eps=self.eps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -10,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import broadcast, group_counters, group_returns
 from rlhf.credit.rloo import leave_one_out
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -32,7 +31,7 @@ class LOOP:
     min_advantage: Annotated[float, Field(ge=0)] = 0.01
     """Advantages smaller than this, in units of the score, are 0."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
         advantages = leave_one_out(returns)

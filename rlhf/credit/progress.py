@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
-from rlhf.data import Credit, ScoredGroup, Trajectory
+from rlhf.data import Credit, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
 
 
@@ -39,7 +39,7 @@ class Progress:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
         earned_GK = [

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import silenced, turn_rewards, whiten, with_counters
 from rlhf.credit.returns import token_returns
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -39,7 +39,7 @@ class ReinforcePP:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation, the one with n − 1."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""
         return self.over_batch([group])[0]
 

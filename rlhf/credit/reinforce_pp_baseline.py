@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise, silenced, whiten, with_counters
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -35,7 +35,7 @@ class ReinforcePPBaseline:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation, the one with n − 1."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""
         return self.over_batch([group])[0]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
@@ -38,7 +37,7 @@ class StepGRPO:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns, rewards_GK = group_returns(group), turn_rewards(group)
         members: dict[int, list[tuple[int, int]]] = {}

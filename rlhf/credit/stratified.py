@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
-from rlhf.data import Credit, ScoredGroup, Trajectory
+from rlhf.data import Credit, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
 
 
@@ -47,7 +47,7 @@ class Stratified:
         except re.error as error:
             raise ValueError(f"calls must be a regular expression, and {self.calls!r} is none: {error}") from error
 
-    def __call__(self, group: ScoredGroup, values: Sequence[object] | None = None) -> Credit:
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
         strata: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Verdict, score, scored group and credit: from a trajectory to one number per sampled token."""
+"""Verdict, score, scored group, values and credit: from a trajectory to one number per sampled token."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 
 from rlhf.data.trajectory import Outcome, Trajectory
 from rlhf.errors import DataError
+
+#: `[G][N][T]`: trajectory, generation (all turns in order), sampled token.
+TokensGNT = tuple[tuple[tuple[float, ...], ...], ...]
+#: Ends of an episode that came from outside: the state it was cut in had a future.
+_CUT = frozenset({Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +115,65 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Values:
+    """What a critic expects of the states of a group, in units of the reward, before anything is learnt from it.
+
+    Attributes:
+        tokens_GNT: `[G][N][T]` the value of the state before each sampled token.
+        cut_G: `[G]` the value of the state in which a limit cut the trajectory, and 0.0 where it ended by itself:
+            nothing can be earned after an end.
+    """
+
+    tokens_GNT: TokensGNT
+    cut_G: tuple[float, ...]
+
+    def check(self, group: ScoredGroup) -> None:
+        """Raise DataError unless there is one finite value for each sampled token and each cut of `group`."""
+        _check_tokens("values", self.tokens_GNT, group, hint="look for NaN in the critic's weights")
+        if len(self.cut_G) != len(group.trajectories) or not all(map(math.isfinite, self.cut_G)):
+            raise DataError(
+                "the values of the states cut do not match the trajectories",
+                where=group.task_id,
+                got=str(self.cut_G),
+                expected=f"{len(group.trajectories)} finite numbers",
+            )
+        for trajectory, value in zip(group.trajectories, self.cut_G, strict=True):
+            if value and trajectory.outcome not in _CUT:
+                raise DataError(
+                    "a trajectory that ended by itself has a value of what would have followed",
+                    where=f"{group.task_id}, attempt {trajectory.attempt}, which is {trajectory.outcome}",
+                    got=str(value),
+                    expected=f"0.0 unless the outcome is {' or '.join(sorted(_CUT))}",
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """One number per sampled token of a group.
 
     Attributes:
         tokens_GNT: `[G][N][T]`: trajectory, generation (all turns in order), sampled token.
         metrics: counters of the estimator (groups without signal, singletons, ...).
+        returns_GNT: `[G][N][T]` what a critic is to be trained on, in units of the reward: the advantage before
+            whitening plus the value; None where the estimator uses no critic.
     """
 
-    tokens_GNT: tuple[tuple[tuple[float, ...], ...], ...]
+    tokens_GNT: TokensGNT
     metrics: Mapping[str, float] = field(default_factory=dict)
+    returns_GNT: TokensGNT | None = None
 
     def check(self, group: ScoredGroup) -> None:
-        """Raise DataError unless there is one finite number for each sampled token of `group`."""
-        shape = [[len(g.token_ids) for g in t.generations] for t in group.trajectories]
-        got = [[len(row) for row in rows] for rows in self.tokens_GNT]
-        if shape != got:
-            raise DataError("credit does not match the tokens", where=group.task_id, got=str(got), expected=str(shape))
-        if not all(math.isfinite(x) for rows in self.tokens_GNT for row in rows for x in row):
-            raise DataError("credit is not finite", where=group.task_id, hint="look for NaN in the rewards")
+        """Raise DataError unless there is one finite number, and return, for each sampled token of `group`."""
+        _check_tokens("credit", self.tokens_GNT, group, hint="look for NaN in the rewards")
+        if self.returns_GNT is not None:
+            _check_tokens("returns of the credit", self.returns_GNT, group, hint="look for NaN in rewards and values")
+
+
+def _check_tokens(what: str, tokens_GNT: TokensGNT, group: ScoredGroup, hint: str) -> None:
+    verb = "do" if what.split()[0].endswith("s") else "does"
+    shape = [[len(g.token_ids) for g in t.generations] for t in group.trajectories]
+    got = [[len(row) for row in rows] for rows in tokens_GNT]
+    if shape != got:
+        raise DataError(f"{what} {verb} not match the tokens", where=group.task_id, got=str(got), expected=str(shape))
+    if not all(all(map(math.isfinite, row)) for rows in tokens_GNT for row in rows):
+        raise DataError(f"{what} {'are' if verb == 'do' else 'is'} not finite", where=group.task_id, hint=hint)
