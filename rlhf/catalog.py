@@ -73,6 +73,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "supervised": Entry("rlhf.trainers.supervised:Supervised", "imitate the environment's oracle"),
         "policy_gradient": Entry("rlhf.trainers.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"),
     },
+    "sampler": {
+        "shuffled": Entry("rlhf.sampling.shuffled:Shuffled", "every task once, in an order of its own each time"),
+    },
     "advantage": {
         "grpo": Entry("rlhf.credit.grpo:GRPO", "reward minus group mean, over the group's deviation"),
         "dr_grpo": Entry("rlhf.credit.dr_grpo:DrGRPO", "reward minus group mean"),
@@ -131,6 +134,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "advantage": ("__call__", "needs_values", "min_group"),
     "loss": ("__call__",),
     "correction": ("__call__",),
+    "sampler": ("start",),
 }
 
 #: A field with one of these types is a section of its own: its value has a kind.
@@ -141,6 +145,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
     "rlhf.losses.correction:Correction": "correction",
+    "rlhf.sampling.sampler:TaskSampler": "sampler",
 }
 
 

@@ -2,7 +2,7 @@
 
     checkpoints/2-policy_gradient-000040/
         policy/        model (or adapter) and tokenizer in Hugging Face format
-        trainer.pt     optimiser state, and the policy's generator states
+        trainer.pt     optimiser state, generator states, and what the stage's live parts remember
         state.json     where the run stands; written last
 
 A folder without `state.json` is not a checkpoint. Randomness elsewhere is a pure function of (seed, stage, step), so
@@ -18,11 +18,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from rlhf.errors import CheckpointError
+from rlhf.sampling.sampler import Stateful
 
 #: What torch raises for a file that is cut, not its own, or of another model.
 _CANNOT_READ = (
@@ -80,10 +82,26 @@ class State:
         return f"{self.label}-{self.step:06d}"
 
 
-def save(root: Path, state: State, policy: Any, optimizer: torch.optim.Optimizer | None, *, keep: int = 2) -> Path:
+def save(
+    root: Path,
+    state: State,
+    policy: Any,
+    optimizer: torch.optim.Optimizer | None,
+    kept: Mapping[str, Stateful] = MappingProxyType({}),
+    *,
+    keep: int = 2,
+) -> Path:
     """Write a checkpoint under `root` and prune old ones; a crash at any point leaves the older ones whole.
 
     Stage starts (step 0) are never pruned: they are the reference of KL terms.
+
+    Args:
+        root: folder of all checkpoints.
+        state: where the run stands.
+        policy: saved as a model folder.
+        optimizer: None where the stage is over.
+        kept: the live parts of the stage that remember something, by name.
+        keep: how many checkpoints to leave, stage starts not counted.
     """
     target = root / state.folder_name
     partial = root / f".{state.folder_name}.partial"
@@ -91,7 +109,11 @@ def save(root: Path, state: State, policy: Any, optimizer: torch.optim.Optimizer
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         policy.save(partial / "policy")
-        trainer = {"optimizer": optimizer.state_dict() if optimizer else None, "torch_rng": torch.get_rng_state()}
+        trainer = {
+            "optimizer": optimizer.state_dict() if optimizer else None,
+            "torch_rng": torch.get_rng_state(),
+            "kept": {name: part.state_dict() for name, part in kept.items()},
+        }
         torch.save(trainer, partial / "trainer.pt")
         (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
         _remove(target)
@@ -186,20 +208,24 @@ def way_out(folder: Path) -> str:
     return f"remove this checkpoint to go on from {names[-1] if names else 'the beginning'}"
 
 
-def load_trainer(folder: Path, optimizer: torch.optim.Optimizer | None) -> None:
-    """Restore optimiser and generator states saved by `save`."""
+def load_trainer(
+    folder: Path, optimizer: torch.optim.Optimizer | None, kept: Mapping[str, Stateful] = MappingProxyType({})
+) -> None:
+    """Restore the states of optimiser, generators and live parts saved by `save`."""
     try:
         saved = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
         if optimizer is not None and saved["optimizer"] is not None:
             optimizer.load_state_dict(saved["optimizer"])
             _check_shapes(optimizer)
+        for name, part in kept.items():
+            part.load_state_dict(saved["kept"][name])
         torch.set_rng_state(saved["torch_rng"])
     except _CANNOT_READ as error:
         raise CheckpointError(
-            "the optimiser state of this checkpoint cannot be used",
+            "the training state of this checkpoint cannot be used",
             where=str(folder / "trainer.pt"),
             got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
-            expected="the state of an optimiser over the same parameters",
+            expected="the state of the same optimiser, over the same parameters, and of the same sampler",
             hint=way_out(folder),
         ) from error
 

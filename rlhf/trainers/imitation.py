@@ -26,7 +26,7 @@ async def imitate(run: Run, stage: Supervised) -> None:
     rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
     n_batches = -(-len(rows) // stage.batch_size)
     trainer = TorchTrainer(run.policy, stage.optimizer, stage.epochs * n_batches)
-    run.save(trainer.optimizer)
+    run.save(optimizer=trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
     reduction = Reduction(kind="token_mean")
     for epoch in range(stage.epochs):

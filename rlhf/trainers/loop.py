@@ -11,19 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlhf.batching.pack import pack_minibatches
-from rlhf.batching.samples import Sample, make_samples
+from rlhf.batching.samples import make_samples
 from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
-from rlhf.rollout.tasks import tasks_of
-from rlhf.sampling.shuffled import ShuffledTasks
 from rlhf.trainers.adaptive_kl import next_kl_coef, with_kl_coef
-from rlhf.trainers.correct import prepare
+from rlhf.trainers.gather import gather
 from rlhf.trainers.imitation import imitate
+from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
-from rlhf.trainers.trainer import TorchTrainer
+from rlhf.trainers.update import update
 
 
 async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None:
@@ -41,37 +39,33 @@ async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None
                     await run.deliver()
                     await run.measure("before")
                 await improve(run, stage)
-            run.save(None)
+            run.save()
         if index == len(stages) - 1 and "after" not in run.state.results:
             await run.measure("after")
-            run.save(None)
+            run.save()
 
 
 async def improve(run: Run, stage: PolicyGradient) -> None:
     """The policy-gradient stage."""
-    trainer = TorchTrainer(run.policy, stage.optimizer, stage.steps * stage.epochs * stage.minibatches)
-    tasks = ShuffledTasks(tasks_of(run.collector.environment, stage.split), run.seed)
-    run.take_up(trainer)
+    parts = Parts.of(stage, run.policy, run.collector.environment, run.seed)
+    run.take_up(parts)
     if getattr(stage.loss, "needs_ref", False):
         run.policy.keep_reference(run.checkpoints / replace(run.state, step=0).folder_name)
     await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
-    with run.saved_if_stopped(trainer):
+    with run.saved_if_stopped(parts):
         await run.watch(stage.evaluate_every, stage.steps)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
-            await one_step(run, with_kl_coef(stage, run.state.kl_coef), trainer, tasks, step)
+            await one_step(run, with_kl_coef(stage, run.state.kl_coef), parts, step)
             await run.watch(stage.evaluate_every, stage.steps)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
-                run.save(trainer.optimizer)
+                run.save(parts)
     run.advance(finished=True)
 
 
-async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks: ShuffledTasks, step: int) -> None:
+async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> None:
     """Sample, score, credit, batch, update, deliver."""
-    sampling = run.collector.limits.sampling(stage.temperature)
-    drawn = tasks.draw(step, stage.tasks_per_step)
-    collected = await run.collector.collect(drawn, group_size=stage.group_size, sampling=sampling, step=step)
-    run.caution(collected, f"step {step + 1} of {run.state.label}")
+    collected = await gather(run, parts, step)
     with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
         credits = credit_of(stage.advantage, collected.groups)
     samples, counters = make_samples(collected.groups, credits, stage.layout)
@@ -80,40 +74,22 @@ async def one_step(run: Run, stage: PolicyGradient, trainer: TorchTrainer, tasks
     start = time.perf_counter()
     run.reseed(step)
     rng = np.random.default_rng([run.seed, run.state.stage, step])
-    values = update(stage, trainer, samples, rng, run.collector.engine.shares_policy)
+    values = update(stage, parts.trainer, samples, rng, run.collector.engine.shares_policy)
     train_s = time.perf_counter() - start
     kl_coef = next_kl_coef(stage, values, samples)
     await run.deliver()
+
+    learnt = parts.source.learn(collected.groups)
     run.record(run.state.label, step + 1, "train", collected.groups, credits)
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
-    metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values}
+    metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values, **learnt}
     metrics |= {"loss/kl_coef": kl_coef} if kl_coef is not None else {}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + collected.seconds}
     run.log(step + 1, metrics)
     n_episodes = run.state.n_episodes + collected.n_episodes
-    run.advance(step=step + 1, n_updates=trainer.n_updates, kl_coef=kl_coef, n_episodes=n_episodes)
+    run.advance(step=step + 1, n_updates=parts.trainer.n_updates, kl_coef=kl_coef, n_episodes=n_episodes)
     run.progress.advance(
         f"success {metrics['rollout/success']:.0%}  return {metrics['rollout/return_mean']:+.2f}  "
         f"{metrics['rollout/tokens_per_s']:.0f} tok/s"
     )
-
-
-def update(
-    stage: PolicyGradient, trainer: TorchTrainer, samples: Sequence[Sample], rng: np.random.Generator, shares: bool
-) -> dict[str, float]:
-    """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing."""
-    n_skipped = trainer.n_skipped
-    samples, mismatch, correction = prepare(stage, trainer, samples, shares_policy=shares)
-    totals = {name: [value] for name, value in mismatch.items()}
-    for _ in range(stage.epochs if samples else 0):
-        budget = stage.max_tokens_per_microbatch
-        for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng):
-            values = trainer.update(batches, stage.loss, temperature=stage.temperature, correction=correction)
-            for name, value in values.items():
-                # Only before the first update do trainer and engine hold the same weights.
-                if "/sampler_" not in name or name not in totals:
-                    totals.setdefault(name, []).append(value)
-    merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
-    n_skipped = trainer.n_skipped - n_skipped
-    return merged | {"optimizer/n_updates": float(trainer.n_updates), "optimizer/n_skipped": float(n_skipped)}

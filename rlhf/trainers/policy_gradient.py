@@ -14,6 +14,8 @@ from rlhf.losses.correction import Correction, Truncated
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
+from rlhf.sampling.sampler import TaskSampler
+from rlhf.sampling.shuffled import Shuffled
 from rlhf.settings import STRICT
 from rlhf.trainers.optimizer import AdamW
 
@@ -31,6 +33,8 @@ class PolicyGradient:
     """Different tasks attempted in one step."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Attempts at each task; the group whose statistics give the advantage."""
+    sampler: TaskSampler = Field(default_factory=Shuffled)
+    """Which tasks come next."""
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
     """The estimator that gives each sampled token its number."""
     loss: PolicyLoss = Field(default_factory=PPOClip)

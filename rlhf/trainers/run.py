@@ -20,9 +20,9 @@ from rlhf.sinks import Metrics
 from rlhf.trainers import checkpoint
 from rlhf.trainers.cautions import cautions
 from rlhf.trainers.checkpoint import State
+from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.publish import Publisher
-from rlhf.trainers.trainer import TorchTrainer
 
 
 class Progress(Protocol):
@@ -112,10 +112,13 @@ class Run:
         finally:
             self._clock = time.perf_counter()
 
-    def save(self, optimizer: torch.optim.Optimizer | None) -> Path:
-        """Write a checkpoint of the present state."""
+    def save(self, parts: Parts | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> Path:
+        """Write a checkpoint of the present state: with the live parts of its stage, or an optimiser alone."""
         self.advance()
-        return checkpoint.save(self.checkpoints, self.state, self.policy, optimizer)
+        kept = parts.kept if parts else {}
+        return checkpoint.save(
+            self.checkpoints, self.state, self.policy, parts.trainer.optimizer if parts else optimizer, kept
+        )
 
     def begin_stage(self, index: int, kind: str) -> None:
         """Stand before the first step of a stage."""
@@ -123,16 +126,17 @@ class Run:
             self.state, stage=index, stage_kind=kind, step=0, n_updates=0, kl_coef=None, watched=0, finished=False
         )
 
-    def take_up(self, trainer: TorchTrainer) -> None:
-        """Give `trainer` the state of the checkpoint; at the start of a stage, write that checkpoint."""
+    def take_up(self, parts: Parts) -> None:
+        """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""
         if self.state.step == 0:
-            self.save(trainer.optimizer)
+            self.save(parts)
         else:
-            trainer.n_updates = self.state.n_updates
-            checkpoint.load_trainer(self.checkpoints / self.state.folder_name, trainer.optimizer)
+            parts.trainer.n_updates = self.state.n_updates
+            folder = self.checkpoints / self.state.folder_name
+            checkpoint.load_trainer(folder, parts.trainer.optimizer, parts.kept)
 
     @contextmanager
-    def saved_if_stopped(self, trainer: TorchTrainer) -> Iterator[None]:
+    def saved_if_stopped(self, parts: Parts) -> Iterator[None]:
         """Save the last finished step when something stops what happens inside; a cancellation becomes Interrupted.
 
         Not saved is what does not belong together: a step whose updates were not all made, or were made and not logged.
@@ -140,15 +144,19 @@ class Run:
         try:
             yield
         except asyncio.CancelledError as error:
-            folder = self.save(trainer.optimizer)
-            raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {folder}") from error
+            last = self._save_whole(parts)
+            raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {last}") from error
         except CheckpointError:  # nothing can be written
             raise
         except Exception:
-            is_whole = trainer.n_updates == self.state.n_updates
-            last = self.save(trainer.optimizer) if is_whole else checkpoint.latest(self.checkpoints)
+            last = self._save_whole(parts)
             self.progress.say(f"the last checkpoint is {last}; to go on: rlhf train --resume {self.folder}")
             raise
+
+    def _save_whole(self, parts: Parts) -> Path | None:
+        """Save unless a step is half done; return the newest checkpoint."""
+        is_whole = parts.trainer.n_updates == self.state.n_updates
+        return self.save(parts) if is_whole else checkpoint.latest(self.checkpoints)
 
     def caution(self, collected: Collected, where: str) -> None:
         """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""

@@ -170,7 +170,7 @@ def test_an_optimizer_state_that_is_cut(folder: Path, n_bytes: int) -> None:
     path = folder / "run" / "checkpoints" / NEWEST / "trainer.pt"
     path.write_bytes(path.read_bytes()[:n_bytes])
     message = refused(folder)
-    assert "the optimiser state of this checkpoint cannot be used" in message and str(path) in message
+    assert "the training state of this checkpoint cannot be used" in message and str(path) in message
 
 
 def test_weights_that_are_cut(folder: Path) -> None:

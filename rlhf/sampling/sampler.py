@@ -1,0 +1,56 @@
+"""The contract of a sampler: which tasks a step attempts.
+
+A sampler in a recipe is a frozen dataclass; what it starts is live and remembers. What it remembers is part of a
+checkpoint, so that a resumed run draws what an uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from rlhf.data import ScoredGroup, Task
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part of a stage that a checkpoint keeps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it remembers: numbers, texts, tensors, and lists and dictionaries of them."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state_dict` returned in an earlier process."""
+        ...
+
+
+@runtime_checkable
+class TaskSource(Stateful, Protocol):
+    """Draws the tasks of a stage. A step may be begun and never finished, so only `learn` changes what it remembers."""
+
+    def draw(self, n: int, already: int = 0) -> list[Task]:
+        """Return `n` tasks for the present step, of which `already` have been drawn before in this step."""
+        ...
+
+    def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
+        """Take in how the step went, once, when it is finished. Returns what is logged of it.
+
+        Args:
+            groups: of all tasks drawn in the step, in the order they were drawn in.
+        """
+        ...
+
+
+@runtime_checkable
+class TaskSampler(Protocol):
+    """A frozen dataclass whose fields are its recipe keys."""
+
+    def start(self, tasks: Sequence[Task], seed: int) -> TaskSource:
+        """Return the source of a stage that begins.
+
+        Args:
+            tasks: all of the stage's split, in the environment's order; at least one.
+            seed: of the run; one seed gives one order.
+        """
+        ...

@@ -1,0 +1,33 @@
+"""The last third of a step: rows in, optimiser updates made, figures out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf.batching.pack import pack_minibatches
+from rlhf.batching.samples import Sample
+from rlhf.trainers.correct import prepare
+from rlhf.trainers.policy_gradient import PolicyGradient
+from rlhf.trainers.trainer import TorchTrainer
+
+
+def update(
+    stage: PolicyGradient, trainer: TorchTrainer, samples: Sequence[Sample], rng: np.random.Generator, shares: bool
+) -> dict[str, float]:
+    """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing."""
+    n_skipped = trainer.n_skipped
+    samples, mismatch, correction = prepare(stage, trainer, samples, shares_policy=shares)
+    totals = {name: [value] for name, value in mismatch.items()}
+    for _ in range(stage.epochs if samples else 0):
+        budget = stage.max_tokens_per_microbatch
+        for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng):
+            values = trainer.update(batches, stage.loss, temperature=stage.temperature, correction=correction)
+            for name, value in values.items():
+                # Only before the first update do trainer and engine hold the same weights.
+                if "/sampler_" not in name or name not in totals:
+                    totals.setdefault(name, []).append(value)
+    merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
+    n_skipped = trainer.n_skipped - n_skipped
+    return merged | {"optimizer/n_updates": float(trainer.n_updates), "optimizer/n_skipped": float(n_skipped)}
