@@ -12,10 +12,9 @@ from typing import Any
 import psutil
 import torch
 
-from rlhf.data import WeightsForm
 from rlhf.recipe import Recipe
 from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.engines import VllmSettings
+from rlhf.rollout.engines import VllmSettings, kv_bytes_per_token
 from rlhf.rollout.transfer import memory_folder
 from rlhf.rollout.transformers_engine import TransformersEngine
 from rlhf.rollout.vllm_engine import VllmEngine
@@ -44,7 +43,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
     Raises:
         RlhfError: it cannot be started, or a server does not fit the policy.
     """
-    context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
+    context = context_of(recipe, policy)
     settings = recipe.engine
     if not isinstance(settings, VllmSettings):
         return TransformersEngine(
@@ -55,16 +54,15 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
             version=policy.version,
             decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
         )
-    form: WeightsForm = "adapter" if policy.is_lora and settings.lora == "adapter" else "full"
-    rank = _rank(policy) if form == "adapter" else 0
+    rank = adapter_rank(settings, policy)
     instances: list[Instance] = [ServerInstance(url) for url in settings.servers]
     if not instances:
         with model_folder(recipe, policy) as folder:
-            options = start_options(settings, policy, folder, context=context, lora_rank=rank)
+            options = start_options(recipe, settings, policy, folder)
             instances = [LocalInstance.start(options, log)]
     engine = VllmEngine(
         instances,
-        form=form,
+        form="adapter" if rank else "full",
         dtype=engine_dtype(settings, policy),
         at_update=settings.at_update,
         request_timeout_s=settings.request_timeout_s,
@@ -101,18 +99,28 @@ def engine_dtype(settings: VllmSettings, policy: Policy) -> torch.dtype:
     return found
 
 
-def start_options(
-    settings: VllmSettings, policy: Policy, folder: str, *, context: int, lora_rank: int = 0
-) -> StartOptions:
+def context_of(recipe: Recipe, policy: Policy) -> int:
+    """Most tokens of prompt and generation together."""
+    return min(policy.max_context, recipe.limits.max_context or policy.max_context)
+
+
+def adapter_rank(settings: VllmSettings, policy: Policy) -> int:
+    """Rank of the adapters that are delivered beside a frozen base; 0 where full weights are delivered."""
+    if not policy.is_lora or settings.lora != "adapter":
+        return 0
+    return max(int(config.r) for config in policy.model.peft_config.values())
+
+
+def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder: str) -> StartOptions:
     """How to start an engine for `policy`, whose model lies in `folder`."""
-    dtype = engine_dtype(settings, policy)
+    dtype, context = engine_dtype(settings, policy), context_of(recipe, policy)
     return StartOptions(
         model=folder,
         max_context=context,
         dtype=str(dtype).removeprefix("torch."),
         max_sequences=settings.max_sessions,
         max_batch_tokens=settings.max_batch_tokens,
-        lora_rank=lora_rank,
+        lora_rank=adapter_rank(settings, policy),
         kv_cache_bytes=_cache_bytes(settings, policy, context, dtype),
         gpu_memory_share=settings.gpu_memory_share,
         tensor_parallel=settings.tensor_parallel,
@@ -166,10 +174,6 @@ def _base_parameters(base: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name.replace(".base_layer.", "."), parameter
 
 
-def _rank(policy: Policy) -> int:
-    return max(int(settings.r) for settings in policy.model.peft_config.values())
-
-
 def _cache_bytes(settings: VllmSettings, policy: Policy, context: int, dtype: torch.dtype) -> int | None:
     """Bytes for keys and values; None leaves it to the share of the GPU."""
     if settings.kv_cache_gb is not None:
@@ -177,8 +181,6 @@ def _cache_bytes(settings: VllmSettings, policy: Policy, context: int, dtype: to
     if torch.cuda.is_available():
         return None
     config = policy.model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * int(config.num_hidden_layers) * int(heads) * int(width) * dtype.itemsize
+    per_token = kv_bytes_per_token(config, dtype.itemsize)
     wanted = per_token * context * settings.max_sessions
     return max(per_token * context, min(wanted, int(psutil.virtual_memory().available * _CACHE_SHARE)))

@@ -25,7 +25,7 @@ from rlhf.errors import EngineError, RecipeError
 from rlhf.recipe import Recipe
 from rlhf.rollout.engines import VllmSettings
 from rlhf.rollout.transfer import memory_folder
-from rlhf.rollout.vllm_start import StartOptions, missing_vllm, server_arguments, server_environment, start_error
+from rlhf.rollout.vllm_start import missing_vllm, server_arguments, server_environment, start_error
 from rlhf.trainers.policy import Policy
 
 #: Most seconds until a server answers.
@@ -56,7 +56,8 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
     policy = policy_of(recipe, checkpoint)
     folder = memory_folder()
     try:
-        options = _written(recipe, settings, policy, folder)
+        options = start_options(recipe, settings, policy, str(folder))
+        _write(policy, folder, as_adapter=bool(options.lora_rank))
         name, adapters = recipe.name, []
         if options.lora_rank:  # who asks for the recipe by name gets the adapter too
             name, adapters = f"{recipe.name}-base", ["--lora-modules", f"{recipe.name}={folder / 'adapter'}"]
@@ -82,16 +83,11 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _written(recipe: Recipe, settings: VllmSettings, policy: Policy, folder: Path) -> StartOptions:
-    """Write the policy into `folder`; how to start a server of it."""
-    context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
-    as_adapter = policy.is_lora and settings.lora == "adapter"
-    rank = max(int(c.r) for c in policy.model.peft_config.values()) if as_adapter else 0
-    # Adapters to come need the base as it is, and this one beside it.
+def _write(policy: Policy, folder: Path, *, as_adapter: bool) -> None:
+    """Write the policy into `folder`; adapters to come need the base as it is, and this one beside it."""
     save_merged(policy, folder, merge=not as_adapter)
     if as_adapter:
         policy.model.save_pretrained(folder / "adapter")
-    return start_options(settings, policy, str(folder), context=context, lora_rank=rank)
 
 
 @contextmanager

@@ -371,6 +371,7 @@ def change(path: Path, *overrides: str) -> RecipeError:
         (["limits.max_tokens=64"], "limits.max_tokens", "less than the context of 64"),
         (["stages.1.optimizer={final_lr_share: 0.1}"], "stages[1].optimizer.final_lr_share", "constant"),
         (["stages.0.unsolved_share=1", "stages.0.random_share=0.5"], "stages[0].random_share", "random"),
+        (["engine={kind: vllm, lora: merged}"], "engine.lora", "the policy has no adapter"),
         (["policy.n_kv_heads=3"], "policy", "multiple of n_kv_heads"),
         (["rewards.right.kind=./parts.py:Forgetful"], "rewards.right.at_least", "attribute"),
         (["rewards.right.kind=./parts.py:Heavy"], "rewards.right.weight", "class without it"),

@@ -138,6 +138,8 @@ def _policy(model: Any) -> dict[str, Any]:
 
 
 def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
+    from rlhf.rollout.engines import kv_bytes_per_token
+
     size = _BYTES[getattr(recipe.policy, "dtype", "float32")]
     counts = _policy(model)
     lora = recipe.policy.lora is not None
@@ -151,14 +153,13 @@ def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
         "reference": counts["n_parameters"] * 4 if reference else 0,
         "engine": _engine_weights(recipe, counts["n_parameters"], size),
     }
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    per_token = kv_bytes_per_token(text, _engine_bytes(recipe, size))
     context = recipe.limits.max_context or text.max_position_embeddings
     sessions = min(recipe.engine.max_sessions, recipe.limits.max_concurrent)
     return {
         **parts,
         "training_total": sum(parts.values()),
-        "max_kv_cache": _kv_cache(recipe, 2 * text.num_hidden_layers * heads * width * size * context * sessions),
+        "max_kv_cache": _kv_cache(recipe, per_token * context * sessions),
         # Logits, their log-softmax and its gradient in float32, were every token of a micro-batch a policy token.
         "max_logits": 3 * 4 * text.vocab_size * micro,
     }
@@ -170,7 +171,12 @@ def _engine_weights(recipe: Recipe, n_parameters: int, size: int) -> int:
 
     engine = recipe.engine
     is_here = isinstance(engine, VllmSettings) and not engine.servers
-    return n_parameters * _BYTES.get(getattr(engine, "dtype", ""), size) if is_here else 0
+    return n_parameters * _engine_bytes(recipe, size) if is_here else 0
+
+
+def _engine_bytes(recipe: Recipe, size: int) -> int:
+    """Bytes of one number in the engine, where the policy's have `size`."""
+    return _BYTES.get(getattr(recipe.engine, "dtype", ""), size)
 
 
 def _kv_cache(recipe: Recipe, needed: int) -> int:

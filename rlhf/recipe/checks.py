@@ -256,6 +256,14 @@ def _check_correction(recipe: Recipe) -> None:
             raise _no_effect(f"{path}.correction", kind_of("correction", stage.correction), why)
 
 
+def _check_lora(recipe: Recipe) -> None:
+    from rlhf.rollout.engines import VllmSettings
+
+    engine = recipe.engine
+    if isinstance(engine, VllmSettings) and engine.lora != VllmSettings().lora and recipe.policy.lora is None:
+        raise _no_effect("engine.lora", engine.lora, "the policy has no adapter, see policy.lora")
+
+
 def _check_watched(recipe: Recipe) -> None:
     from rlhf.evaluation.evaluate import Evaluation
 
@@ -294,6 +302,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_silenced,
     _check_correction,
     *LOSS_CHECKS,
+    _check_lora,
     _check_watched,
     _check_overlong,
     _check_splits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
+from rlhf.errors import ContextFull, EngineError
 
 
 @runtime_checkable
@@ -50,3 +51,35 @@ class RolloutEngine(Protocol):
     async def close(self) -> None:
         """Stop and free everything."""
         ...
+
+
+def check_prompt(prompt: Prompt, where: str, *, max_context: int, n_vocab: int | None = None) -> int:
+    """Tokens of room, at least 1, that a prompt leaves for a generation.
+
+    Args:
+        prompt: at least one id.
+        where: names the engine in the message.
+        max_context: tokens of prompt and generation together.
+        n_vocab: ids the model knows; None for a model that takes any.
+
+    Raises:
+        ContextFull: it leaves no room for a token.
+        EngineError: the model does not know one of its ids.
+    """
+    ids = prompt.token_ids
+    if len(ids) >= max_context:
+        raise ContextFull(
+            "the prompt leaves no room for a token",
+            where=where,
+            got=f"{len(ids)} tokens",
+            expected=f"fewer than {max_context}",
+        )
+    if n_vocab is not None and not 0 <= min(ids) <= max(ids) < n_vocab:
+        raise EngineError(
+            "a token id is outside the model's vocabulary",
+            where=where,
+            got=f"ids from {min(ids)} to {max(ids)}",
+            expected=f"0 to {n_vocab - 1}",
+            hint="use the tokenizer that belongs to the model",
+        )
+    return max_context - len(ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -69,3 +69,15 @@ class VllmSettings:
             raise ValueError("servers takes addresses that begin with http:// or https://")
         if len({server.rstrip("/") for server in self.servers}) < len(self.servers):
             raise ValueError("servers names an address twice")
+
+
+def kv_bytes_per_token(config: Any, n_bytes: int) -> int:
+    """Bytes of keys and values of one token, in all layers.
+
+    Args:
+        config: of the text model, Hugging Face's.
+        n_bytes: of one number.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers) * int(heads) * int(width) * n_bytes

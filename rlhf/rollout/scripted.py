@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
-from rlhf.errors import ContextFull, DeliveryError, EngineError, boundary
+from rlhf.errors import DeliveryError, EngineError, boundary
+from rlhf.rollout.engine import check_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,14 +109,7 @@ class ScriptedEngine:
         released = self.sessions.setdefault(session, asyncio.Event())
         if call in self.fails_on:
             raise EngineError("this call was told to fail", where=f"ScriptedEngine call {call}")
-        room = self._max_context - len(prompt.token_ids)
-        if room < 1:
-            raise ContextFull(
-                "the prompt leaves no room for a token",
-                where="ScriptedEngine.generate",
-                got=f"{len(prompt.token_ids)} tokens",
-                expected=f"fewer than {self._max_context}",
-            )
+        room = check_prompt(prompt, "ScriptedEngine.generate", max_context=self._max_context)
         await asyncio.sleep(0)  # others get their turn, as with any engine
         if self.latency_s and await _happens(released, self.latency_s):
             return Generation(prompt, (), (), Finish.ABORT, version)

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
-from rlhf.errors import ContextFull, DeliveryError, EngineError, ModelError
+from rlhf.errors import DeliveryError, EngineError, ModelError
 from rlhf.rollout.attention import planned_forward, use_packed_attention
+from rlhf.rollout.engine import check_prompt
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.rollout.kv_cache import KVCache, SlotPlan
 from rlhf.rollout.sampling import sample
@@ -135,11 +136,15 @@ class TransformersEngine:
             ContextFull: the prompt leaves no room for a token.
             EngineError: the engine is closed, an id is outside the vocabulary, or the model failed.
         """
-        ids = self._checked(prompt)
+        where = "TransformersEngine.generate"
+        if self._closed:
+            raise EngineError("the engine is closed", where=where)
+        check_prompt(prompt, where, max_context=self._max_context, n_vocab=self._n_vocab)
         if params.stop_strings and self._decode is None:
             raise EngineError("stop strings need a tokenizer", where="TransformersEngine", expected="decode=...")
         loop = asyncio.get_running_loop()
         self._adopt(loop)
+        ids = np.asarray(prompt.token_ids, np.int64)
         request = Request(prompt, ids, params, session, loop.create_future(), self._n_requests)
         self._n_requests += 1
         self._waiting.append(request)
@@ -184,29 +189,6 @@ class TransformersEngine:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-    def _checked(self, prompt: Prompt) -> Ints:
-        """Return the prompt's ids `[P]`, all of which the model can take."""
-        where = "TransformersEngine.generate"
-        if self._closed:
-            raise EngineError("the engine is closed", where=where)
-        ids = np.asarray(prompt.token_ids, np.int64)
-        if len(ids) >= self._max_context:
-            raise ContextFull(
-                "the prompt leaves no room for a token",
-                where=where,
-                got=f"{len(ids)} tokens",
-                expected=f"fewer than {self._max_context}",
-            )
-        if ids.min() < 0 or ids.max() >= self._n_vocab:
-            raise EngineError(
-                "a token id is outside the model's vocabulary",
-                where=where,
-                got=f"ids from {ids.min()} to {ids.max()}",
-                expected=f"0 to {self._n_vocab - 1}",
-                hint="use the tokenizer that belongs to the model",
-            )
-        return ids
 
     def _verified(self, weights: PolicyWeights) -> str:
         """Return the fingerprint of the module's parameters, if they may be called `weights`."""

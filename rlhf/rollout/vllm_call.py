@@ -1,4 +1,4 @@
-"""What `VllmEngine` remembers while calls run: where its instances stand, and what each call has sampled so far."""
+"""What `VllmEngine` remembers of a call while it runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf.data import Finish, Generation, Prompt, SamplingParams
 from rlhf.rollout.seeds import stable_seed
-from rlhf.rollout.vllm_instance import Instance, Sampled
-
-
-@dataclass(eq=False)
-class Seat:
-    """An instance and what runs on it. `fault` says why it is out of use; empty while it is in use."""
-
-    instance: Instance
-    running: set[str] = field(default_factory=set)
-    fault: str = ""
+from rlhf.rollout.vllm_instance import Sampled
 
 
 @dataclass(eq=False)

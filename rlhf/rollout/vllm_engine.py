@@ -21,10 +21,12 @@ from typing import Any
 import torch
 
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
-from rlhf.errors import ContextFull, DeliveryError, EngineError
-from rlhf.rollout.vllm_call import Call, Seat
-from rlhf.rollout.vllm_delivery import PAUSE, AtUpdate, Deliverer, check_fit, delivery_error, describe, each
+from rlhf.errors import DeliveryError, EngineError
+from rlhf.rollout.engine import check_prompt
+from rlhf.rollout.vllm_call import Call
+from rlhf.rollout.vllm_delivery import PAUSE, AtUpdate, Deliverer, delivery_error, each
 from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, InstanceStaleError, Sampled
+from rlhf.rollout.vllm_seats import Seat, Seats
 
 #: Times a call is taken up again after something other than an update ended it.
 _MAX_ABORTS = 3
@@ -70,20 +72,18 @@ class VllmEngine:
         buffer_bytes: int = 256 * 2**20,
         version: int = 0,
     ) -> None:
-        self._seats = [Seat(instance) for instance in instances]
+        self._deliverer = Deliverer(dtype, buffer_bytes)
+        self._seats = Seats(instances, self._deliverer, delivery_timeout_s)
         self._form, self._at_update = form, at_update
         self._request_timeout_s, self._delivery_timeout_s = request_timeout_s, delivery_timeout_s
         self._version, self._fingerprint = version, ""
         self._max_context = self._n_vocab = 0
-        self._fit: tuple[Mapping[str, Any], int, int] = ({}, 0, 0)
         self._calls: dict[str, set[Call]] = {}
-        self._home: dict[str, Seat] = {}
         self._numbers = itertools.count(1)
         self._open, self._delivering = asyncio.Event(), asyncio.Lock()
         self._open.set()
         self._n_updates = 0
         self._broken = ""
-        self._deliverer = Deliverer(dtype, buffer_bytes)
         self._adapter: Adapter | None = None
         self._users: dict[str, int] = {}
         self._retired: list[Adapter] = []
@@ -116,7 +116,7 @@ class VllmEngine:
     @property
     def n_instances(self) -> int:
         """Instances in use."""
-        return sum(not seat.fault for seat in self._seats)
+        return len(self._seats.in_use)
 
     async def connect(self, *, shapes: Mapping[str, Any], n_vocab: int, max_context: int, lora_rank: int = 0) -> None:
         """Refuse instances that do not fit the policy, and learn what they can do.
@@ -130,9 +130,8 @@ class VllmEngine:
         Raises:
             EngineError: an instance does not answer, has another model, or lacks what is needed.
         """
-        self._fit = (shapes, n_vocab, lora_rank)
         self._n_vocab = n_vocab
-        self._max_context = min([max_context, *[await self._fitting(seat.instance) for seat in self._seats]])
+        self._max_context = min(max_context, await self._seats.connect(shapes, n_vocab, lora_rank))
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once.
@@ -142,8 +141,10 @@ class VllmEngine:
             EngineError: the engine is closed or holds half an update, no instance is left, the call took too long, or
                 vLLM failed.
         """
-        self._check(prompt)
-        room = self._max_context - len(prompt.token_ids)
+        where = "VllmEngine.generate"
+        if self._broken:
+            raise EngineError(self._broken, where=where)
+        room = check_prompt(prompt, where, max_context=self._max_context, n_vocab=self._n_vocab)
         call = Call(prompt, replace(params, max_tokens=min(params.max_tokens, room)), session)
         mine = self._calls.setdefault(session, set())
         mine.add(call)
@@ -164,13 +165,13 @@ class VllmEngine:
 
     async def release(self, session: str) -> None:
         """Forget where a session lives. What it still runs returns at once, with `Finish.ABORT`."""
-        self._home.pop(session, None)
+        self._seats.leave(session)
         calls = tuple(self._calls.get(session, ()))
         for call in calls:
             call.withdrawn = True
         for _ in range(_MAX_ASKED):
             tasks = []
-            for seat in self._seats:
+            for seat in self._seats.all:
                 if mine := [call for call in calls if call.request_id in seat.running]:
                     with suppress(InstanceDownError):  # it runs nothing any more
                         await seat.instance.abort([call.request_id for call in mine])
@@ -216,8 +217,8 @@ class VllmEngine:
         self._halt("the engine is closed")
         if running := [call.task for calls in self._calls.values() for call in calls if call.task]:
             await asyncio.wait(running, timeout=_ABORT_S)
-        await self._deliverer.withdraw([seat.instance for seat in self._seats if not seat.fault])
-        for seat in self._seats:
+        await self._deliverer.withdraw([seat.instance for seat in self._seats.in_use])
+        for seat in self._seats.all:
             await seat.instance.close()
         self._deliverer.close()
 
@@ -228,26 +229,6 @@ class VllmEngine:
         for calls in self._calls.values():
             for call in calls:
                 call.end()
-
-    def _check(self, prompt: Prompt) -> None:
-        ids, where = prompt.token_ids, "VllmEngine.generate"
-        if self._broken:
-            raise EngineError(self._broken, where=where)
-        if len(ids) >= self._max_context:
-            raise ContextFull(
-                "the prompt leaves no room for a token",
-                where=where,
-                got=f"{len(ids)} tokens",
-                expected=f"fewer than {self._max_context}",
-            )
-        if min(ids) < 0 or max(ids) >= self._n_vocab:
-            raise EngineError(
-                "a token id is outside the model's vocabulary",
-                where=where,
-                got=f"ids from {min(ids)} to {max(ids)}",
-                expected=f"0 to {self._n_vocab - 1}",
-                hint="use the tokenizer that belongs to the model",
-            )
 
     async def _finished(self, call: Call) -> Generation:
         """The answer to a call that `release`, `close` and a failed delivery can end."""
@@ -269,10 +250,10 @@ class VllmEngine:
             if self._broken:
                 raise EngineError(self._broken, where="VllmEngine.generate")
             n_updates = self._n_updates
-            seat = self._seat_of(call.session)
+            seat = self._seats.of(call.session)
             try:
                 sampled = await self._ask(seat, call)
-            except InstanceDownError as error:  # `_seat_of` finds another, or says that there is none
+            except InstanceDownError as error:  # `of` finds another, or says that there is none
                 n_breaks += not seat.fault
                 if n_breaks > _MAX_BREAKS:
                     raise EngineError(
@@ -300,7 +281,7 @@ class VllmEngine:
                 got = ", ".join(name for name, _ in sampled.spans)
                 raise InstanceStaleError("the server has other weights by now", where=seat.instance.name, got=got)
         except InstanceDownError as error:
-            await self._lose(seat, error)
+            await self._seats.lose(seat, error)
             raise
         finally:
             seat.running.discard(call.request_id)
@@ -312,40 +293,15 @@ class VllmEngine:
             call.take(sampled, [(version if v is None else v, n) for v, n in zip(versions, counts, strict=True)])
         return sampled
 
-    def _seat_of(self, session: str) -> Seat:
-        """Where the session lives, else the least busy instance."""
-        home = self._home.get(session)
-        if home is not None and not home.fault:
-            return home
-        living = [seat for seat in self._seats if not seat.fault]
-        if not living:
-            raise EngineError(
-                "no vLLM instance is left",
-                where="VllmEngine.generate",
-                got="; ".join(f"{seat.instance.name}: {seat.fault}" for seat in self._seats),
-                hint="start servers again, a delivery takes them back; of an engine of one's own see engine.log",
-            )
-        seat = min(living, key=lambda s: len(s.running))
-        if session:
-            self._home[session] = seat
-        return seat
-
-    async def _lose(self, seat: Seat, error: EngineError) -> None:
-        """Take an instance out of use, unless it still answers and is what it was: then one connection broke."""
-        if not seat.fault and (isinstance(error, InstanceStaleError) or not await seat.instance.is_up()):
-            seat.fault = f"{error.what}: {error.got}"
-
     def _use(self, adapter: Adapter | None, by: int) -> None:
         if adapter is not None:
             self._users[adapter.name] = self._users.get(adapter.name, 0) + by
 
     async def _deliver(self, weights: PolicyWeights, where: str) -> str:
-        for seat in self._seats:
-            await self._look_after(seat)
-        instances = [seat.instance for seat in self._seats if not seat.fault]
+        await self._seats.look_after(self._max_context, is_delivered=bool(self._fingerprint))
+        instances = [seat.instance for seat in self._seats.in_use]
         if not instances:
-            got = "; ".join(f"{seat.instance.name}: {seat.fault}" for seat in self._seats)
-            raise DeliveryError("no vLLM instance is left to deliver to", where=where, got=got)
+            raise DeliveryError("no vLLM instance is left to deliver to", where=where, got=self._seats.faults)
         if self._form == "adapter":
             return await self._deliver_adapter(weights, instances, where)
         self._open.clear()  # new calls wait from now on
@@ -358,12 +314,12 @@ class VllmEngine:
         sent, adapter = await self._deliverer.adapter(instances, weights, where)
         if self._at_update == "drain":
             self._open.clear()
-            while any(seat.running for seat in self._seats):
+            while any(seat.running for seat in self._seats.all):
                 await asyncio.sleep(_DRAIN_POLL_S)
         old, self._adapter = self._adapter, adapter
         self._begin(weights.version)
         if self._at_update == "abort_and_resume":
-            running = [(seat.instance, sorted(seat.running)) for seat in self._seats if seat.running]
+            running = [(seat.instance, sorted(seat.running)) for seat in self._seats.all if seat.running]
             await asyncio.gather(*(instance.abort(ids) for instance, ids in running))
         self._retired += [old] if old is not None else []
         for unused in [a for a in self._retired if not self._users.get(a.name)]:
@@ -376,25 +332,3 @@ class VllmEngine:
         self._version = version
         self._n_updates += 1
         self._open.set()
-
-    async def _look_after(self, seat: Seat) -> None:
-        """Before a delivery: take back an instance that answers again and still fits, leave out one that is gone."""
-        if not await seat.instance.is_up():
-            seat.fault = seat.fault or "it does not answer"
-            return
-        if self._fingerprint and self._deliverer.version_of(await seat.instance.version()) is None:
-            seat.fault = seat.fault or "it was started again"
-        if seat.fault:
-            try:
-                context = await self._fitting(seat.instance)
-            except EngineError as error:
-                seat.fault = f"{error.what}: {error.got}"
-                return
-            seat.fault = "" if context >= self._max_context else f"its context is {context} tokens"
-            self._deliverer.forget_connections()
-
-    async def _fitting(self, instance: Instance) -> int:
-        """The context of an instance that can sample for the policy; raises EngineError for any other."""
-        found = await describe(instance, self._delivery_timeout_s)
-        check_fit(instance.name, found, *self._fit)
-        return int(found["max_context"])

@@ -66,7 +66,7 @@ def test_a_key_of_the_start_has_no_effect_on_servers(recipe: str, override: str)
     ],
 )
 def test_the_other_keys_mean_something_with_servers_too(recipe: str, override: str, tmp_path: Path) -> None:
-    loaded = load(recipe, ["engine.kind=vllm", SERVERS, f"engine.{override}"])
+    loaded = load(recipe, ["engine.kind=vllm", "policy.lora={rank: 4}", SERVERS, f"engine.{override}"])
     assert loaded.engine.servers == ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
     again = tmp_path / "again.yaml"
     again.write_text(dump(loaded))
@@ -99,7 +99,8 @@ def test_show_counts_what_the_engine_adds(recipe: str) -> None:
     assert vllm["engine"] == vllm["weights"]  # a second copy, in the policy's number format
     assert vllm["training_total"] == embedded["training_total"] + vllm["weights"]
     assert vllm["max_kv_cache"] == embedded["max_kv_cache"]
-    assert memory(recipe, "engine.kind=vllm", "engine.dtype=bfloat16")["engine"] == vllm["weights"] // 2
+    halved = memory(recipe, "engine.kind=vllm", "engine.dtype=bfloat16")
+    assert (halved["engine"], halved["max_kv_cache"]) == (vllm["weights"] // 2, vllm["max_kv_cache"] // 2)
     assert memory(recipe, "engine.kind=vllm", "engine.kv_cache_gb=1.5")["max_kv_cache"] == 1_500_000_000
     servers = memory(recipe, "engine.kind=vllm", SERVERS)
     assert (servers["engine"], servers["max_kv_cache"]) == (0, 0)  # they have theirs

@@ -20,6 +20,7 @@ from rlhf.rollout.transformers_engine import TransformersEngine, fingerprint
 from rlhf.trainers.policy import FromScratch, Lora, Policy
 from rlhf.trainers.publish import Publisher, adapter_config, adapter_parameters, parameters, token_logprobs
 from tests.trainers import tiny
+from tests.trainers.tiny import OldForward
 
 
 @torch.no_grad()
@@ -57,23 +58,6 @@ class Copying(TransformersEngine):
         found = await super().generate(prompt, params, session)
         version = found.policy_version if self.calls_itself is None else self.calls_itself
         return Generation(found.prompt, found.token_ids, found.logprobs, found.finish, version)
-
-
-class OldForward(torch.nn.Module):
-    """A trainer's model that publishes its weights and computes with those it began with."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.module, self._old = model, [copy.deepcopy(model)]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._old[0](*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.module, name)
 
 
 def test_an_engine_that_shares_the_module_says_what_the_trainer_says():

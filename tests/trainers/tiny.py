@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,3 +120,20 @@ def gradient(model: torch.nn.Module) -> torch.Tensor:
 def parameters(model: torch.nn.Module) -> torch.Tensor:
     """All trained parameters, flat; a copy."""
     return torch.cat([p.detach().flatten().clone() for p in model.parameters() if p.requires_grad])
+
+
+class OldForward(torch.nn.Module):
+    """A trainer's model that publishes its weights and computes with those it began with."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.module, self._old = model, [copy.deepcopy(model)]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._old[0](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)

@@ -67,22 +67,35 @@ class Noticed(Around):
 
 
 async def across_deliveries(
-    engine: VllmEngine, instance: Noticed, policies: Sequence[Policy]
+    inner: Any, policies: Sequence[Policy], **settings: Any
 ) -> tuple[list[Generation], list[Generation]]:
-    """What runs while the policies are delivered one after the other, and the answers to the same prompts after it."""
-    await engine.load(weights_as(engine, policies[0], 1))
-    running = [asyncio.create_task(sample(engine))]
-    for version, policy in enumerate(policies[1:], start=2):
-        await asyncio.sleep(0.4)
-        instance.arriving.clear()
-        delivery = asyncio.create_task(engine.load(weights_as(engine, policy, version)))
-        await instance.arriving.wait()
-        running.append(asyncio.create_task(sample(engine, 4)))  # these begin while weights arrive
-        await delivery
-        assert engine.policy_version == version
-    async with asyncio.timeout(60):
-        found = [g for group in await asyncio.gather(*running) for g in group]
-        return found, await sample(engine, 4, SamplingParams(max_tokens=20))
+    """What runs while the policies are delivered one after the other, and the answers to the same prompts after it.
+
+    Every token has the log-prob that the policy of its version gives it.
+    """
+    instance = Noticed(inner)
+    engine = await engine_over(instance, policy=policies[0], **settings)
+    try:
+        await engine.load(weights_as(engine, policies[0], 1))
+        running = [asyncio.create_task(sample(engine))]
+        for version, policy in enumerate(policies[1:], start=2):
+            await asyncio.sleep(0.4)
+            instance.arriving.clear()
+            delivery = asyncio.create_task(engine.load(weights_as(engine, policy, version)))
+            await instance.arriving.wait()
+            running.append(asyncio.create_task(sample(engine, 4)))  # these begin while weights arrive
+            await delivery
+            assert engine.policy_version == version
+        async with asyncio.timeout(60):
+            found = [g for group in await asyncio.gather(*running) for g in group]
+            after = await sample(engine, 4, SamplingParams(max_tokens=20))
+    finally:
+        await engine.close()
+    assert max(largest_gap(g, policies) for g in found) < 1e-3
+    # Nothing that older weights computed is used again, though the prompts are the same.
+    assert {g.versions for g in after} == {(len(policies),)}
+    assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
+    return found, after
 
 
 def weights_as(engine: VllmEngine, policy: Policy, version: int) -> PolicyWeights:
@@ -92,17 +105,7 @@ def weights_as(engine: VllmEngine, policy: Policy, version: int) -> PolicyWeight
 @pytest.mark.parametrize("at_update", MODES)
 def test_full_weights_arrive_while_generations_run(runner, full, at_update):
     policies = [policy_like(seed) for seed in (1, 2, 3)]
-
-    async def go():
-        instance = Noticed(full)
-        engine = await engine_over(instance, policy=policies[0], at_update=at_update)
-        try:
-            return await across_deliveries(engine, instance, policies)
-        finally:
-            await engine.close()
-
-    found, after = runner.run(go())
-    assert max(largest_gap(g, policies) for g in found) < 1e-3
+    found, _ = runner.run(across_deliveries(full, policies, at_update=at_update))
     assert all(g.finish is Finish.LENGTH and len(g.token_ids) == 330 for g in found)
     first, later = found[:N_CALLS], found[N_CALLS:]
     assert [{g.policy_version for g in part} for part in (first, later)] == [{1}, {2, 3}]
@@ -112,25 +115,12 @@ def test_full_weights_arrive_while_generations_run(runner, full, at_update):
         assert any(g.versions[:2] == (1, 2) for g in first)
         assert all(list(g.versions) == sorted(set(g.versions)) for g in found)
         assert all(float(gaps(policies[0], g, LONG).max()) > 0.5 for g in first if len(g.versions) > 1)
-    # Nothing that older weights computed is used again, though the prompts are the same.
-    assert {g.versions for g in after} == {(3,)}
-    assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
 
 
 @pytest.mark.parametrize("at_update", MODES)
 def test_adapters_arrive_while_generations_run(runner, adapted, at_update):
     policies = [lora_policy(seed) for seed in (1, 2, 3)]
-
-    async def go():
-        instance = Noticed(adapted)
-        engine = await engine_over(instance, policy=policies[0], at_update=at_update)
-        try:
-            return await across_deliveries(engine, instance, policies)
-        finally:
-            await engine.close()
-
-    found, after = runner.run(go())
-    assert max(largest_gap(g, policies) for g in found) < 1e-3
+    found, _ = runner.run(across_deliveries(adapted, policies, at_update=at_update))
     assert all(len(g.token_ids) == 330 for g in found)
     first = found[:N_CALLS]
     assert {g.policy_version for g in first} == {1}
@@ -139,24 +129,11 @@ def test_adapters_arrive_while_generations_run(runner, adapted, at_update):
     else:  # they finish with the adapter they began with
         assert not any(g.version_spans for g in found)
         assert all(float(gaps(policies[1], g, LONG).max()) > 0.5 for g in first)
-    assert {g.versions for g in after} == {(3,)}
-    assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
 
 
 def test_a_merged_adapter_is_delivered_as_full_weights(runner, full):
     policies = [lora_policy(seed) for seed in (1, 2)]
-
-    async def go():
-        instance = Noticed(full)
-        engine = await engine_over(instance, policy=policies[0], form="full")
-        try:
-            return await across_deliveries(engine, instance, policies)
-        finally:
-            await engine.close()
-
-    found, after = runner.run(go())
-    assert max(largest_gap(g, policies) for g in found) < 1e-3
-    assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
+    _, after = runner.run(across_deliveries(full, policies, form="full"))
     assert min(float(gaps(policies[0], g, SamplingParams()).max()) for g in after) > 0.1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
     weights,
 )
+from tests.trainers.tiny import OldForward
 
 SHORT = SamplingParams(max_tokens=5)
 
@@ -100,23 +100,6 @@ class LoadsAnother(Around):
             shutil.move(adapter.path / "kept", file)
 
 
-class Shifted(torch.nn.Module):
-    """A trainer's model that publishes its weights and computes with a copy of those it began with."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.module, self._old = model, [copy.deepcopy(model)]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._old[0](*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.module, name)
-
-
 async def refuses(engine: Any, version: int) -> None:
     """After a failed delivery nobody gets a token, and the error says why."""
     with pytest.raises(EngineError, match=f"the delivery of version {version} failed"):
@@ -136,7 +119,7 @@ def test_what_arrives_otherwise_than_sent_is_caught(runner, full, instance, told
     async def go():
         # The instance is well first, so that the poison is in the second delivery.
         engine = await engine_over(full, policy=policies[0], at_update="keep")
-        seat = engine._seats[0]
+        seat = engine._seats.all[0]
         await engine.load(full_weights(policies[0], 1))
         well, seat.instance = seat.instance, instance(full)
         engine._deliverer.forget_connections()
@@ -192,7 +175,7 @@ def test_a_trainer_that_computes_with_old_weights_is_found_out_by_the_canary(run
 
     async def go():
         engine = await engine_over(full, policy=policy)
-        stale = Policy(Shifted(policy.model), policy.tokenizer, {}, is_lora=False)
+        stale = Policy(OldForward(policy.model), policy.tokenizer, {}, is_lora=False)
         publisher = Publisher(stale, engine)
         await publisher.deliver()
         move(policy, 1, by)
