@@ -33,7 +33,7 @@ class Finding:
 
 def findings(run: RunData) -> list[Finding]:
     """Look for quiet failures; what the run did not log is not reported on."""
-    checks = (_gap, _effective, _truncated, _errors, _invalid, _signal, _limits, _updates, _finite, _overlap)
+    checks = (_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _limits, _updates, _finite, _overlap)
     return [finding for check in checks for finding in check(run)]
 
 
@@ -134,6 +134,18 @@ def _signal(run: RunData) -> Iterator[Finding]:
         "Groups whose trajectories all scored the same: nothing is learned from comparing them.",
         "choose tasks nearer to the policy's ability, or a larger group_size" if share >= 0.6 else "",
     )
+
+
+def _collapse(run: RunData) -> Iterator[Finding]:
+    trapped = run.values("collapse/echo_trap")
+    if any(trapped):
+        yield Finding(
+            "Echo trap",
+            f"{sum(trapped):.0f} of {len(trapped)} steps",
+            "problem",
+            "Attempts at one task scored alike, the policy grew certain, and the return fell, all at once.",
+            "go back to an earlier checkpoint with a lower optimizer.lr, a wider loss.clip_high, or a KL term",
+        )
 
 
 def _limits(run: RunData) -> Iterator[Finding]:

@@ -80,10 +80,12 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     await run.deliver()
 
     learnt = parts.source.learn(collected.groups)
+    signs, cautions = parts.monitor.learn(collected.groups, values, f"step {step + 1} of {run.state.label}")
+    run.say_once(cautions)
     run.record(run.state.label, step + 1, "train", collected.groups, credits)
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
-    metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values, **learnt}
+    metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values, **learnt, **signs}
     metrics |= {"loss/kl_coef": kl_coef} if kl_coef is not None else {}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + collected.seconds}
     run.log(step + 1, metrics)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import Stateful, TaskSource
+from rlhf.trainers.collapse import Monitor
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.trainer import TorchTrainer
@@ -21,11 +22,13 @@ class Parts:
         stage: the recipe keys.
         trainer: of the policy.
         source: of the tasks.
+        monitor: of signs of collapse.
     """
 
     stage: PolicyGradient
     trainer: TorchTrainer
     source: TaskSource
+    monitor: Monitor = field(default_factory=Monitor)
 
     @classmethod
     def of(cls, stage: PolicyGradient, policy: Policy, environment: Any, seed: int) -> Parts:
@@ -46,4 +49,4 @@ class Parts:
     @property
     def kept(self) -> Mapping[str, Stateful]:
         """What a checkpoint keeps besides policy and optimiser, by name."""
-        return {"sampler": self.source}
+        return {"sampler": self.source, "monitor": self.monitor}

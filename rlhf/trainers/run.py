@@ -160,7 +160,11 @@ class Run:
 
     def caution(self, collected: Collected, where: str) -> None:
         """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""
-        for name, text in cautions(collected, self.collector.limits, where).items():
+        self.say_once(cautions(collected, self.collector.limits, where))
+
+    def say_once(self, texts: Mapping[str, str]) -> None:
+        """Tell the user each of `texts` unless one of its name was told before."""
+        for name, text in texts.items():
             if name not in self._said:
                 self._said.add(name)
                 self.progress.say(text)

@@ -262,3 +262,10 @@ def test_a_real_browser_runs_the_page(run_folder: Path, page: Page, tmp_path: Pa
     )
     # The script ran under the page's own policy: it fills the line below each trajectory.
     assert len(re.findall(r"\d+ sampled tokens\. Point at one", result.stdout)) == 6
+
+
+def test_an_echo_trap_is_a_problem_and_its_absence_is_not_spoken_of(tmp_path: Path) -> None:
+    found = run_with(tmp_path, collapse__echo_trap=1)["Echo trap"]
+    assert (found.value, found.level) == ("1 of 1 steps", "problem")
+    (tmp_path / "other").mkdir()
+    assert "Echo trap" not in run_with(tmp_path / "other", collapse__echo_trap=0)
