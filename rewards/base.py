@@ -1,7 +1,8 @@
-"""The contract of rewards: from (task, trajectory) to a verdict, and from (answer, reference) to a verdict."""
+"""The contract of rewards: from a task and a trajectory, or a whole group, to verdicts; from an answer to a verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from rlhf.data import Task, Trajectory, Verdict
@@ -22,4 +23,16 @@ class Reward(Protocol):
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float:
         """Judge `trajectory`; a number is a verdict without a reason."""
+        ...
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """A reward that looks at all attempts at a task together, such as a vote. Sync or async; it needs no `__call__`.
+
+    Where there is no group, as in an evaluation that attempts each task once, it is shown a group of one.
+    """
+
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> Sequence[Verdict | float]:
+        """Judge every trajectory, in their order; attempts that ended by the failure of a part are not among them."""
         ...

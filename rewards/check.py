@@ -10,8 +10,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from rewards.base import GroupReward
 from rewards.verified import is_verifier
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
 from rlhf.data.report import Report, Walk, shorten
@@ -39,10 +41,14 @@ _TEXTS = (
     "a" * 50_000,
 )
 _REFERENCES = ("42", "3/4", "the red ball", "x = 7\ny = 8")
+_TASKS = tuple(
+    Task(id=f"made-up/{i}", messages=(Message(Role.USER, "Do it."),), reference=text)
+    for i, text in enumerate(_REFERENCES)
+)
 
 
 def check_reward(
-    reward: Callable[..., Any],
+    reward: Callable[..., Any] | GroupReward,
     tasks_and_trajectories: Iterable[tuple[Task, Trajectory]] | None = None,
     *,
     answers: Sequence[tuple[str, str]] | None = None,
@@ -51,7 +57,7 @@ def check_reward(
     """Hold `reward` to the contract of `rewards.base`.
 
     A callable whose first parameters are (answer, reference) is judged as a verifier, any other as a reward of
-    (task, trajectory). Sync or async is the same.
+    (task, trajectory), and an object with `over_group` as one of (task, trajectories). Sync or async is the same.
 
     Args:
         reward: the object or function, as a recipe would build it.
@@ -66,6 +72,9 @@ def check_reward(
     """
     name = getattr(reward, "__name__", type(reward).__name__)
     records = list(tasks_and_trajectories or ())
+    if hasattr(reward, "over_group"):
+        walk = Walk(f"reward {name} of groups", call_limit_s)
+        return walk.run(lambda: _check_group_reward(_Judge(walk, reward), records))
     verifier = is_verifier(reward)
     walk = Walk(f"{'verifier' if verifier else 'reward'} {name}", call_limit_s)
     judge = _Judge(walk, reward)
@@ -79,9 +88,30 @@ def check_reward(
 class _Judge:
     """Calls the reward twice each time, looks the verdicts over and keeps the time."""
 
-    def __init__(self, walk: Walk, reward: Callable[..., Any]) -> None:
+    def __init__(self, walk: Walk, reward: Any) -> None:
         self.walk, self.reward = walk, reward
         self.times_s: list[float] = []
+
+    async def over_group(self, task: Task, trajectories: Sequence[Trajectory], during: str) -> list[Verdict] | None:
+        found = []
+        for _ in range(2):
+            begin = time.perf_counter()
+            ok, given = await self.walk.call(
+                "over_group: raises nothing", self.reward.over_group, task, trajectories, during=during
+            )
+            self.times_s.append(time.perf_counter() - begin)
+            if not ok:
+                return None
+            aligned = isinstance(given, list | tuple) and len(given) == len(trajectories)
+            if not self.walk.note(aligned, "over_group: one verdict per trajectory", f"{during}: {shorten(given)}"):
+                return None
+            verdicts = [self._verdict(one, during) for one in given]
+            if None in verdicts:
+                return None
+            found.append([v for v in verdicts if v is not None])
+        first, again = ([(v.value, v.per_turn) for v in verdicts] for verdicts in found)
+        self.walk.note(first == again, "over_group: same arguments, same verdicts", f"{during}: {first}, then {again}")
+        return found[0]
 
     async def __call__(self, *arguments: Any, during: str) -> Verdict | None:
         verdicts = []
@@ -132,27 +162,50 @@ async def _check_verifier(judge: _Judge, pairs: Sequence[tuple[str, str]]) -> No
 
 async def _check_reward(judge: _Judge, records: Sequence[tuple[Task, Trajectory]]) -> None:
     note = judge.walk.note
-    weight = getattr(judge.reward, "weight", 1.0)
-    note(isinstance(weight, int | float) and math.isfinite(weight), "weight: is a finite number", shorten(weight))
-    name = getattr(judge.reward, "name", "reward")
-    note(isinstance(name, str) and bool(name), "name: is a non-empty text", shorten(name))
-    made_up = [
-        Task(id=f"made-up/{i}", messages=(Message(Role.USER, "Do it."),), reference=text)
-        for i, text in enumerate(_REFERENCES)
-    ]
-    for task, trajectory in [*records, *_made_up([task for task, _ in records] or made_up)]:
+    _check_names(judge)
+    for task, trajectory in [*records, *_made_up([task for task, _ in records] or _TASKS)]:
         before, during = repr((task, trajectory)), f"{task.id}, {len(trajectory.turns)} turns, {trajectory.outcome}"
         verdict = await judge(task, trajectory, during=during)
         note(repr((task, trajectory)) == before, "call: leaves task and trajectory as they are", during)
-        if verdict is None or verdict.per_turn is None:
-            continue
-        n, k = len(verdict.per_turn), len(trajectory.turns)
-        note(n == k, "Verdict.per_turn: one number per turn", f"{during}: {n} numbers")
-        gap = abs(sum(verdict.per_turn) - verdict.value)
-        right = gap <= _PER_TURN_TOLERANCE * max(1.0, abs(verdict.value))
-        got = f"{during}: {shorten(verdict.per_turn)} against {verdict.value!r}"
-        note(right or k == 0, "Verdict.per_turn: sums to the value", got)
+        if verdict is not None:
+            _check_per_turn(judge, verdict, trajectory, during)
     judge.speed()
+
+
+async def _check_group_reward(judge: _Judge, records: Sequence[tuple[Task, Trajectory]]) -> None:
+    note = judge.walk.note
+    _check_names(judge)
+    found: dict[str, tuple[Task, list[Trajectory]]] = {}
+    for task, trajectory in [*records, *_made_up([task for task, _ in records] or _TASKS)]:
+        found.setdefault(task.id, (task, []))[1].append(trajectory)
+    for task, attempts in found.values():
+        for n in sorted({1, 2, len(attempts)} & set(range(len(attempts) + 1))):
+            group = tuple(replace(t, attempt=i) for i, t in enumerate(attempts[-n:]))
+            before, during = repr((task, group)), f"{task.id}, {n} trajectories"
+            verdicts = await judge.over_group(task, group, during)
+            note(repr((task, group)) == before, "over_group: leaves task and trajectories as they are", during)
+            for verdict, trajectory in zip(verdicts or (), group, strict=False):
+                _check_per_turn(judge, verdict, trajectory, during)
+    judge.speed()
+
+
+def _check_names(judge: _Judge) -> None:
+    weight = getattr(judge.reward, "weight", 1.0)
+    is_number = isinstance(weight, int | float) and math.isfinite(weight)
+    judge.walk.note(is_number, "weight: is a finite number", shorten(weight))
+    name = getattr(judge.reward, "name", "reward")
+    judge.walk.note(isinstance(name, str) and bool(name), "name: is a non-empty text", shorten(name))
+
+
+def _check_per_turn(judge: _Judge, verdict: Verdict, trajectory: Trajectory, during: str) -> None:
+    if verdict.per_turn is None:
+        return
+    n, k = len(verdict.per_turn), len(trajectory.turns)
+    judge.walk.note(n == k, "Verdict.per_turn: one number per turn", f"{during}: {n} numbers")
+    gap = abs(sum(verdict.per_turn) - verdict.value)
+    right = gap <= _PER_TURN_TOLERANCE * max(1.0, abs(verdict.value))
+    got = f"{during}: {shorten(verdict.per_turn)} against {verdict.value!r}"
+    judge.walk.note(right or k == 0, "Verdict.per_turn: sums to the value", got)
 
 
 def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:

@@ -42,10 +42,11 @@ class ExactMatch:
 
     def judge(self, answer: str, reference: str) -> Verdict:
         """Compare two texts; never raises."""
-        same = self._normal(answer) == self._normal(reference)
+        same = self.normal(answer) == self.normal(reference)
         return Verdict(float(same), why="equal" if same else f"{answer[:80]!r} is not {reference[:80]!r}")
 
-    def _normal(self, text: str) -> str:
+    def normal(self, text: str) -> str:
+        """Return `text` as it is compared."""
         text = " ".join(unicodedata.normalize("NFKC", text).split())
         if self.ignore_end_marks:
             text = text.rstrip(".,;:!?").rstrip() or text

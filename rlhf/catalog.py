@@ -64,6 +64,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "turn_cost": Entry("rewards.penalties:TurnCost", "minus a set amount per turn"),
         "overlong": Entry("rewards.penalties:Overlong", "falls to -1 towards a number of sampled tokens"),
         "exact_match": Entry("rewards.exact:ExactMatch", "1 if the last action equals the task's reference"),
+        "majority": Entry("rewards.majority:Majority", "1 if the answer is the commonest of the group's; no labels"),
     },
     "engine": {
         "transformers": Entry("rlhf.rollout.engines:TransformersSettings", "in this process, on torch; no server"),
@@ -314,7 +315,7 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
             hint=f"name a class with {', '.join(REQUIRED_MEMBERS.get(section, ())) or 'its settings as fields'}",
         )
     missing = [member for member in REQUIRED_MEMBERS.get(section, ()) if not hasattr(target, member)]
-    if missing:
+    if missing and not (section == "reward" and hasattr(target, "over_group")):
         raise RecipeError(
             f"this is no {section}: {target.__name__} lacks {', '.join(missing)}",
             where=where,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,3 +178,58 @@ def test_a_call_that_hangs_is_named() -> None:
 
     report = check_reward(hangs, call_limit_s=0.3)
     assert broken(report) == ["call: returns"]
+
+
+# --- rewards of whole groups -----------------------------------------------------------------------------------------
+
+
+class Ranks:
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[float]:
+        return [float(sum(len(other.turns) < len(t.turns) for other in trajectories)) for t in trajectories]
+
+
+class JudgesTheFirst:
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[float]:
+        return [1.0]
+
+
+class NeedsTwo:
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[float]:
+        return [float(t.outcome == trajectories[1].outcome) for t in trajectories]
+
+
+class SaysYes:
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Any]:
+        return ["yes"] * len(trajectories)
+
+
+class MoodyVote:
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[float]:
+        return [float(next(_CALLS))] * len(trajectories)
+
+
+class OneShare:
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
+        return [Verdict(1.0, per_turn=(1.0,)) for _ in trajectories]
+
+
+def test_a_sound_reward_of_groups_passes() -> None:
+    report = check_reward(Ranks())
+    assert report.ok and report.subject == "reward Ranks of groups", str(report)
+
+
+@pytest.mark.parametrize(
+    ("reward", "promise", "got"),
+    [
+        (JudgesTheFirst(), "over_group: one verdict per trajectory", "2 trajectories: [1.0]"),
+        (NeedsTwo(), "over_group: raises nothing", "1 trajectories: IndexError"),
+        (SaysYes(), "verdict: a Verdict or a number, finite", "'yes'"),
+        (MoodyVote(), "over_group: same arguments, same verdicts", "then"),
+        (OneShare(), "Verdict.per_turn: one number per turn", "1 numbers"),
+    ],
+)
+def test_broken_rewards_of_groups_are_caught(reward: Any, promise: str, got: str) -> None:
+    report = check_reward(reward)
+    details = [finding.detail for finding in report.broken if finding.promise == promise]
+    assert details, str(report)
+    assert got in details[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
 from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 
@@ -303,6 +304,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_correction,
     *LOSS_CHECKS,
     _check_lora,
+    *GUIDANCE_CHECKS,
     _check_watched,
     _check_overlong,
     _check_splits,

@@ -10,10 +10,11 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
+from rewards.base import GroupReward
 from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory, Verdict
 from rlhf.errors import DataError, EnvError, RewardError, TrainingError
 from rlhf.rollout.group import RETRYABLE
@@ -21,6 +22,8 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.workers import CallError, CallTimeout, InlineLane, Lane, Lanes
 
 _TIMEOUT_S = Limits().reward_timeout_s
+#: What rewards of whole groups said of one attempt, by their names.
+_Shared = Mapping[str, Verdict | RewardError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,12 @@ class Weighted:
     Attributes:
         name: key of the part in scores and metrics.
         weight: factor in the total.
-        reward: called with (task, trajectory); a plain function or object, or an async one.
+        reward: called with (task, trajectory), or with (task, trajectories) by its method `over_group`; plain or async.
     """
 
     name: str
     weight: float
-    reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]]
+    reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -52,7 +55,9 @@ async def score_group(
     """Score the attempts at one task.
 
     An async reward runs on the present event loop. A plain one runs in a worker thread, one call at a time, unless it
-    has the attribute `inline = True`, by which it says that it is quick and cannot hang.
+    has the attribute `inline = True`, by which it says that it is quick and cannot hang. A reward with a method
+    `over_group` judges all attempts in one call, those left out that ended by the failure of a part; when that call
+    fails, all of them are failures of the reward.
 
     Args:
         task: with its reference, for the rewards.
@@ -63,7 +68,8 @@ async def score_group(
     Returns:
         The group, in the order of `trajectories`. The total of a trajectory is Σ weight · value over the parts. A part
         with per-turn values counts on those turns, any other on the last turn; a trajectory without turns, which holds
-        no token to train on, has a total alone.
+        no token to train on, has a total alone. Turns that were given to the policy earn nothing: the values of these
+        turns are 0, and the value of the part is the sum of the others.
 
     Raises:
         DataError: no rewards, or an attempt at another task.
@@ -73,7 +79,8 @@ async def score_group(
     lanes = Lanes(shared=True, name="reward")
     scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
     try:
-        judged = await asyncio.gather(*(scorer.judge(t) for t in trajectories))
+        shared = await scorer.together(trajectories)
+        judged = await asyncio.gather(*map(scorer.judge, trajectories, shared))
     finally:
         await lanes.close()
     pairs = [(t, s) for t, s in zip(trajectories, judged, strict=True) if isinstance(s, Score)]
@@ -119,26 +126,60 @@ class _Scorer:
     threads: Lane
     timeout_s: float
 
-    async def judge(self, trajectory: Trajectory) -> Score | Failure:
+    async def together(self, trajectories: Sequence[Trajectory]) -> Sequence[_Shared]:
+        """Ask the rewards that look at the whole group; the result is aligned with `trajectories`."""
+        shared: list[dict[str, Verdict | RewardError]] = [{} for _ in trajectories]
+        judged = [i for i, t in enumerate(trajectories) if not t.outcome.is_failure_of_a_part]
+        for name, weighted in self.rewards.items():
+            if hasattr(weighted.reward, "over_group") and judged:
+                found = await self._over_group(weighted, tuple(trajectories[i] for i in judged))
+                for i, verdict in zip(judged, found, strict=True):
+                    shared[i][name] = verdict
+        return shared
+
+    async def judge(self, trajectory: Trajectory, shared: _Shared) -> Score | Failure:
         """Score one attempt, or say why it cannot be."""
         outcome = trajectory.outcome
         if outcome.is_failure_of_a_part:
             return Failure(trajectory.attempt, outcome, trajectory.detail, outcome in RETRYABLE)
         try:
-            parts = {name: await self._verdict(w, trajectory) for name, w in self.rewards.items()}
+            parts = {name: await self._verdict(w, trajectory, shared) for name, w in self.rewards.items()}
         except RewardError as error:
             return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error))
-        return _total(parts, self.rewards, len(trajectory.turns))
+        earned = {name: _earned(verdict, trajectory.n_given) for name, verdict in parts.items()}
+        return _total(earned, self.rewards, len(trajectory.turns))
 
-    async def _verdict(self, weighted: Weighted, trajectory: Trajectory) -> Verdict:
-        where, reward = f"reward {weighted.name}", weighted.reward
-        is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
-        lane = InlineLane() if is_async or getattr(reward, "inline", False) is True else self.threads
+    async def _verdict(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict:
+        found = shared.get(weighted.name)
+        if isinstance(found, RewardError):
+            raise found
+        if found is not None:
+            return found
+        said = await self._call(weighted, weighted.reward, trajectory)
+        return _checked(said, len(trajectory.turns), f"reward {weighted.name}")
+
+    async def _over_group(
+        self, weighted: Weighted, trajectories: Sequence[Trajectory]
+    ) -> Sequence[Verdict | RewardError]:
+        where = f"reward {weighted.name}.over_group"
         try:
-            said = await lane.call(reward, self.task, trajectory, timeout_s=self.timeout_s)
+            said = await self._call(weighted, cast(GroupReward, weighted.reward).over_group, trajectories)
+            if not isinstance(said, list | tuple) or len(said) != len(trajectories):
+                got = f"{len(said)} verdicts" if isinstance(said, list | tuple) else repr(said)[:200]
+                raise RewardError(
+                    "does not judge every attempt", where=where, got=got, expected=f"{len(trajectories)} verdicts"
+                )
+            return [_checked(v, len(t.turns), where) for v, t in zip(said, trajectories, strict=True)]
+        except RewardError as error:
+            return [error] * len(trajectories)
+
+    async def _call(self, weighted: Weighted, method: Any, argument: Any) -> Any:
+        is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(type(method).__call__)
+        lane = InlineLane() if is_async or getattr(weighted.reward, "inline", False) is True else self.threads
+        try:
+            return await lane.call(method, self.task, argument, timeout_s=self.timeout_s)
         except (CallTimeout, CallError, EnvError) as error:
-            raise RewardError(str(error), where=where) from error
-        return _checked(said, len(trajectory.turns), where)
+            raise RewardError(str(error), where=f"reward {weighted.name}") from error
 
 
 def _checked(said: Any, n_turns: int, where: str) -> Verdict:
@@ -164,6 +205,14 @@ def _checked(said: Any, n_turns: int, where: str) -> Verdict:
             expected=f"{said.value:g}",
         )
     return said
+
+
+def _earned(verdict: Verdict, n_given: int) -> Verdict:
+    """Take away what a reward says of the first `n_given` turns, which are not the policy's doing."""
+    if not n_given or verdict.per_turn is None:
+        return verdict
+    per_turn = (0.0,) * n_given + verdict.per_turn[n_given:]
+    return replace(verdict, value=math.fsum(per_turn), per_turn=per_turn)
 
 
 def _total(parts: Mapping[str, Verdict], rewards: Mapping[str, Weighted], n_turns: int) -> Score:
