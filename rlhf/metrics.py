@@ -74,6 +74,9 @@ credit/n_small_advantages       | episodes   | trajectories whose advantage was 
 credit/n_task_types             | types      | types of task that were normalised on their own
 credit/n_untimed_trajectories   | episodes   | trajectories whose seconds are not known: weight 1
 credit/n_planning_tokens        | tokens     | sampled tokens taken for planning
+credit/n_trees                  | trees      | trees of several trajectories that begin with the same generation
+credit/n_single_trees           | trees      | trajectories that begin like no other: not compared within a tree
+credit/n_shared_pieces          | pieces     | longest runs of generations that the same several trajectories share
 credit/advantage_abs_mean       | 1          | mean absolute advantage of a sampled token
 credit/advantage_std            | 1          | standard deviation of the advantage over the sampled tokens
 batch/n_samples                 | rows       | rows given to the trainer

@@ -30,7 +30,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "task_normalised": {"inner": {"kind": "gigpo"}},
     "hicra": {"grams": [[5], [6, 7]]},
     "ktae": {"inner": {"kind": "lite_ppo"}},
+    "tree_grpo": {},
+    "treerl": {},
 }
+#: Those that compare with the values of a critic: the keys a stage needs to learn with each.
+WITH_CRITIC: dict[str, dict[str, Any]] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
 #: The clipped loss makes several updates of the same samples, so that its ratios leave 1; REINFORCE makes one.
 LOSSES: dict[str, dict[str, Any]] = {
     "ppo_clip": {"loss": {"kind": "ppo_clip"}, "minibatches": 2, "epochs": 2, "steps": 12},
@@ -130,7 +134,7 @@ def test_every_loss_of_the_catalogue_is_asked_to_learn() -> None:
 
 
 def test_every_estimator_of_the_catalogue_is_asked_to_learn() -> None:
-    assert {*ESTIMATORS, *OTHERS, "duration_aware"} == set(CATALOG["advantage"])
+    assert {*ESTIMATORS, *OTHERS, *WITH_CRITIC, "duration_aware"} == set(CATALOG["advantage"])
 
 
 def test_later_updates_of_the_same_samples_move_the_ratios(start: Path, tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 """Group statistics, and how a number per trajectory or per turn becomes a number per token.
 
 Everything here is pure Python on short lists: a group has a handful of trajectories and a step has tens of thousands of
-state groups, where the fixed cost of an array library would dominate. Sums are exact (`math.fsum`), so the order of a
-group's trajectories does not matter, not even in the last bit.
+state groups, where the fixed cost of an array library would dominate; what looks at every token is in
+`rlhf.credit.tokens`. Sums are exact (`math.fsum`), so the order of a group's trajectories does not matter, not even in
+the last bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlhf.data import Credit, ScoredGroup
@@ -144,36 +145,6 @@ def group_counters(returns_G: Sequence[float]) -> dict[str, float]:
         "credit/n_single_groups": float(len(returns_G) == 1),
         "credit/n_zero_std_groups": float(len(returns_G) > 1 and is_constant(returns_G)),
     }
-
-
-def mapped(tokens_GNT: TokensGNT, change: Callable[[float], float]) -> TokensGNT:
-    """Return the numbers of a group's tokens, each put through `change`."""
-    return tuple(tuple(tuple(change(x) for x in row) for row in rows) for rows in tokens_GNT)
-
-
-def flat(credits: Iterable[Credit]) -> list[float]:
-    """Return the numbers of all tokens of all `credits`."""
-    return [x for credit in credits for rows in credit.tokens_GNT for row in rows for x in row]
-
-
-def whiten(
-    credits: Sequence[Credit], *, subtract_mean: bool = True, ddof: int = 1, eps: float = 1e-6
-) -> list[Credit] | None:
-    """Return `credits` as (x − mean) / (std + ε) with statistics over all their tokens, or None where these are equal.
-
-    A token counts as one value, so long trajectories weigh more. Without `subtract_mean` it is x / (std + ε).
-    """
-    values = flat(credits)
-    if is_constant(values):
-        return None
-    mean, std = mean_and_std(values, ddof)
-    shift, scale = mean if subtract_mean else 0.0, std + eps
-    return [replace(c, tokens_GNT=mapped(c.tokens_GNT, lambda x: (x - shift) / scale)) for c in credits]
-
-
-def silenced(credits: Sequence[Credit]) -> list[Credit]:
-    """Return `credits` with 0 for every token."""
-    return [replace(c, tokens_GNT=mapped(c.tokens_GNT, lambda _: 0.0)) for c in credits]
 
 
 def with_counters(credits: Sequence[Credit], counters: Mapping[str, float]) -> list[Credit]:

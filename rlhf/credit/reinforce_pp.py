@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
+import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import silenced, turn_rewards, whiten, with_counters
-from rlhf.credit.returns import token_returns
+from rlhf.credit.tokens import TokenLine, credits_of, scan, whitened
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -18,9 +18,10 @@ from rlhf.settings import STRICT
 class ReinforcePP:
     """A_t = (G_t − mean G) / (std G + ε), statistics over all sampled tokens of the step.
 
-    G_t is the discounted score from token t on; the score of a turn lies on its last token, and observations take no
-    time. Works with one attempt per task. Equal returns everywhere, and a step of one token, give exactly 0 and count
-    in `credit/n_flat_steps`.
+    G_t is the discounted score from token t on. The score of a turn lies on its last token, that of a turn in which
+    nothing was sampled on the turn before it, or after where there is none; observations take no time. Works with one
+    attempt per task. Equal returns everywhere, and a step of one token, give exactly 0 and count in
+    `credit/n_flat_steps`.
 
     Differences from the paper and its code: a penalty for leaving the reference is a term of the loss here (`kl`), not
     part of the reward; and ε is added to the deviation, as everywhere here, not to the variance. verl also sets the
@@ -45,16 +46,7 @@ class ReinforcePP:
 
     def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
         """Return the credit of each group of a step."""
-        returns = [
-            Credit(
-                tuple(
-                    token_returns(trajectory, rewards, self.gamma)
-                    for trajectory, rewards in zip(group.trajectories, turn_rewards(group), strict=True)
-                ),
-                {"credit/n_groups": float(len(group.trajectories) > 0)},
-            )
-            for group in groups
-        ]
-        whitened = whiten(returns, subtract_mean=self.subtract_mean, eps=self.eps)
-        n_flat = float(whitened is None and any(group.trajectories for group in groups))
-        return with_counters(whitened or silenced(returns), {"credit/n_flat_steps": n_flat})
+        line = TokenLine.of(groups)
+        returns_N = scan(line.rewards_N, line.tokens_S, self.gamma)
+        found = whitened(returns_N, subtract_mean=self.subtract_mean, eps=self.eps)
+        return credits_of(groups, np.zeros_like(returns_N) if found is None else found, is_flat=found is None)

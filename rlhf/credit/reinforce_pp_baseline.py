@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise, silenced, whiten, with_counters
+from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise, with_counters
+from rlhf.credit.tokens import silenced, whiten
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 

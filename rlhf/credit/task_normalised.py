@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import whiten, with_counters
+from rlhf.credit.groups import with_counters
+from rlhf.credit.tokens import whiten
 from rlhf.credit.wrapper import Wrapper
 from rlhf.data import Credit, ScoredGroup
 from rlhf.settings import STRICT

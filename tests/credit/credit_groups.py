@@ -21,6 +21,7 @@ from rlhf.data import (
     ScoredGroup,
     Trajectory,
     Turn,
+    Values,
     Verdict,
 )
 from rlhf.recipe.builder import build_part
@@ -96,6 +97,23 @@ def estimators() -> dict[str, AdvantageEstimator]:
         kind: build_part("advantage", {"kind": kind, **NEEDED.get(("advantage", kind), {})}, kind, base=Path())
         for kind in CATALOG["advantage"]
     }
+
+
+def critic(group: ScoredGroup, constant: float | None = None) -> Values:
+    """Values that depend on what was sampled so far, or are all the same; 0.25, or the same, where a limit cut."""
+    tokens, cuts = [], []
+    for t in group.trajectories:
+        seen, rows = 0, []
+        for generation in t.generations:
+            row = []
+            for i in generation.token_ids:
+                row.append((seen * 3 % 7) / 7 if constant is None else constant)
+                seen += i
+            rows.append(tuple(row))
+        is_cut = t.outcome in (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
+        tokens.append(tuple(rows))
+        cuts.append((0.25 if constant is None else constant) if is_cut else 0.0)
+    return Values(tuple(tokens), tuple(cuts))
 
 
 def per_turn(credit: Credit) -> list[list[float]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from credit_groups import estimators, group, group_of, outcome_group, per_token, score, trajectory, turn
+from credit_groups import critic, estimators, group, group_of, outcome_group, per_token, score, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,12 +41,17 @@ def made_of(rows, task="maze/0"):
     )
 
 
+def credited(kind, made, constant=None):
+    """Credit of the groups of a step, with the values of a critic for those that need one."""
+    return credit_of(ESTIMATORS[kind], made, [critic(one, constant) for one in made])
+
+
 @every
 @few
 @given(data=st.lists(groups, min_size=1, max_size=3))
 def test_one_finite_number_per_sampled_token(kind, data):
     made = [made_of(rows, f"maze/{i}") for i, rows in enumerate(data)]
-    for one, credit in zip(made, credit_of(ESTIMATORS[kind], made), strict=True):
+    for one, credit in zip(made, credited(kind, made), strict=True):
         credit.check(one)
         assert all(math.isfinite(x) and x >= 0 for x in credit.metrics.values())
 
@@ -57,8 +62,8 @@ def test_one_finite_number_per_sampled_token(kind, data):
 def test_permuting_the_group_permutes_the_credit(kind, data):
     rows, other = data.draw(groups), data.draw(groups)
     order = data.draw(st.permutations(range(len(rows))))
-    before = credit_of(ESTIMATORS[kind], [made_of(rows), made_of(other, "maze/1")])
-    after = credit_of(ESTIMATORS[kind], [made_of([rows[i] for i in order]), made_of(other, "maze/1")])
+    before = credited(kind, [made_of(rows), made_of(other, "maze/1")])
+    after = credited(kind, [made_of([rows[i] for i in order]), made_of(other, "maze/1")])
     assert after[0].tokens_GNT == tuple(before[0].tokens_GNT[i] for i in order)
     assert after[1].tokens_GNT == before[1].tokens_GNT
 
@@ -68,7 +73,7 @@ def test_permuting_the_group_permutes_the_credit(kind, data):
 @given(data=st.lists(groups, min_size=1, max_size=3))
 def test_permuting_the_groups_permutes_the_credit(kind, data):
     made = [made_of(rows, f"maze/{i}") for i, rows in enumerate(data)]
-    before, after = credit_of(ESTIMATORS[kind], made), credit_of(ESTIMATORS[kind], made[::-1])
+    before, after = credited(kind, made), credited(kind, made[::-1])
     assert [c.tokens_GNT for c in after[::-1]] == [c.tokens_GNT for c in before]
     totals = [sum(sum(c.metrics.values()) for c in credits) for credits in (before, after)]
     assert totals[0] == pytest.approx(totals[1])
@@ -83,7 +88,7 @@ def test_permuting_the_groups_permutes_the_credit(kind, data):
 def test_a_constant_added_to_every_score_changes_nothing(kind, rewards, shift):
     half = len(rewards) // 2
     before, after = (
-        credit_of(ESTIMATORS[kind], [outcome_group([r + c for r in part]) for part in (rewards[:half], rewards[half:])])
+        credited(kind, [outcome_group([r + c for r in part]) for part in (rewards[:half], rewards[half:])])
         for c in (0.0, shift)
     )
     for one, other in zip(before, after, strict=True):
@@ -98,14 +103,14 @@ def test_equal_scores_of_equal_attempts_give_exactly_zero(kind):
     made = [outcome_group([0.1 + 0.2, 0.3, 0.3], task="maze/0"), outcome_group([0.3, 0.3], task="maze/1")]
     if kind == "hrpo":  # its rewards of steps are not compared with anything
         made = [replace(one, scores=tuple(score([0.0]) for _ in one.scores)) for one in made]
-    for credit in credit_of(ESTIMATORS[kind], made):
+    for credit in credited(kind, made, constant=0.2):
         assert not any(x for row in per_token(credit) for x in row)
 
 
 @every
 def test_a_step_without_groups_and_a_group_without_trajectories_count_nowhere(kind):
-    assert credit_of(ESTIMATORS[kind], []) == []
-    [credit] = credit_of(ESTIMATORS[kind], [ScoredGroup("task", (), ())])
+    assert credited(kind, []) == []
+    [credit] = credited(kind, [ScoredGroup("task", (), ())])
     assert credit.tokens_GNT == ()
     assert not any(credit.metrics.values())
 
@@ -114,7 +119,7 @@ def test_a_step_without_groups_and_a_group_without_trajectories_count_nowhere(ki
 def test_trajectories_without_turns_are_compared_but_get_no_tokens(kind):
     some = ScoredGroup("task", (trajectory([]), trajectory([turn(3)])), (score([]), score([1.0])))
     none = ScoredGroup("other", (trajectory([], task="other"),), (score([]),))
-    for one, credit in zip([some, none], credit_of(ESTIMATORS[kind], [some, none]), strict=True):
+    for one, credit in zip([some, none], credited(kind, [some, none]), strict=True):
         credit.check(one)
         assert credit.tokens_GNT[0] == ()
 
@@ -123,13 +128,13 @@ def test_trajectories_without_turns_are_compared_but_get_no_tokens(kind):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_score_that_is_no_number_raises(kind, bad):
     with pytest.raises(DataError, match="not finite"):
-        credit_of(ESTIMATORS[kind], [outcome_group([1.0, 0.0]), outcome_group([1.0, bad])])
+        credited(kind, [outcome_group([1.0, 0.0]), outcome_group([1.0, bad])])
 
 
 @every
 def test_called_with_a_group_it_takes_the_group_for_the_step(kind):
     made = group([[0.0, 1.0], [0.5], [0.1, 0.0, 0.0]], [["hall", "cellar"], ["hall"], ["hall", "hall", None]])
-    assert ESTIMATORS[kind](made) == credit_of(ESTIMATORS[kind], [made])[0]
+    assert ESTIMATORS[kind](made, critic(made)) == credited(kind, [made])[0]
 
 
 def growing(ids_K):
@@ -150,7 +155,7 @@ def test_both_layouts_give_every_token_the_same_number(kind, data):
     rows = data.draw(st.lists(st.tuples(st.booleans(), ids), min_size=1, max_size=4))
     rewards = [[data.draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in ids_K] for _, ids_K in rows]
     made = [group_of([growing(ids_K) for _, ids_K in rows], rewards, solved_G=[solved for solved, _ in rows])]
-    credits = credit_of(ESTIMATORS[kind], made)
+    credits = credited(kind, made)
     expected = [np.array(row, np.float32) for row in per_token(credits[0])]
     for layout in ("trajectory", "generation"):
         samples, _ = make_samples(made, credits, layout)

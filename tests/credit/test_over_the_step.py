@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-from credit_groups import group, outcome_group, per_token, per_trajectory, trajectory, turn
+from credit_groups import group, group_of, outcome_group, per_token, per_trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import credit_of
-from rlhf.credit.groups import whiten
 from rlhf.credit.lite_ppo import LitePPO
 from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.credit.reinforce_pp_baseline import ReinforcePPBaseline
-from rlhf.credit.returns import token_returns
+from rlhf.credit.tokens import TokenLine, scan, whiten
 from rlhf.data import Credit
 
 rewards = st.lists(st.sampled_from([-1.0, -0.1, 0.0, 0.25, 1.0]), min_size=1, max_size=5)
@@ -34,13 +34,35 @@ def test_whitening_of_the_published_example():
     assert tokens(whiten([credit])) == pytest.approx([0.865158, 0.866892, -0.866025, -0.866025], abs=1e-5)
 
 
+def returns_to_go(turns, rewards, gamma):
+    line = TokenLine.of([group_of([turns], [rewards])])
+    return scan(line.rewards_N, line.tokens_S, gamma).tolist()
+
+
 def test_returns_of_tokens_are_discounted_by_sampled_token():
     # Turns of 2 and 1 tokens earn 1 and 2, γ = .5. Backwards: 2; 1 + .5 · 2 = 2; .5 · 2 = 1.
-    assert token_returns(trajectory([turn(2), turn(1)]), [1.0, 2.0], 0.5) == ((1.0, 2.0), (2.0,))
+    assert returns_to_go([turn(2), turn(1)], [1.0, 2.0], 0.5) == [1.0, 2.0, 2.0]
     # The middle turn sampled nothing: what it earned is on the token before it. 4; 1 + 3 + .5 · 4 = 6; 3.
-    three = trajectory([turn(2), turn(0), turn(1)])
-    assert token_returns(three, [1.0, 3.0, 4.0], 0.5) == ((3.0, 6.0), (), (4.0,))
-    assert token_returns(trajectory([]), [], 0.5) == ()
+    assert returns_to_go([turn(2), turn(0), turn(1)], [1.0, 3.0, 4.0], 0.5) == [3.0, 6.0, 4.0]
+    # So did the first two: there is no token before them, and both rewards go to the turn after. 1 + 3 + 4.
+    assert returns_to_go([turn(0), turn(0), turn(2)], [1.0, 3.0, 4.0], 0.5) == [4.0, 8.0]
+    assert returns_to_go([], [], 0.5) == [] and returns_to_go([turn(0)], [1.0], 0.5) == []
+
+
+@given(
+    segments=st.lists(st.lists(st.sampled_from([-1.0, 0.1, 0.25, 3.0]), max_size=5), max_size=6),
+    factor=st.sampled_from([0.0, 0.3, 0.95, 1.0]),
+)
+def test_a_scan_over_all_segments_at_once_is_a_loop_over_each(segments, factor):
+    expected = []
+    for segment in segments:
+        backwards, running = [], 0.0
+        for x in reversed(segment):
+            running = x + factor * running
+            backwards.append(running)
+        expected += reversed(backwards)
+    lengths = np.array([len(segment) for segment in segments], np.int64)
+    assert scan(np.array([x for segment in segments for x in segment]), lengths, factor).tolist() == expected
 
 
 def test_reinforce_pp_compares_all_tokens_of_the_step():
