@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.batching.samples import Bools, Floats, Sample, sample_counters
+from rlhf.batching.samples import Sample, sample_counters
 from rlhf.data import Outcome, ScoredGroup
 from rlhf.settings import STRICT
 
@@ -81,26 +80,9 @@ def high_entropy(samples: Sequence[Sample], share: float) -> tuple[list[Sample],
     if not any(map(len, entropies)):
         return [], {"batch/n_low_entropy_tokens": 0.0}
     threshold = np.quantile(np.concatenate(entropies).astype(np.float64), 1 - share)
-    kept = [_masked(s, s.mask & (s.entropy >= threshold)) for s in samples if s.entropy is not None]
+    kept = [s.masked(s.mask & (s.entropy >= threshold)) for s in samples if s.entropy is not None]
     n_left_out = sum(s.n_policy_tokens for s in samples) - sum(s.n_policy_tokens for s in kept)
     return [s for s in kept if s.mask.any()], {"batch/n_low_entropy_tokens": float(n_left_out)}
-
-
-def _masked(sample: Sample, mask: Bools) -> Sample:
-    def within(values: Floats) -> Floats:
-        return np.where(mask, values, np.float32(0))
-
-    optional = (sample.old_logprobs, sample.correction, sample.entropy)
-    old_logprobs, correction, entropy = (None if values is None else within(values) for values in optional)
-    return replace(
-        sample,
-        mask=mask,
-        sampler_logprobs=within(sample.sampler_logprobs),
-        advantages=within(sample.advantages),
-        old_logprobs=old_logprobs,
-        correction=correction,
-        entropy=entropy,
-    )
 
 
 def _outliers(samples: Sequence[Sample], max_z: float | None) -> set[int]:

@@ -38,8 +38,15 @@ class PackedBatch:
         weights: float32 `[N]`, the reduction's coefficients over the whole minibatch, times the correction.
         sequence_ids: int64 `[N]`, which trajectory of the step each token belongs to.
         group_ids: int64 `[N]`, which group of the step.
+        places: int64 `[N]`, which of the policy tokens of its trajectory in the minibatch each is, by the order of
+            rows.
         n_minibatch_tokens: policy tokens of the whole minibatch.
         old_logprobs: float32 `[N]`, nats, the trainer's before the first update; None where it takes the sampler's.
+        old_mean_logprobs: float32 `[N]`, nats; None where nothing asked for them.
+        teacher_logprobs: float32 `[N]`, nats, NaN on tokens that the teacher does not teach; None without a teacher.
+        off_policy: bool `[N]`, tokens that another than the policy wrote; None where no row of these has any.
+        values: float32 `[N]`, of a critic before the first update; None without one.
+        returns: float32 `[N]`, what those values should have been; None without a critic.
     """
 
     token_ids: torch.Tensor
@@ -51,8 +58,14 @@ class PackedBatch:
     weights: torch.Tensor
     sequence_ids: torch.Tensor
     group_ids: torch.Tensor
+    places: torch.Tensor
     n_minibatch_tokens: int
     old_logprobs: torch.Tensor | None = None
+    old_mean_logprobs: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
+    off_policy: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
 
 
 def pack_minibatches(
@@ -74,9 +87,9 @@ def pack_minibatches(
     for rows in minibatches(samples, n_minibatches, rng):
         counts = np.array([s.n_policy_tokens for s in rows])
         weights = reduction(counts, np.array([s.sequence for s in rows]))
-        total = int(counts.sum())
+        total, first = int(counts.sum()), _tokens_before(rows)
         yield [
-            collate([rows[i] for i in members], weights[members], n_minibatch_tokens=total)
+            collate([rows[i] for i in members], weights[members], n_minibatch_tokens=total, first_R=first[members])
             for members in pack(rows, max_tokens)
         ]
 
@@ -127,13 +140,20 @@ def pack(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
     return [sorted(members) for members in bins]
 
 
-def collate(samples: Sequence[Sample], weights_R: Floats, *, n_minibatch_tokens: int | None = None) -> PackedBatch:
+def collate(
+    samples: Sequence[Sample],
+    weights_R: Floats,
+    *,
+    n_minibatch_tokens: int | None = None,
+    first_R: npt.NDArray[np.int64] | None = None,
+) -> PackedBatch:
     """Lay rows end to end.
 
     Args:
         samples: R rows, at least one.
         weights_R: coefficient of each policy token of each row.
         n_minibatch_tokens: policy tokens of the minibatch these rows are part of; None if they are all of it.
+        first_R: place in its trajectory of the first policy token of each row; None if these rows are all of them.
     """
     token_ids = np.concatenate([s.token_ids for s in samples])
     mask = np.concatenate([s.mask for s in samples])
@@ -143,7 +163,10 @@ def collate(samples: Sequence[Sample], weights_R: Floats, *, n_minibatch_tokens:
     correction = _given([s.correction for s in samples], positions)
     if correction is not None:
         weights = weights * correction
-    old_logprobs = _given([s.old_logprobs for s in samples], positions)
+    first = _tokens_before(samples) if first_R is None else first_R
+    places = np.concatenate([start + np.arange(n) for start, n in zip(first, counts, strict=True)])
+    off_policy = [np.zeros(len(s), np.bool_) if s.off_policy is None else s.off_policy for s in samples]
+    has_off_policy = any(row.any() for row in off_policy)
     return PackedBatch(
         token_ids=torch.from_numpy(token_ids),
         lengths=torch.tensor([len(s) for s in samples]),
@@ -155,13 +178,33 @@ def collate(samples: Sequence[Sample], weights_R: Floats, *, n_minibatch_tokens:
         sequence_ids=torch.from_numpy(np.repeat(np.array([s.sequence for s in samples]), counts)),
         group_ids=torch.from_numpy(np.repeat(np.array([s.group for s in samples]), counts)),
         n_minibatch_tokens=int(counts.sum()) if n_minibatch_tokens is None else n_minibatch_tokens,
-        old_logprobs=None if old_logprobs is None else torch.from_numpy(old_logprobs),
+        old_logprobs=_tensor(_given([s.old_logprobs for s in samples], positions)),
+        places=torch.from_numpy(places.astype(np.int64)),
+        old_mean_logprobs=_tensor(_given([s.old_mean_logprobs for s in samples], positions)),
+        teacher_logprobs=_tensor(_given([s.teacher_logprobs for s in samples], positions)),
+        off_policy=torch.from_numpy(np.concatenate(off_policy)[positions]) if has_off_policy else None,
+        values=_tensor(_given([s.values for s in samples], positions)),
+        returns=_tensor(_given([s.returns for s in samples], positions)),
     )
+
+
+def _tokens_before(samples: Sequence[Sample]) -> npt.NDArray[np.int64]:
+    """Policy tokens that earlier rows hold of the same trajectory, `[R]`."""
+    seen: dict[int, int] = {}
+    first = []
+    for sample in samples:
+        first.append(seen.get(sample.sequence, 0))
+        seen[sample.sequence] = first[-1] + sample.n_policy_tokens
+    return np.array(first, np.int64)
+
+
+def _tensor(values: FloatRow | None) -> torch.Tensor | None:
+    return None if values is None else torch.from_numpy(values)
 
 
 def is_split(batches: Sequence[PackedBatch], whole: Whole) -> bool:
     """Whether tokens of one trajectory, or of one group, lie in more than one of `batches`."""
-    name = "sequence_ids" if whole == "trajectory" else "group_ids"
+    name = "group_ids" if whole == "group" else "sequence_ids"
     found = [torch.unique(getattr(batch, name)) for batch in batches]
     return bool(found) and sum(map(len, found)) > len(torch.unique(torch.cat(found)))
 
@@ -173,7 +216,7 @@ def _given(arrays: Sequence[FloatRow | None], positions: npt.NDArray[np.intp]) -
         return None
     if len(found) != len(arrays):
         raise DataError(
-            "some rows are corrected and others are not",
+            "some rows have figures that others lack",
             where="collate",
             got=f"{len(found)} of {len(arrays)} rows",
             expected="all rows of a step, or none",

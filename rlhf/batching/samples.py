@@ -8,7 +8,7 @@ other share a row and so the forward pass over their common prefix.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,8 +21,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Layout = Literal["trajectory", "generation"]
-#: A generation that sampled something, and the credit of its tokens.
-_Credited = tuple[Generation, Sequence[float]]
+#: A generation that sampled something, the credit of its tokens, and their returns where an estimator gives any.
+_Credited = tuple[Generation, Sequence[float], Sequence[float] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +42,14 @@ class Sample:
         correction: factor of each token's weight in the loss, at least 0; None is 1.
         entropy: nats, of the policy's distribution at each token before the first update, 0 where the mask is False;
             None where nothing asks for it.
+        old_mean_logprobs: nats, mean of that distribution's log-probs over the vocabulary, likewise.
+        teacher_logprobs: nats, of a teacher, 0 where the mask is False and NaN on tokens that it does not teach; None
+            without a teacher.
+        off_policy: True on tokens to train on that another than the policy wrote; their sampler's log-prob is 0, for it
+            is taken to be sure of them. None where there are none.
+        values: of a critic for the state before each token, before the first update, 0 where the mask is False; None
+            without a critic.
+        returns: what those values should have been, likewise.
     """
 
     token_ids: Ints
@@ -53,10 +61,19 @@ class Sample:
     old_logprobs: Floats | None = None
     correction: Floats | None = None
     entropy: Floats | None = None
+    old_mean_logprobs: Floats | None = None
+    teacher_logprobs: Floats | None = None
+    off_policy: Bools | None = None
+    values: Floats | None = None
+    returns: Floats | None = None
 
     def __post_init__(self) -> None:
-        optional = [a for a in (self.old_logprobs, self.correction, self.entropy) if a is not None]
-        lengths = {len(a) for a in (self.token_ids, self.mask, self.sampler_logprobs, self.advantages, *optional)}
+        own = (
+            self.old_logprobs, self.correction, self.entropy, self.old_mean_logprobs, self.values, self.returns
+        )  # fmt: skip
+        optional = [a for a in own if a is not None]
+        given = [a for a in (*optional, self.teacher_logprobs, self.off_policy) if a is not None]
+        lengths = {len(a) for a in (self.token_ids, self.mask, self.sampler_logprobs, self.advantages, *given)}
         if len(lengths) != 1:
             raise DataError("ids, mask, log-probs and advantages differ in length", where="Sample", got=str(lengths))
         if len(self.mask) and self.mask[0]:
@@ -79,6 +96,10 @@ class Sample:
                 got=str(self.correction.min()),
                 expected="at least 0",
             )
+        if self.off_policy is not None and (self.off_policy & off).any():
+            raise DataError("a token that is not trained on cannot be off-policy", where="Sample.off_policy")
+        if self.teacher_logprobs is not None and np.isinf(self.teacher_logprobs).any():
+            raise DataError("the teacher's log-probs must not be infinite", where="Sample.teacher_logprobs")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -87,6 +108,27 @@ class Sample:
     def n_policy_tokens(self) -> int:
         """Tokens that are trained on."""
         return int(np.count_nonzero(self.mask))
+
+    def masked(self, mask: Bools) -> Sample:
+        """Return the row with `mask` `[L]`, a part of its own, for its mask: nothing is left of the other tokens."""
+
+        def within(values: Floats | None) -> Floats | None:
+            return None if values is None else np.where(mask, values, np.float32(0))
+
+        return replace(
+            self,
+            mask=mask,
+            sampler_logprobs=np.where(mask, self.sampler_logprobs, np.float32(0)),
+            advantages=np.where(mask, self.advantages, np.float32(0)),
+            old_logprobs=within(self.old_logprobs),
+            correction=within(self.correction),
+            entropy=within(self.entropy),
+            old_mean_logprobs=within(self.old_mean_logprobs),
+            teacher_logprobs=within(self.teacher_logprobs),
+            off_policy=None if self.off_policy is None else self.off_policy & mask,
+            values=within(self.values),
+            returns=within(self.returns),
+        )
 
 
 def make_samples(
@@ -115,11 +157,10 @@ def make_samples(
     n_rewritten = n_without_tokens = sequence = 0
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True)):
         _check_count(len(credit.tokens_GNT), len(group.trajectories), group, "trajectories")
-        for trajectory, credit_NT in zip(group.trajectories, credit.tokens_GNT, strict=True):
-            generations = trajectory.generations
-            _check_count(len(credit_NT), len(generations), group, "generations")
-            pairs = [pair for pair in zip(generations, credit_NT, strict=True) if pair[0].token_ids or pair[1]]
-            runs = list(_runs(pairs))
+        returns_GNT = (None,) * len(group.trajectories) if credit.returns_GNT is None else credit.returns_GNT
+        _check_count(len(returns_GNT), len(group.trajectories), group, "trajectories", "returns")
+        for trajectory, credit_NT, returns_NT in zip(group.trajectories, credit.tokens_GNT, returns_GNT, strict=True):
+            runs = list(_runs(_credited(trajectory.generations, credit_NT, returns_NT, group)))
             n_rewritten += max(len(runs) - 1, 0)
             n_without_tokens += not runs
             for run in runs:
@@ -141,17 +182,30 @@ def sample_counters(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def _runs(pairs: Sequence[_Credited]) -> Iterator[list[_Credited]]:
+def _credited(
+    generations: Sequence[Generation],
+    credit_NT: Sequence[Sequence[float]],
+    returns_NT: Sequence[Sequence[float]] | None,
+    group: ScoredGroup,
+) -> list[_Credited]:
+    """Return the generations that sampled something, each with what its tokens get."""
+    returns = (None,) * len(generations) if returns_NT is None else returns_NT
+    _check_count(len(credit_NT), len(generations), group, "generations")
+    _check_count(len(returns), len(generations), group, "generations", "returns")
+    return [found for found in zip(generations, credit_NT, returns, strict=True) if found[0].token_ids or found[1]]
+
+
+def _runs(credited: Sequence[_Credited]) -> Iterator[list[_Credited]]:
     """Yield the longest runs of generations of which each prompt begins with all ids of the generation before."""
     run: list[_Credited] = []
     seen: tuple[int, ...] = ()  # prompt and sampled ids of the generation before
-    for pair in pairs:
-        prompt = pair[0].prompt.token_ids
+    for found in credited:
+        prompt = found[0].prompt.token_ids
         if run and prompt[: len(seen)] != seen:
             yield run
             run = []
-        run.append(pair)
-        seen = prompt + pair[0].token_ids
+        run.append(found)
+        seen = prompt + found[0].token_ids
     if run:
         yield run
 
@@ -161,25 +215,30 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
     full = run[-1][0].full_ids
     ids = np.fromiter(full, np.int64, len(full))
     ids.setflags(write=False)
-    for trained in [run] if layout == "trajectory" else [[pair] for pair in run]:
+    for trained in [run] if layout == "trajectory" else [[found] for found in run]:
         last = trained[-1][0]
         n = len(last.prompt.token_ids) + len(last.token_ids)
         mask = np.zeros(n, np.bool_)
-        logprobs, advantages = np.zeros(n, np.float32), np.zeros(n, np.float32)
-        for generation, credit_T in trained:
+        logprobs, advantages, returns = (np.zeros(n, np.float32) for _ in range(3))
+        has_returns = all(returns_T is not None for _, _, returns_T in trained)
+        for generation, credit_T, returns_T in trained:
             _check_count(len(credit_T), len(generation.token_ids), group, "sampled tokens")
             start = len(generation.prompt.token_ids)
             span = slice(start, start + len(generation.token_ids))
             mask[span], logprobs[span], advantages[span] = True, generation.logprobs, credit_T
-        yield Sample(ids[:n], mask, logprobs, advantages, sequence, number)
+            if returns_T is not None:
+                _check_count(len(returns_T), len(generation.token_ids), group, "sampled tokens", "returns")
+                returns[span] = returns_T
+        known = returns if has_returns else None
+        yield Sample(ids[:n], mask, logprobs, advantages, sequence, number, returns=known)
 
 
-def _check_count(got: int, expected: int, group: ScoredGroup, what: str) -> None:
+def _check_count(got: int, expected: int, group: ScoredGroup, what: str, given: str = "credit") -> None:
     if got != expected:
         raise DataError(
-            f"credit does not match the {what}",
+            f"{given} {'does' if given == 'credit' else 'do'} not match the {what}",
             where=f"group {group.task_id}",
-            got=f"credit for {got}",
+            got=f"{given} for {got}",
             expected=f"{expected} {what}",
             hint="an advantage estimator gives one number per sampled token; Credit.check says where it does not",
         )

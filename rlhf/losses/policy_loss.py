@@ -6,9 +6,9 @@ reduction is already inside `weights`: a loss is Σ weights · l, so that micro-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -35,6 +35,16 @@ class LossInputs:
             tokens.
         n_minibatch_tokens: policy tokens of the whole minibatch, over all its micro-batches and processes; diagnostic
             metrics are means over them. None: `weights` are used instead, which is the same for `token_mean`.
+        places: int64, which of the policy tokens of its trajectory a token is, by their order; gaps do not matter.
+        log_normalizers: log Σ exp of the current policy's logits, over the temperature; carries the gradient.
+        ref_log_normalizers: of the frozen reference.
+        mean_logprobs: mean of the current policy's log-probs over the vocabulary, where the token was sampled; without
+            gradient.
+        old_mean_logprobs: of the policy before the first update; None where that is the current one.
+        teacher_logprobs: of a teacher, NaN on tokens that it does not teach; None without one.
+        off_policy: bool, True on tokens that another than the policy wrote; None where there are none.
+        whole: every token of the trajectories that these tokens belong to, in order, without gradient; None when the
+            loss does not look at them.
     """
 
     policy_logprobs: torch.Tensor
@@ -47,6 +57,14 @@ class LossInputs:
     entropy: torch.Tensor | None = None
     trajectories: Trajectories | None = None
     n_minibatch_tokens: int | None = None
+    places: torch.Tensor | None = None
+    log_normalizers: torch.Tensor | None = None
+    ref_log_normalizers: torch.Tensor | None = None
+    mean_logprobs: torch.Tensor | None = None
+    old_mean_logprobs: torch.Tensor | None = None
+    teacher_logprobs: torch.Tensor | None = None
+    off_policy: torch.Tensor | None = None
+    whole: LossInputs | None = None
 
     def __post_init__(self) -> None:
         shapes = {
@@ -80,6 +98,35 @@ class LossInputs:
             )
         return self.trajectories
 
+    def whole_tokens(self) -> tuple[LossInputs, torch.Tensor]:
+        """Return (`whole`, where in it these tokens are `[N]`). Raises DataError where they are not given."""
+        whole = self.whole
+        if whole is None or whole.places is None or self.places is None:
+            raise DataError(
+                "this loss needs whole trajectories",
+                where="LossInputs.whole",
+                got="None",
+                expected="all tokens of the trajectories that the tokens belong to, and the places of both",
+                hint="compute what the loss's needs_whole asks for",
+            )
+        stride = int(torch.cat([whole.places, whole.places.new_zeros(1)]).max()) + 1
+        keys, own = (x.sequence_ids * stride + x.places for x in (whole, self) if x.places is not None)
+        return whole, torch.searchsorted(keys, own)
+
+
+def whole_of(parts: Sequence[LossInputs]) -> LossInputs:
+    """Return the tokens of all micro-batches of a minibatch as one: in order and without gradient.
+
+    An array that a part lacks is None. At least one part; each has `places`.
+    """
+    names = [f.name for f in fields(LossInputs) if isinstance(getattr(parts[0], f.name), torch.Tensor)]
+    found = {name: [getattr(part, name) for part in parts] for name in names}
+    joined = {name: torch.cat([x.detach() for x in xs]) for name, xs in found.items() if all(x is not None for x in xs)}
+    order = torch.argsort(joined["places"], stable=True)
+    order = order[torch.argsort(joined["sequence_ids"][order], stable=True)]
+    arrays: dict[str, Any] = {name: values[order] for name, values in joined.items()}
+    return LossInputs(**arrays)
+
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
@@ -103,12 +150,14 @@ class LossOutput:
 class PolicyLoss(Protocol):
     """A frozen dataclass whose fields are its recipe keys.
 
-    A loss that reads `ref_logprobs` also has an attribute `needs_ref`, and one that reads `entropy` an attribute
-    `needs_entropy`; where they are absent or False the trainer computes neither and passes None. One that looks at
-    whole trajectories has an attribute `needs_whole`: `trajectory` if it wants `trajectories` to hold those that its
-    tokens belong to, `group` if it wants all of their groups that are in the minibatch. One whose attribute
-    `needs_fresh_samples` is True is right for the first update of a step alone, and `reductions` names the reductions
-    under which a loss is what it says; recipes that do otherwise are cautioned.
+    A loss that reads `ref_logprobs` also has an attribute `needs_ref`, one that reads `entropy` an attribute
+    `needs_entropy`, and so on with `needs_log_normalizers` (those of the reference come with `needs_ref`) and
+    `needs_mean_logprobs`; where they are absent or False the trainer computes none of it and passes None. One that
+    looks at whole trajectories has an attribute `needs_whole`: `trajectory` if it wants `trajectories` to hold those
+    that its tokens belong to, `group` if it wants all of their groups that are in the minibatch, `tokens` if it wants
+    `whole` to hold all their tokens. Rows with off-policy tokens are for losses whose attribute `takes_off_policy` is
+    True. One whose attribute `needs_fresh_samples` is True is right for the first update of a step alone, and
+    `reductions` names the reductions under which a loss is what it says; recipes that do otherwise are cautioned.
     """
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -104,6 +104,6 @@ def given(values: torch.Tensor | None, name: str) -> torch.Tensor:
             where=f"LossInputs.{name}",
             got="None",
             expected="one number per policy token",
-            hint="compute what the loss's needs_ref and needs_entropy ask for",
+            hint="compute what the loss's needs_ref, needs_entropy and the like ask for",
         )
     return values

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-Whole = Literal["trajectory", "group"]
+Whole = Literal["trajectory", "group", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,27 @@ def trajectories_of(
     gaps = policy_logprobs.detach().double() - old_logprobs.detach().double()
     groups = torch.zeros_like(ids).scatter_(0, index, group_ids)
     return Trajectories(ids, groups, counts, total(gaps), total(advantages.double()) / counts)
+
+
+def sums_from(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return for each token the sum of `values` from it to the end of its trajectory, `[N]`, float64.
+
+    Args:
+        values: `[N]`, in the order of the tokens.
+        ids: `[N]`, the trajectory of each; the tokens of one stand side by side.
+    """
+    _, index, counts = torch.unique_consecutive(ids, return_inverse=True, return_counts=True)
+    total = values.double().cumsum(0)
+    return total[counts.cumsum(0) - 1][index] - total + values
+
+
+def sums_to(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return for each token the sum of `values` from the start of its trajectory up to it; as `sums_from`."""
+    return sums_from(values.flip(0), ids.flip(0)).flip(0)
+
+
+def next_in(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return for each token the value of the next one of its trajectory, `[N]`, 0 for the last; as `sums_from`."""
+    found = torch.zeros_like(values)
+    found[:-1] = torch.where(ids[1:] == ids[:-1], values[1:], 0.0)
+    return found

@@ -13,6 +13,7 @@ from rlhf.batching.samples import Bools, Floats, Sample
 from rlhf.errors import TrainingError, boundary
 from rlhf.losses.correction import Bypass, Correction
 from rlhf.trainers.policy_gradient import PolicyGradient
+from rlhf.trainers.reading import Figure
 from rlhf.trainers.trainer import TorchTrainer
 
 
@@ -26,7 +27,8 @@ def prepare(
     - A step of one update whose correction looks at single tokens finds the old log-probs in the update: those of the
       policy before it moves. They cost nothing.
     - Everything else takes one forward pass without gradient over the rows of the step, and so does the entropy of
-      their tokens where `filters.high_entropy_share` asks for it; what it leaves out it leaves out last.
+      their tokens where `filters.high_entropy_share` asks for it; what it leaves out it leaves out last. The same pass
+      gives the mean log-probs to a loss that compares them with later ones.
 
     Args:
         stage: whose rows these are.
@@ -38,15 +40,28 @@ def prepare(
         TrainingError: the correction raised.
         DataError: it gave what does not fit the tokens.
     """
-    share = stage.filters.high_entropy_share
-    if share is None or not samples:
+    share, wanted = stage.filters.high_entropy_share, _wanted(stage)
+    if not wanted or not samples:
         return _corrected(stage, trainer, samples, shares_policy=shares_policy)
     budget = stage.max_tokens_per_microbatch
-    old, entropies = trainer.score_with_entropy(samples, temperature=stage.temperature, max_tokens=budget)
-    samples = [replace(s, entropy=_spread(e, s.mask)) for s, e in zip(samples, entropies, strict=True)]
-    samples, values, rest = _corrected(stage, trainer, samples, shares_policy=shares_policy, old=old)
+    found = trainer.scores(samples, wanted, temperature=stage.temperature, max_tokens=budget)
+    if "entropy" in found:
+        samples = [replace(s, entropy=_spread(e, s.mask)) for s, e in zip(samples, found["entropy"], strict=True)]
+    if "mean_logprobs" in found:
+        means_RT = zip(samples, found["mean_logprobs"], strict=True)
+        samples = [replace(s, old_mean_logprobs=_spread(means, s.mask)) for s, means in means_RT]
+    samples, values, rest = _corrected(stage, trainer, samples, shares_policy=shares_policy, old=found["logprobs"])
+    if share is None:
+        return samples, values, rest
     rows, counters = high_entropy(samples, share)
     return rows, {**values, **counters}, rest
+
+
+def _wanted(stage: PolicyGradient) -> list[Figure]:
+    """What has to be known of the policy before the first update, beside log-probs."""
+    compared = getattr(stage.loss, "needs_mean_logprobs", False) and stage.epochs * stage.minibatches > 1
+    entropy: list[Figure] = ["entropy"] if stage.filters.high_entropy_share is not None else []
+    return entropy + (["mean_logprobs"] if compared else [])
 
 
 def _spread(values: Floats, mask: Bools) -> Floats:

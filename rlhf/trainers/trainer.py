@@ -6,25 +6,33 @@ It cannot tell which algorithm runs: each token reaches it with a log-prob, an a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from rlhf.batching.pack import PackedBatch, collate, is_split, pack
 from rlhf.batching.samples import Floats, Sample
-from rlhf.errors import TrainingError, boundary
+from rlhf.errors import DataError, TrainingError, boundary
 from rlhf.losses.correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs, CorrectionOutput, joined, joined_outputs, mismatch_metrics
-from rlhf.losses.policy_loss import LossInputs, PolicyLoss
+from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Policy
+from rlhf.trainers.reading import Figure, Reading, wanted_by
 
 #: Updates in a row that may be skipped because the gradient was not finite.
 MAX_SKIPPED = 5
+
+#: Arrays that a loss gets as they are in the batch.
+_OF_TOKENS = (
+    "sampler_logprobs", "old_logprobs", "advantages", "weights", "sequence_ids", "places", "old_mean_logprobs",
+    "teacher_logprobs", "off_policy",
+)  # fmt: skip
 
 
 @dataclass
@@ -51,11 +59,16 @@ class TorchTrainer:
         self, model: torch.nn.Module, batch: PackedBatch, *, temperature: float, entropy: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs in nats of the policy tokens, `[N]`, under `model` at `temperature`; and the entropy, `[N]`."""
+        found = self.read(model, batch, {"entropy"} if entropy else (), temperature=temperature)
+        return found.logprobs, found.entropy
+
+    def read(
+        self, model: torch.nn.Module, batch: PackedBatch, wanted: Collection[Figure], *, temperature: float
+    ) -> Reading:
+        """What `model` says of the policy tokens, at `temperature`."""
         device = next(model.parameters()).device
         logits = packed_forward(model, batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device))
-        log_p = torch.log_softmax(logits.float() / temperature, dim=-1)  # [N, V]
-        chosen = log_p.gather(-1, batch.targets.to(device)[:, None]).squeeze(-1)
-        return chosen, -(log_p.exp() * log_p).sum(-1) if entropy else None
+        return Reading.of(logits, batch.targets.to(device), temperature, wanted)
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, temperature: float, max_tokens: int) -> list[Floats]:
@@ -66,31 +79,30 @@ class TorchTrainer:
             temperature: that the rows were sampled at.
             max_tokens: token budget of one forward pass; the result does not depend on it.
         """
-        return self._scored(samples, temperature, max_tokens, entropy=False)[0]
+        return self.scores(samples, (), temperature=temperature, max_tokens=max_tokens)["logprobs"]
 
     @torch.no_grad()
-    def score_with_entropy(
-        self, samples: Sequence[Sample], *, temperature: float, max_tokens: int
-    ) -> tuple[list[Floats], list[Floats]]:
-        """As `score`, and the entropy in nats of the distribution that each policy token was sampled from."""
-        return self._scored(samples, temperature, max_tokens, entropy=True)
-
-    def _scored(
-        self, samples: Sequence[Sample], temperature: float, max_tokens: int, *, entropy: bool
-    ) -> tuple[list[Floats], list[Floats]]:
-        self.policy.model.eval()
-        logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
-        entropies = list(logprobs)
+    def scores(
+        self,
+        samples: Sequence[Sample],
+        wanted: Collection[Figure],
+        *,
+        temperature: float,
+        max_tokens: int,
+        model: torch.nn.Module | None = None,
+    ) -> dict[str, list[Floats]]:
+        """As `score`, under `logprobs`, and by its name what else is wanted; of the policy, or of another `model`."""
+        model = self.policy.model if model is None else model
+        model.eval()
+        found = {name: [np.zeros(0, np.float32)] * len(samples) for name in ("logprobs", *wanted)}
         for members in pack(samples, max_tokens):
             rows = [samples[i] for i in members]
-            batch = collate(rows, np.ones(len(rows)))
-            logp, of_tokens = self.logprobs(self.policy.model, batch, temperature=temperature, entropy=entropy)
+            reading = self.read(model, collate(rows, np.ones(len(rows))), wanted, temperature=temperature)
             ends = np.cumsum([row.n_policy_tokens for row in rows])[:-1]
-            for found, values in ((logprobs, logp), (entropies, of_tokens)):
-                if values is not None:
-                    for i, part in zip(members, np.split(values.cpu().numpy(), ends), strict=True):
-                        found[i] = part
-        return logprobs, entropies
+            for name, values in found.items():
+                for i, part in zip(members, np.split(getattr(reading, name).cpu().numpy(), ends), strict=True):
+                    values[i] = part
+        return found
 
     def update(
         self,
@@ -106,12 +118,17 @@ class TorchTrainer:
         their old log-probs are the policy's of this moment and it weighs their tokens; without, they are the engine's.
 
         A loss that needs whole trajectories, or groups, costs a forward pass, without gradient and dropout, where some
-        lie in more than one of `batches`, unless the old log-probs are the policy's of this moment.
+        lie in more than one of `batches`, unless it needs their ratios only and the old log-probs are the policy's of
+        this moment.
         """
         whole = getattr(loss, "needs_whole", None)
         shared: Trajectories | None = None
+        tokens: LossInputs | None = None
         if whole is not None and is_split(batches, whole):
-            shared = self._measured(batches, temperature, moved=correction is None)
+            if whole == "tokens":
+                tokens = self._all_tokens(batches, loss, temperature)
+            else:
+                shared = self._measured(batches, temperature, moved=correction is None)
         seen: list[tuple[CorrectionInputs, CorrectionOutput | None]] = []
 
         def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
@@ -119,7 +136,9 @@ class TorchTrainer:
             if batch.old_logprobs is None:
                 inputs, compared = _compare(inputs, correction)
                 seen.append(compared)
-            if whole is not None:
+            if whole == "tokens":
+                inputs = replace(inputs, whole=whole_of([inputs]) if tokens is None else tokens)
+            elif whole is not None:
                 figures = shared or _figures(inputs.policy_logprobs, inputs.old_logprobs, [batch])
                 inputs = replace(inputs, trajectories=figures)
             output = loss(inputs)
@@ -143,6 +162,12 @@ class TorchTrainer:
             old.append(before)
         return _figures(torch.cat(policy), torch.cat(old), batches)
 
+    @torch.no_grad()
+    def _all_tokens(self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float) -> LossInputs:
+        """The tokens of a minibatch, in order; the engine's log-probs are the old ones where they have no others."""
+        self.policy.model.eval()
+        return whole_of([self._inputs(batch, loss, temperature) for batch in batches])
+
     def imitate(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π).
 
@@ -161,25 +186,34 @@ class TorchTrainer:
         return self._step(batches, of)
 
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
-        model = self.policy.model
-        logp, entropy = self.logprobs(
-            model, batch, temperature=temperature, entropy=getattr(loss, "needs_entropy", False)
-        )
-        reference = None
+        if batch.off_policy is not None and not getattr(loss, "takes_off_policy", False):
+            raise DataError(
+                "this loss takes every token for the policy's own, and some are not",
+                where="TorchTrainer.update",
+                got=f"{int(batch.off_policy.sum())} off-policy tokens for {type(loss).__name__}",
+                expected="a loss with takes_off_policy = True",
+                hint="use loss: {kind: luffy}",
+            )
+        wanted = wanted_by(loss)
+        policy = self.read(self.policy.model, batch, wanted, temperature=temperature)
+        reference: Reading | None = None
         if getattr(loss, "needs_ref", False):
             with self.policy.as_reference() as frozen:
-                reference, _ = self.logprobs(frozen, batch, temperature=temperature)
-        sampler = batch.sampler_logprobs.to(logp.device)
+                reference = self.read(frozen, batch, wanted & {"log_normalizers"}, temperature=temperature)
+        device = policy.logprobs.device
+        there: dict[str, Any] = {name: getattr(batch, name) for name in _OF_TOKENS}
+        there = {name: None if values is None else values.to(device) for name, values in there.items()}
+        if there["old_logprobs"] is None:
+            there["old_logprobs"] = there["sampler_logprobs"]
         return LossInputs(
-            policy_logprobs=logp,
-            old_logprobs=sampler if batch.old_logprobs is None else batch.old_logprobs.to(logp.device),
-            sampler_logprobs=sampler,
-            advantages=batch.advantages.to(logp.device),
-            weights=batch.weights.to(logp.device),
-            sequence_ids=batch.sequence_ids.to(logp.device),
-            ref_logprobs=reference,
-            entropy=entropy,
+            policy_logprobs=policy.logprobs,
+            ref_logprobs=None if reference is None else reference.logprobs,
+            entropy=policy.entropy,
             n_minibatch_tokens=batch.n_minibatch_tokens,
+            log_normalizers=policy.log_normalizers,
+            ref_log_normalizers=None if reference is None else reference.log_normalizers,
+            mean_logprobs=policy.mean_logprobs,
+            **there,
         )
 
     def _step(
@@ -239,15 +273,18 @@ def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBa
 def _compare(
     inputs: LossInputs, correction: Correction | None
 ) -> tuple[LossInputs, tuple[CorrectionInputs, CorrectionOutput | None]]:
-    """Return `inputs` as `correction` has them, and what was compared."""
+    """Return `inputs` as `correction` has them, and what was compared: the tokens that the engine sampled."""
     policy = inputs.policy_logprobs.detach()
-    tokens = CorrectionInputs(policy, inputs.sampler_logprobs, inputs.advantages, inputs.sequence_ids)
+    sampled = torch.ones_like(policy, dtype=torch.bool) if inputs.off_policy is None else ~inputs.off_policy
+    columns = (policy, inputs.sampler_logprobs, inputs.advantages, inputs.sequence_ids)
+    tokens = CorrectionInputs(*(values[sampled] for values in columns))
     if correction is None:
         return inputs, (tokens, None)
     with boundary(TrainingError, where="the correction of trainer and engine"):
         output = corrected(correction, tokens)
-    weights = inputs.weights * output.weights.detach().to(inputs.weights.dtype)
-    return replace(inputs, old_logprobs=policy, weights=weights), (tokens, output)
+    factors = torch.ones_like(inputs.weights)
+    factors[sampled] = output.weights.detach().to(factors.dtype)
+    return replace(inputs, old_logprobs=policy, weights=inputs.weights * factors), (tokens, output)
 
 
 def _mismatch(seen: Sequence[tuple[CorrectionInputs, CorrectionOutput | None]]) -> dict[str, float]:

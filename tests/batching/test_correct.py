@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_an_error():
     with pytest.raises(DataError, match="turns a token's advantage around"):
         correct(samples, old, lambda given_: CorrectionOutput(-torch.ones(6)))
     rows, _ = correct(samples, old, Truncated())
-    with pytest.raises(DataError, match="some rows are corrected"):
+    with pytest.raises(DataError, match="some rows have figures that others lack"):
         collate([rows[0], samples[1]], np.ones(2))
     with pytest.raises(DataError, match="differ in length"):
         replace(rows[0], correction=np.ones(1, np.float32))
