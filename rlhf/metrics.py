@@ -35,8 +35,9 @@ rollout/return_std              | 1          | standard deviation of the total s
 rollout/n_episodes              | episodes   | attempts, those included that ended by the failure of a part
 rollout/n_groups                | groups     | tasks attempted
 rollout/n_generations           | calls      | calls of the policy
-rollout/n_turns_mean            | turns      | mean turns of an episode
-rollout/n_tokens                | tokens     | sampled tokens
+rollout/n_turns_mean            | turns      | mean turns of an episode, those left out that were given to it
+rollout/n_replayed_turns        | turns      | turns replayed because they were given, or shared with another attempt
+rollout/n_tokens                | tokens     | sampled tokens; those that several attempts share count once
 rollout/n_prompt_tokens         | tokens     | prompt tokens given to the model, cached ones included
 rollout/tokens_per_s            | tokens/s   | sampled tokens per second of rollout
 rollout/time_s                  | s          | wall-clock time of the rollout

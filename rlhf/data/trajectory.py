@@ -85,6 +85,9 @@ class Trajectory:
         detail: for an outcome that is an error, what happened.
         duration_s: wall-clock seconds of the episode.
         n_retries: earlier attempts that were thrown away because a part failed.
+        n_given: leading turns that belong to the task (`Task.prefix`) and not to the policy; they hold no generations.
+        parent: number of the attempt that this one branched off; None for one that was played from the task's start.
+        n_shared: leading turns that it has in common with that attempt, those given among them; 0 without a parent.
     """
 
     task_id: str
@@ -95,6 +98,9 @@ class Trajectory:
     detail: str = ""
     duration_s: float = 0.0
     n_retries: int = 0
+    n_given: int = 0
+    parent: int | None = None
+    n_shared: int = 0
 
     @property
     def solved(self) -> bool:
@@ -105,6 +111,11 @@ class Trajectory:
     def generations(self) -> tuple[Generation, ...]:
         """All generations in order, of all turns."""
         return tuple(g for turn in self.turns for g in turn.generations)
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """The turns in which the policy acted in this very episode: neither given, nor replayed from another."""
+        return self.turns[max(self.n_given, self.n_shared) :]
 
     @property
     def n_tokens(self) -> int:

@@ -109,6 +109,9 @@ _COLUMNS: dict[str, Any] = {
     "detail": pa.string(),
     "duration_s": pa.float64(),
     "n_retries": pa.int64(),
+    "n_given": pa.int64(),
+    "parent": pa.int64(),
+    "n_shared": pa.int64(),
     "opening": pa.string(),
     "turns": pa.list_(_TURN),
     "generations": pa.list_(_GENERATION),
@@ -137,6 +140,9 @@ def encode(record: TrajectoryRecord) -> Row:
         "detail": _text(t.detail),
         "duration_s": t.duration_s,
         "n_retries": t.n_retries,
+        "n_given": t.n_given,
+        "parent": t.parent,
+        "n_shared": t.n_shared,
         "opening": _text(t.opening),
         "turns": [_encode_turn(turn) for turn in t.turns],
         "generations": _encode_generations(t.generations),
@@ -221,6 +227,9 @@ def decode(row: Row) -> TrajectoryRecord:
         detail=row["detail"],
         duration_s=row["duration_s"],
         n_retries=row["n_retries"],
+        n_given=row.get("n_given", 0),  # these three are not in the files of older versions
+        parent=row.get("parent"),
+        n_shared=row.get("n_shared", 0),
     )
     advantages = None if row["advantages"] is None else tuple(map(tuple, row["advantages"]))
     score = None if row["score"] is None else _decode_score(row["score"])

@@ -130,6 +130,11 @@ def _turns(record: TrajectoryRecord, tokenizer: Any | None, scale: float) -> Ite
             parts.append(f'<span class="obs">{_clean(turn.action.text)}</span>')
         reward = record.score.turns[k] if record.score is not None else turn.reward
         notes = [f'<span class="reward {"up" if reward > 0 else "down"}">reward {reward:+.3g}</span>'] if reward else []
+        if k < trajectory.n_given:
+            notes.append('<span class="soft" title="played before the policy took over">given</span>')
+        elif k < trajectory.n_shared:
+            title = f"replayed: in common with attempt {trajectory.parent}"
+            notes.append(f'<span class="soft" title="{title}">shared</span>')
         if not turn.valid:
             notes.append(f'<span class="bad" title="{_clean(turn.action.error or "not understood")}">invalid</span>')
         yield (

@@ -13,6 +13,7 @@ from environments.base import Environment
 from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.group import OnProgress, run_groups
+from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, check_failures, score_group
@@ -35,9 +36,10 @@ class Collected:
         trajectories = [t for g in self.groups for t in g.trajectories]
         scores = [s for g in self.groups for s in g.scores]
         failures = [f for g in self.groups for f in g.failures]
-        turns = [turn for t in trajectories for turn in t.turns]
+        turns = [turn for t in trajectories for turn in t.own_turns]  # what attempts share counts once
+        generations = [g for turn in turns for g in turn.generations]
         n = max(len(trajectories), 1)
-        n_tokens = sum(t.n_tokens for t in trajectories)
+        n_tokens = sum(len(g.token_ids) for g in generations)
         returns = [s.total for s in scores]
         mean = sum(returns) / n
         n_invalid = sum(not turn.valid for turn in turns)
@@ -46,12 +48,11 @@ class Collected:
             "rollout/return_mean": mean,
             "rollout/return_std": (sum((r - mean) ** 2 for r in returns) / n) ** 0.5,
             "rollout/n_episodes": float(self.n_episodes),
-            "rollout/n_turns_mean": len(turns) / n,
+            "rollout/n_turns_mean": sum(len(t.turns) - t.n_given for t in trajectories) / n,
+            "rollout/n_replayed_turns": float(sum(len(t.turns) for t in trajectories) - len(turns)),
             "rollout/n_tokens": float(n_tokens),
             "rollout/tokens_per_s": n_tokens / max(self.seconds, 1e-9),
-            "rollout/n_truncated_generations": float(
-                sum(g.finish is Finish.LENGTH for t in trajectories for g in t.generations)
-            ),
+            "rollout/n_truncated_generations": float(sum(g.finish is Finish.LENGTH for g in generations)),
             "rollout/n_invalid_actions": float(n_invalid),
             "rollout/invalid_share": n_invalid / max(len(turns), 1),
             "rollout/n_failures": float(len(failures)),
@@ -80,14 +81,24 @@ class Collector:
     on_progress: OnProgress | None = None
 
     async def collect(
-        self, tasks: Sequence[Task], *, group_size: int, sampling: SamplingParams, step: int
+        self,
+        tasks: Sequence[Task],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        step: int,
+        grouping: Grouping = Independent(),  # noqa: B008  it holds nothing
+        earlier: Collected | None = None,
     ) -> Collected:
-        """Attempt every task `group_size` times and score the attempts.
+        """Attempt every task `group_size` times, as `grouping` says, and score the attempts.
+
+        Another round of a step is given the `earlier` ones: what is returned holds their groups first.
 
         Raises:
             TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
         """
         start = time.perf_counter()
+        before = earlier.groups if earlier else ()
         attempts: list[Any] = await run_groups(
             tasks,
             self.environment,
@@ -99,12 +110,16 @@ class Collector:
             group_size=group_size,
             seed=self.seed,
             step=step,
+            earlier=[group.task_id for group in before],
+            grouping=grouping,
             on_progress=self.on_progress,
         )
         timeout_s = self.limits.reward_timeout_s
-        groups = [
+        scored = [
             await score_group(t, found, self.rewards, timeout_s=timeout_s)
             for t, found in zip(tasks, attempts, strict=True)
         ]
+        groups = (*before, *scored)
         check_failures(groups, self.limits)
-        return Collected(tuple(groups), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return Collected(groups, seconds + (earlier.seconds if earlier else 0.0))

@@ -53,6 +53,19 @@ class Watch:
         self.phase, self.since = phase, time.monotonic()
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where an attempt leaves another attempt at the same task.
+
+    Attributes:
+        parent: number of that attempt.
+        turns: what they have in common, from the first turn on, generations included.
+    """
+
+    parent: int
+    turns: tuple[Turn, ...]
+
+
 def lanes_of(environment: Environment) -> Lanes:
     """Where the calls of the environment's episodes run, by its declared properties; see `rlhf.rollout.workers`."""
     declared = properties_of(environment)
@@ -70,6 +83,7 @@ async def run_episode(
     sampling: SamplingParams,
     *,
     attempt: int = 0,
+    branch: Branch | None = None,
     seed: int = 0,
     session: str = "episode",
     lanes: Lanes | None = None,
@@ -79,8 +93,12 @@ async def run_episode(
 
     The environment's episode is closed and the engine's session released on every path, also when this is cancelled.
 
+    What the episode begins with, the task's prefix or the turns of a branch, is replayed in a fresh episode of the
+    environment and stands in the trajectory as it was recorded. A replay that goes another way is an error of the
+    environment. Given turns are nobody's doing: they do not count for `limits.max_turns`. Those of a branch do.
+
     Args:
-        task: given whole to the environment, and without its reference to the agent.
+        task: given to the environment as it made it, and without its reference to the agent.
         environment: starts the episode; `start`, `step` and `close` may be plain or async functions.
         agent: chooses the actions.
         engine: samples for the agent.
@@ -88,17 +106,19 @@ async def run_episode(
         limits: `max_tokens` of these is the limit of each generation.
         sampling: temperature and the like; its `max_tokens` and `seed` are replaced for each call.
         attempt: number within the group.
+        branch: what it has in common with another attempt; None begins where the task does.
         seed: with attempt, turn and call it gives the seed of each generation.
         session: name of the engine's cache, unique among live episodes.
         lanes: shared between the episodes of one environment; without them this episode makes its own.
         watch: kept up to date while the episode runs.
     """
     own = lanes or lanes_of(environment)
-    begun = time.monotonic()
+    clock = time.monotonic()
     watch = watch or Watch()
     policy = _Policy(engine, renderer, limits, sampling, seed, attempt, session, watch)
-    run = _Run(agent, limits, policy, watch, replace(task, reference=None))
-    live = LiveEpisode(environment, task, limits, own.open())
+    begun = branch.turns if branch else task.prefix
+    run = _Run(agent, limits, policy, watch, task, begun)
+    live = LiveEpisode(environment, task.beginning, limits, own.open())
     notes: list[str] = []
     try:
         outcome, detail = await run.play(live)
@@ -117,7 +137,10 @@ async def run_episode(
         turns=tuple(run.turns),
         outcome=outcome,
         detail="\n".join(filter(None, [detail, *notes])),
-        duration_s=time.monotonic() - begun,
+        duration_s=time.monotonic() - clock,
+        n_given=min(len(task.prefix), len(run.turns)),
+        parent=branch.parent if branch else None,
+        n_shared=min(len(branch.turns), len(run.turns)) if branch else 0,
     )
 
 
@@ -178,8 +201,12 @@ class _Policy:
 class _Run:
     """The loop of turns."""
 
-    def __init__(self, agent: Agent, limits: Limits, policy: _Policy, watch: Watch, task: Task) -> None:
-        self._agent, self._limits, self._policy, self._watch, self._task = agent, limits, policy, watch, task
+    def __init__(
+        self, agent: Agent, limits: Limits, policy: _Policy, watch: Watch, task: Task, begun: Sequence[Turn]
+    ) -> None:
+        self._agent, self._limits, self._policy, self._watch = agent, limits, policy, watch
+        self._task = replace(task, reference=None)
+        self._begun, self._n_given = begun, len(task.prefix)
         self._shown: list[tuple[str, ...]] = []
         self.opening = ""
         self.turns: list[Turn] = []
@@ -198,8 +225,10 @@ class _Run:
     async def _play(self, live: LiveEpisode) -> tuple[Outcome, str]:
         now = await live.start()
         self.opening = now.reply
+        for turn in self._begun:
+            now = await self._replay(live, turn, now)
         while not (now.terminated or now.truncated):
-            if len(self.turns) >= self._limits.max_turns:
+            if len(self.turns) - self._n_given >= self._limits.max_turns:
                 return Outcome.TURN_LIMIT, f"limits.max_turns is {self._limits.max_turns}"
             action = await self._act(now)
             now = await self._take(live, action, now)
@@ -208,6 +237,21 @@ class _Run:
         if now.terminated:
             return Outcome.FAILED, ""
         return Outcome.TURN_LIMIT, "the environment's own step limit"
+
+    async def _replay(self, live: LiveEpisode, turn: Turn, now: StepResult) -> StepResult:
+        """Do what was done in `turn`. Raises Ended unless the environment answers as it did then."""
+        after = now
+        try:
+            if turn.action.error is None:
+                after = await live.step(turn.action.text)
+            if problem := _another_way(turn, now, after):
+                raise Ended(Outcome.ENV_ERROR, f"{problem}; is the environment deterministic? `rlhf check environment`")
+        except Ended as ended:
+            number, of = len(self.turns) + 1, len(self._begun)
+            detail = f"replaying turn {number} of {of}, {turn.action.text[:80]!r}: {ended.detail}"
+            raise Ended(ended.outcome, detail) from ended
+        self._add(turn, now)
+        return after
 
     async def _act(self, now: StepResult) -> Action:
         history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, tuple(self._shown))
@@ -247,6 +291,17 @@ class _Run:
     def _add(self, turn: Turn, before: StepResult) -> None:
         self.turns.append(turn)
         self._shown.append(before.admissible_actions)
+
+
+def _another_way(turn: Turn, before: StepResult, after: StepResult) -> str:
+    """Say in what a replayed turn differs from the recorded one; empty if in nothing."""
+    if before.state_key and turn.state_key and before.state_key != turn.state_key:
+        return f"it began in state {before.state_key[:80]!r}, recorded is {turn.state_key[:80]!r}"
+    if turn.action.error is None and after.reply != turn.reply:
+        return f"the environment answered {after.reply[:200]!r}, recorded is {turn.reply[:200]!r}"
+    if after.terminated or after.truncated:
+        return "the environment ended the episode before the agent could act"
+    return ""
 
 
 async def _release(engine: RolloutEngine, session: str, limits: Limits, notes: list[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +15,8 @@ from agents.base import Agent
 from environments.base import Environment
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
 from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.episode import Phase, Watch, lanes_of, run_episode
+from rlhf.rollout.episode import Branch, Phase, Watch, lanes_of, run_episode
+from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.seeds import stable_seed
@@ -95,12 +98,13 @@ class _Board:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One attempt to make: which task of the list, its how-manieth occurrence, which attempt."""
+    """One attempt to make: which task of the list, its how-manieth occurrence, which attempt, from where on."""
 
     index: int
     task: Task
     occurrence: int
     attempt: int
+    branch: Branch | None = None
 
     @property
     def name(self) -> str:
@@ -121,6 +125,8 @@ async def run_groups(
     group_size: int,
     seed: int,
     step: int = 0,
+    earlier: Sequence[str] = (),
+    grouping: Grouping = Independent(),  # noqa: B008  it holds nothing
     on_progress: OnProgress | None = None,
 ) -> list[list[Trajectory]]:
     """Attempt each task `group_size` times, at most `limits.max_concurrent` at once, begun in the order of the tasks.
@@ -140,19 +146,31 @@ async def run_groups(
         group_size: attempts per task.
         seed: with step, task and attempt it gives the seed of every generation.
         step: number of the optimiser step.
+        earlier: ids of the tasks that this step has attempted already; one that comes again gets other seeds, the same
+            as if all of them had been attempted at once.
+        grouping: which of the attempts begin where the task does, and which leave from another attempt. A round of
+            branches begins when the last of the round before is over.
         on_progress: called some times a second, also while everything waits, and at the end.
 
     Returns:
-        `[tasks][group_size]`, in order, whatever finished first.
+        `[tasks][group_size]`, in order, whatever finished first; fewer where there was nothing to branch from.
     """
-    jobs = _jobs(tasks, group_size)
-    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, _Board(len(jobs)))
+    board = _Board(len(tasks) * group_size)
+    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board)
+    groups: list[list[Trajectory]] = [[] for _ in tasks]
+    jobs = _jobs(tasks, grouping.n_from_start(group_size), earlier)
+    firsts = [job for job in jobs if job.attempt == 0]
     try:
-        async with _reporting(rollout.board, on_progress):
-            found = await _in_order(jobs, rollout.attempt, limits.max_concurrent)
+        async with _reporting(board, on_progress):
+            for number in range(1, 2 + grouping.n_rounds):
+                found = await _in_order(jobs, rollout.attempt, limits.max_concurrent)
+                for job, trajectory in zip(jobs, found, strict=True):
+                    groups[job.index].append(trajectory)
+                if number <= grouping.n_rounds:
+                    jobs = [new for job in firsts for new in rollout.branches(job, groups[job.index], grouping, number)]
     finally:
         await rollout.lanes.close()
-    return [found[i * group_size : (i + 1) * group_size] for i in range(len(tasks))]
+    return groups
 
 
 class _Rollout:
@@ -187,6 +205,12 @@ class _Rollout:
         self.board.n_failed += trajectory.outcome.is_failure_of_a_part
         return replace(trajectory, n_retries=retry)
 
+    def branches(self, job: _Job, group: Sequence[Trajectory], grouping: Grouping, number: int) -> list[_Job]:
+        """Return the attempts of a round of branches at the task of `job`, numbered behind those of its group."""
+        rng = random.Random(stable_seed(self._seed, self._step, job.task.id, job.occurrence, "branches", number))
+        found = enumerate(grouping.branches(group, rng), start=len(group))
+        return [replace(job, attempt=attempt, branch=branch) for attempt, branch in found]
+
     async def _once(self, job: _Job, retry: int) -> Trajectory:
         watch = self.board.live[job.name] = Watch()
         try:
@@ -194,6 +218,7 @@ class _Rollout:
                 job.task,
                 *self._parts,
                 attempt=job.attempt,
+                branch=job.branch,
                 seed=stable_seed(self._seed, self._step, job.task.id, job.occurrence),
                 session=f"{self._number}/{job.index}/{job.attempt}/{retry}",
                 lanes=self.lanes,
@@ -204,12 +229,12 @@ class _Rollout:
             self.board.n_tokens += watch.n_tokens
 
 
-def _jobs(tasks: Sequence[Task], group_size: int) -> list[_Job]:
-    seen: dict[str, int] = {}
+def _jobs(tasks: Sequence[Task], group_size: int, earlier: Sequence[str]) -> list[_Job]:
+    seen = Counter(earlier)
     jobs = []
     for index, task in enumerate(tasks):
-        occurrence = seen[task.id] = seen.get(task.id, -1) + 1
-        jobs += [_Job(index, task, occurrence, attempt) for attempt in range(group_size)]
+        jobs += [_Job(index, task, seen[task.id], attempt) for attempt in range(group_size)]
+        seen[task.id] += 1
     return jobs
 
 

@@ -248,6 +248,7 @@ def load(path: Path) -> list[Demonstration]:
 
 def _from_plain(plain: dict[str, Any]) -> Demonstration:
     task, played = plain["task"], plain["trajectory"]
+    task["prefix"] = ()  # a demonstration begins where the task does
     task["messages"] = tuple(Message(Role(m["role"]), m["content"]) for m in task["messages"])
     turns = tuple(Turn(**{**turn, "action": Action(turn["action"]["text"])}) for turn in played["turns"])
     trajectory = Trajectory(**{**played, "turns": turns, "outcome": Outcome(played["outcome"])})

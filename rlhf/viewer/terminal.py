@@ -109,7 +109,9 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
         rows = record.advantages[first : first + len(turn.generations)] if record.advantages is not None else None
         first += len(turn.generations)
         reward = record.score.turns[k] if record.score is not None else turn.reward
-        console.print(_action_line(k, turn, reward, rows))
+        line = _action_line(k, turn, reward, rows)
+        line.append("  given" if k < t.n_given else "  shared" if k < t.n_shared else "", "dim")
+        console.print(line)
         if tokens:
             for table in _token_tables(turn, rows, pieces):
                 console.print(Padding(table, (0, 0, 0, 4)))
