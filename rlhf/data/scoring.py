@@ -170,10 +170,15 @@ class Credit:
 
 
 def _check_tokens(what: str, tokens_GNT: TokensGNT, group: ScoredGroup, hint: str) -> None:
-    verb = "do" if what.split()[0].endswith("s") else "does"
+    is_plural = what != "credit"
     shape = [[len(g.token_ids) for g in t.generations] for t in group.trajectories]
     got = [[len(row) for row in rows] for rows in tokens_GNT]
     if shape != got:
-        raise DataError(f"{what} {verb} not match the tokens", where=group.task_id, got=str(got), expected=str(shape))
+        raise DataError(
+            f"{what} {'do' if is_plural else 'does'} not match the tokens",
+            where=group.task_id,
+            got=str(got),
+            expected=str(shape),
+        )
     if not all(all(map(math.isfinite, row)) for rows in tokens_GNT for row in rows):
-        raise DataError(f"{what} {'are' if verb == 'do' else 'is'} not finite", where=group.task_id, hint=hint)
+        raise DataError(f"{what} {'are' if is_plural else 'is'} not finite", where=group.task_id, hint=hint)
