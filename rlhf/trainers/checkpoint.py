@@ -4,6 +4,7 @@
         policy/        model (or adapter) and tokenizer in Hugging Face format
         trainer.pt     optimiser state, generator states, and what the stage's live parts remember
         state.json     where the run stands; written last
+        keep           how many of its stage stay, where the recipe says so
 
 A folder without `state.json` is not a checkpoint. Randomness elsewhere is a pure function of (seed, stage, step), so
 nothing more is needed for a resumed run to equal an uninterrupted one.
@@ -15,16 +16,21 @@ import errno
 import json
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rlhf.errors import CheckpointError
 from rlhf.sampling.sampler import Stateful
+
+#: Checkpoints that stay where a recipe says nothing: the last ones of the run.
+KEPT = 2
+#: How many checkpoints of a stage stay.
+Keep = int | Literal["all"]
 
 #: What torch raises for a file that is cut, not its own, or of another model.
 _CANNOT_READ = (
@@ -53,6 +59,8 @@ class State:
         kl_coef: of the next step, where the stage's loss adapts it; None is the recipe's.
         watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
         n_logged: lines of metrics of the whole run.
+        references: names of the checkpoints that became the reference of their stage in its course, oldest first; of the
+            whole run.
         n_episodes: training episodes of the whole run.
         train_s: seconds spent in training stages, evaluations excluded.
         results: evaluations so far, by name.
@@ -68,6 +76,7 @@ class State:
     watched: int = 0
     n_logged: int = 0
     n_episodes: int = 0
+    references: Sequence[str] = field(default_factory=list)
     train_s: float = 0.0
     results: Mapping[str, Any] = field(default_factory=dict)
 
@@ -83,17 +92,23 @@ class State:
 
 
 def save(
+    @property
+    def reference(self) -> str:
+        """Name of the checkpoint whose policy is the reference of this stage: its first, unless another took over."""
+        own = [name for name in self.references if name.startswith(f"{self.label}-")]
+        return own[-1] if own else f"{self.label}-{0:06d}"
+
     root: Path,
     state: State,
     policy: Any,
     optimizer: torch.optim.Optimizer | None,
     kept: Mapping[str, Stateful] = MappingProxyType({}),
     *,
-    keep: int = 2,
+    keep: Keep = KEPT,
 ) -> Path:
     """Write a checkpoint under `root` and prune old ones; a crash at any point leaves the older ones whole.
 
-    Stage starts (step 0) are never pruned: they are the reference of KL terms.
+    Stage starts (step 0) and later references are never pruned: KL terms compare with them.
 
     Args:
         root: folder of all checkpoints.
@@ -117,6 +132,8 @@ def save(
         torch.save(trainer, partial / "trainer.pt")
         (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
         _remove(target)
+        if keep != KEPT:
+            (partial / "keep").write_text(str(keep))
         partial.rename(target)
     except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
         shutil.rmtree(partial, ignore_errors=True)
@@ -127,7 +144,7 @@ def save(
             expected=f"{_size(policy) / 1e6:.1f} MB free",
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
-    _prune(root, keep)
+    _prune(root, state.references)
     return target
 
 
@@ -144,10 +161,17 @@ def _is_full(root: Path, policy: Any, error: Exception) -> bool:
     return root.is_dir() and shutil.disk_usage(root).free < _size(policy)
 
 
-def _prune(root: Path, keep: int) -> None:
+def _prune(root: Path, references: Sequence[str]) -> None:
     found = [p for p in every(root) if not p.name.endswith("-000000")]
-    for folder in found[:-keep]:
-        _remove(folder)
+    stay = {*found[-KEPT:], *(root / name for name in references)}
+    for label in {_label(p) for p in found}:
+        of_stage = [p for p in found if _label(p) == label]
+        said = [(p / "keep").read_text() for p in of_stage if (p / "keep").is_file()]
+        if said:
+            stay.update(of_stage if said[-1] == "all" else of_stage[-int(said[-1]) :])
+    for folder in found:
+        if folder not in stay:
+            _remove(folder)
     for left in (*root.glob(".*.partial"), *root.glob(".*.old")):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
 

@@ -64,3 +64,6 @@ class PolicyGradient:
     """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 20
     """Steps between checkpoints; the last step always writes one."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] | Literal["all"] = 2
+    """How many checkpoints of this stage stay: the last so many, or all. The stage's start, and every policy that a KL
+    term compares with, stay anyway. `rlhf extrapolate` needs early ones."""

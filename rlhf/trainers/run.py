@@ -115,10 +115,9 @@ class Run:
     def save(self, parts: Parts | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> Path:
         """Write a checkpoint of the present state: with the live parts of its stage, or an optimiser alone."""
         self.advance()
-        kept = parts.kept if parts else {}
-        return checkpoint.save(
-            self.checkpoints, self.state, self.policy, parts.trainer.optimizer if parts else optimizer, kept
-        )
+        kept, keep = (parts.kept, parts.stage.keep_checkpoints) if parts else ({}, checkpoint.KEPT)
+        optimizer = parts.trainer.optimizer if parts else optimizer
+        return checkpoint.save(self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep)
 
     def begin_stage(self, index: int, kind: str) -> None:
         """Stand before the first step of a stage."""

@@ -220,3 +220,28 @@ def test_a_run_without_any_checkpoint_begins_again(folder: Path) -> None:
     steps = [(line["stage"], line["step"]) for line in runs.log(folder / "run") if "rollout/success" in line]
     assert steps == [("1-policy_gradient", step) for step in (1, 2, 3)]
     assert json.loads((folder / "run" / "result.json").read_text()).keys() == {"before", "after"}
+
+
+# --- how many stay ---------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_may_keep_more(tmp_path: Path, small: Policy) -> None:
+    for stage, keep in ((0, 3), (1, 2), (2, "all"), (3, 2)):
+        for step in range(6):
+            checkpoint.save(tmp_path, replace(STATE, stage=stage, step=step), small, None, keep=keep)  # type: ignore[arg-type]
+    steps = {
+        stage: [int(p.name[-6:]) for p in checkpoint.every(tmp_path) if p.name[0] == str(stage)] for stage in range(4)
+    }
+    # Where nothing is said, the last two of the whole run stay; what a stage asked for stays in later ones too.
+    assert steps == {0: [0, 3, 4, 5], 1: [0], 2: [0, 1, 2, 3, 4, 5], 3: [0, 4, 5]}
+
+
+def test_what_was_a_reference_stays(tmp_path: Path, small: Policy) -> None:
+    names = ["1-policy_gradient-000001", "1-policy_gradient-000003"]
+    for step in range(7):
+        state = replace(STATE, step=step, references=names[: (step >= 1) + (step >= 3)])
+        checkpoint.save(tmp_path, state, small, None)
+    assert [int(p.name[-6:]) for p in checkpoint.every(tmp_path)] == [0, 1, 3, 5, 6]
+    assert checkpoint.load_state(tmp_path / "1-policy_gradient-000006") == state
+    assert state.reference == names[1]
+    assert replace(state, stage=2).reference == "2-policy_gradient-000000", "each stage begins with its own"
