@@ -58,9 +58,9 @@ class State:
         n_updates: optimiser updates of this stage.
         kl_coef: of the next step, where the stage's loss adapts it; None is the recipe's.
         watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
-        n_logged: lines of metrics of the whole run.
         references: names of the checkpoints that became the reference of their stage in its course, oldest first; of the
             whole run.
+        n_logged: lines of metrics of the whole run.
         n_episodes: training episodes of the whole run.
         train_s: seconds spent in training stages, evaluations excluded.
         results: evaluations so far, by name.
@@ -74,9 +74,9 @@ class State:
     n_updates: int = 0
     kl_coef: float | None = None
     watched: int = 0
+    references: Sequence[str] = field(default_factory=list)
     n_logged: int = 0
     n_episodes: int = 0
-    references: Sequence[str] = field(default_factory=list)
     train_s: float = 0.0
     results: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,14 +90,14 @@ class State:
         """Of its checkpoint."""
         return f"{self.label}-{self.step:06d}"
 
-
-def save(
     @property
     def reference(self) -> str:
         """Name of the checkpoint whose policy is the reference of this stage: its first, unless another took over."""
         own = [name for name in self.references if name.startswith(f"{self.label}-")]
         return own[-1] if own else f"{self.label}-{0:06d}"
 
+
+def save(
     root: Path,
     state: State,
     policy: Any,
@@ -116,7 +116,7 @@ def save(
         policy: saved as a model folder.
         optimizer: None where the stage is over.
         kept: the live parts of the stage that remember something, by name.
-        keep: how many checkpoints to leave, stage starts not counted.
+        keep: how many checkpoints of this stage to leave, its start not counted, now and in later stages.
     """
     target = root / state.folder_name
     partial = root / f".{state.folder_name}.partial"
@@ -130,10 +130,10 @@ def save(
             "kept": {name: part.state_dict() for name, part in kept.items()},
         }
         torch.save(trainer, partial / "trainer.pt")
-        (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        _remove(target)
         if keep != KEPT:
             (partial / "keep").write_text(str(keep))
+        (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
+        _remove(target)
         partial.rename(target)
     except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
         shutil.rmtree(partial, ignore_errors=True)
@@ -174,6 +174,10 @@ def _prune(root: Path, references: Sequence[str]) -> None:
             _remove(folder)
     for left in (*root.glob(".*.partial"), *root.glob(".*.old")):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _label(folder: Path) -> str:
+    return folder.name.rpartition("-")[0]
 
 
 def _remove(folder: Path) -> None:
