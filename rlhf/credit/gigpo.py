@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from difflib import SequenceMatcher
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -12,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread
 from rlhf.credit.returns import discounted_returns
+from rlhf.credit.similarity import similar_clusters
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
@@ -102,27 +102,3 @@ class GiGPO:
         for (i, k, _), name in zip(known, names, strict=True):
             members.setdefault(name, []).append((i, k))
         return list(members.values()), len(turns) - len(known)
-
-
-def similar_clusters(texts: Sequence[str], threshold: float) -> list[int]:
-    """Return the cluster number of each text: the first cluster whose first member is at least `threshold` alike.
-
-    Likeness is `difflib.SequenceMatcher(None, text, first member).ratio()`, in [0, 1]. Costs one comparison per text
-    and cluster, less what the cheap upper bounds of difflib rule out.
-    """
-    first_members: list[SequenceMatcher[str]] = []
-    known: dict[str, int] = {}
-    for text in texts:
-        if text in known:
-            continue
-        for number, matcher in enumerate(first_members):
-            matcher.set_seq1(text)
-            # The bounds are checked cheapest first; each is at least the ratio.
-            bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
-            if all(bound() >= threshold for bound in bounds):
-                known[text] = number
-                break
-        else:
-            known[text] = len(first_members)
-            first_members.append(SequenceMatcher(None, "", text))
-    return [known[text] for text in texts]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
+
 import pytest
 from credit_groups import group, per_turn, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.credit.gigpo import GiGPO, similar_clusters
+from rlhf.credit.gigpo import GiGPO
 from rlhf.credit.groups import spread
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.returns import discounted_returns
+from rlhf.credit.similarity import similar_clusters
 from rlhf.data import Action, Credit, Score, ScoredGroup, Turn
 from rlhf.errors import DataError
 
@@ -119,6 +122,22 @@ def test_a_text_is_compared_with_first_members_only():
 def test_threshold_one_means_equality(texts):
     clusters = similar_clusters(texts, 1.0)
     assert [[a == b for b in clusters] for a in clusters] == [[a == b for b in texts] for a in texts]
+
+
+@given(
+    texts=st.lists(st.text("abc", max_size=40) | st.text("ab", min_size=195, max_size=205), max_size=6),
+    threshold=st.sampled_from([0.3, 0.5, 0.7, 0.8, 0.9]),
+)
+def test_bounds_that_rule_out_comparisons_change_no_cluster(texts, threshold):
+    # Texts of 200 characters and more are compared otherwise: difflib leaves out characters that are common there.
+    first_members, expected = [], []
+    for text in texts:
+        alike = [SequenceMatcher(None, text, first).ratio() >= threshold for first in first_members]
+        if text not in first_members and not any(alike):
+            first_members.append(text)
+            alike.append(True)
+        expected.append(alike.index(True) if any(alike) else first_members.index(text))
+    assert similar_clusters(texts, threshold) == expected
 
 
 @given(st.lists(st.floats(-10, 10), max_size=8), st.floats(0, 1))
