@@ -76,6 +76,13 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "sampler": {
         "shuffled": Entry("rlhf.sampling.shuffled:Shuffled", "every task once, in an order of its own each time"),
+        "greso": Entry("rlhf.sampling.greso:GRESO", "skips what was too easy or too hard when it came last"),
+        "curriculum": Entry("rlhf.sampling.curriculum:Curriculum", "easy tasks first, level by level"),
+    },
+    "selection": {
+        "all": Entry("rlhf.sampling.selection:All", "every group of one round"),
+        "dynamic": Entry("rlhf.sampling.dynamic:Dynamic", "groups whose attempts differ, drawn until they are enough"),
+        "uncertain": Entry("rlhf.sampling.uncertain:Uncertain", "the groups whose attempts differ most"),
     },
     "advantage": {
         "grpo": Entry("rlhf.credit.grpo:GRPO", "reward minus group mean, over the group's deviation"),
@@ -141,6 +148,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "loss": ("__call__",),
     "correction": ("__call__",),
     "sampler": ("start",),
+    "selection": ("__call__",),
 }
 
 #: A field with one of these types is a section of its own: its value has a kind.
@@ -152,6 +160,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
     "rlhf.losses.correction:Correction": "correction",
     "rlhf.sampling.sampler:TaskSampler": "sampler",
+    "rlhf.sampling.selection:GroupSelection": "selection",
 }
 
 

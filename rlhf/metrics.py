@@ -59,6 +59,21 @@ rollout/n_env_error             | attempts   | attempts that ended by a failure 
 rollout/n_agent_error           | attempts   | attempts that ended by a failure of the agent
 rollout/n_engine_error          | attempts   | attempts that ended by a failure of the engine
 rollout/n_reward_error          | attempts   | attempts that ended by a failure of a reward
+sampling/n_rounds               | rounds     | rounds of tasks drawn for the step
+sampling/n_unused_groups        | groups     | groups drawn that the selection leaves out
+sampling/factor_mean            | 1          | mean factor of the selection on the advantages of a group
+sampling/n_empty_steps          | steps      | steps in a row, this one included, that had nothing to train on
+sampling/n_skipped_tasks        | tasks      | tasks passed over in the step because they would likely teach nothing
+sampling/easy_share             | share      | tasks attempted that were too easy to teach anything
+sampling/hard_share             | share      | tasks attempted that were too hard to
+sampling/p_easy                 | 1          | base of the chance that an easy task is drawn, for the next step
+sampling/p_hard                 | 1          | base of the chance that a hard task is drawn, for the next step
+sampling/level                  | 1          | level of the curriculum in the step, counted from 0
+sampling/level_mean             | 1          | what the level is judged by, mean over its last tasks
+sampling/n_review_tasks         | tasks      | tasks of the step that are of earlier levels
+replay/n_replayed               | episodes   | trajectories of earlier steps that were trained on again
+replay/n_kept                   | episodes   | trajectories of earlier steps that could have been
+replay/age_mean                 | steps      | mean age of the replayed trajectories
 reward/*                        | 1          | mean unweighted value of this reward
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part
@@ -89,6 +104,7 @@ batch/n_dropped_trajectories    | episodes   | trajectories left out because a l
 batch/n_low_entropy_tokens      | tokens     | sampled tokens left out because the policy was sure of them
 batch/n_outliers                | episodes   | trajectories left out because their advantage is far from the others'
 batch/n_trajectories_without_tokens | episodes | trajectories in which the policy sampled nothing
+batch/n_trained_trajectories    | episodes   | trajectories trained on, replayed ones included
 batch/n_microbatches            | batches    | forward and backward passes
 batch/padding_share             | share      | computed tokens that are padding
 loss/total                      | 1          | the number that is minimised

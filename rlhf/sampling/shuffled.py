@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from itertools import islice
 from typing import Any
 
 from pydantic.dataclasses import dataclass
@@ -12,6 +13,19 @@ from pydantic.dataclasses import dataclass
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
+
+
+def walk(total: int, seed: int | str, begin: int = 0) -> Iterator[int]:
+    """Yield indices below `total` without end, each once before any comes again, from the place `begin` on.
+
+    The order is a pure function of the seed, and each pass has its own.
+    """
+    lap, offset = divmod(begin, total)
+    while True:
+        order = list(range(total))
+        random.Random(f"{seed}/{lap}").shuffle(order)
+        yield from order[offset:]
+        lap, offset = lap + 1, 0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -43,16 +57,7 @@ class ShuffledTasks:
 
     def draw(self, n: int, already: int = 0) -> list[Task]:
         """Return the next `n` tasks; distinct but where one pass ends and the next begins."""
-        total = len(self.tasks)
-        position = self.n_drawn + already
-        drawn: list[Task] = []
-        while len(drawn) < n:
-            lap, offset = divmod(position + len(drawn), total)
-            order = list(range(total))
-            random.Random(f"{self.seed}/{lap}").shuffle(order)
-            take = order[offset : offset + n - len(drawn)]
-            drawn.extend(self.tasks[i] for i in take)
-        return drawn
+        return [self.tasks[i] for i in islice(walk(len(self.tasks), self.seed, self.n_drawn + already), n)]
 
     def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
         """Go on behind the tasks that were drawn."""

@@ -24,8 +24,8 @@ def prepare(
 
     - An engine that shares the trainer's weights reports the trainer's log-probs, and `bypass` trusts the engine's:
       nothing is computed, the engine's log-probs are the old ones.
-    - A step of one update whose correction looks at single tokens finds the old log-probs in the update: those of the
-      policy before it moves. They cost nothing.
+    - A step of one update without replay, whose correction looks at single tokens, finds the old log-probs in the
+      update: those of the policy before it moves. They cost nothing.
     - Everything else takes one forward pass without gradient over the rows of the step, and so does the entropy of
       their tokens where `filters.high_entropy_share` asks for it; what it leaves out it leaves out last. The same pass
       gives the mean log-probs to a loss that compares them with later ones.
@@ -81,7 +81,8 @@ def _corrected(
     correction = stage.correction
     if shares_policy or isinstance(correction, Bypass) or not samples:
         return samples, {}, None
-    if old is None and stage.epochs * stage.minibatches == 1 and getattr(correction, "per_token", False):
+    is_measured_later = stage.epochs * stage.minibatches == 1 and stage.replay is None
+    if old is None and is_measured_later and getattr(correction, "per_token", False):
         return samples, {}, correction
     if old is None:
         old = trainer.score(samples, temperature=stage.temperature, max_tokens=stage.max_tokens_per_microbatch)

@@ -15,9 +15,11 @@ from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.sampling.sampler import TaskSampler
+from rlhf.sampling.selection import All, GroupSelection
 from rlhf.sampling.shuffled import Shuffled
 from rlhf.settings import STRICT
 from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.replay import Replay
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -35,6 +37,8 @@ class PolicyGradient:
     """Attempts at each task; the group whose statistics give the advantage."""
     sampler: TaskSampler = Field(default_factory=Shuffled)
     """Which tasks come next."""
+    selection: GroupSelection = Field(default_factory=All)
+    """Which groups of a step are trained on, and whether more tasks are to be drawn first."""
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
     """The estimator that gives each sampled token its number."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
@@ -46,6 +50,8 @@ class PolicyGradient:
     """How the losses of single tokens become one number."""
     filters: Filters = Field(default_factory=Filters)
     """Which rows are left out of the update."""
+    replay: Replay | None = None
+    """Trajectories of the last steps that take the place of those left out; null replays nothing."""
     layout: Literal["trajectory", "generation"] = "trajectory"
     """One row per trajectory (folded where prompts extend each other), or one row per generation."""
     epochs: Annotated[int, Field(ge=1)] = 1

@@ -10,16 +10,26 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
 from rlhf.trainers.correct import prepare
 from rlhf.trainers.policy_gradient import PolicyGradient
+from rlhf.trainers.replay import ReplayBuffer
 from rlhf.trainers.trainer import TorchTrainer
 
 
 def update(
-    stage: PolicyGradient, trainer: TorchTrainer, samples: Sequence[Sample], rng: np.random.Generator, shares: bool
+    stage: PolicyGradient,
+    trainer: TorchTrainer,
+    samples: Sequence[Sample],
+    rng: np.random.Generator,
+    shares: bool,
+    buffer: ReplayBuffer | None = None,
 ) -> dict[str, float]:
-    """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing."""
+    """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing.
+
+    What `buffer` replays joins the samples when their old log-probs are known, and keeps its own.
+    """
     n_skipped = trainer.n_skipped
     samples, mismatch, correction = prepare(stage, trainer, samples, shares_policy=shares)
-    totals = {name: [value] for name, value in mismatch.items()}
+    samples, replayed = buffer.fill(samples, rng) if buffer else (samples, {})
+    totals = {name: [value] for name, value in (*mismatch.items(), *replayed.items())}
     for _ in range(stage.epochs if samples else 0):
         budget = stage.max_tokens_per_microbatch
         for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng):
@@ -30,4 +40,6 @@ def update(
                     totals.setdefault(name, []).append(value)
     merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
     n_skipped = trainer.n_skipped - n_skipped
-    return merged | {"optimizer/n_updates": float(trainer.n_updates), "optimizer/n_skipped": float(n_skipped)}
+    counts = {"optimizer/n_updates": trainer.n_updates, "optimizer/n_skipped": n_skipped}
+    counts["batch/n_trained_trajectories"] = len({s.sequence for s in samples})
+    return merged | {name: float(n) for name, n in counts.items()}

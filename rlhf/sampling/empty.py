@@ -1,0 +1,45 @@
+"""Steps that had nothing to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.errors import TrainingError
+
+
+@dataclass
+class EmptySteps:
+    """Counts them, and ends a run that makes too many.
+
+    Attributes:
+        n: finished steps in a row, up to now, that trained on nothing.
+    """
+
+    n: int = 0
+
+    def check(self, most: int | None, where: str) -> None:
+        """Raise TrainingError after `most` empty steps in a row; None allows any number."""
+        if most is not None and self.n >= most:
+            raise TrainingError(
+                f"{self.n} steps in a row had nothing to train on",
+                where=where,
+                got="no group that was kept and has an advantage",
+                expected=f"one in {most} steps (selection.max_empty_steps)",
+                hint="look at the trajectories: the tasks are too easy or too hard, or the policy has collapsed",
+            )
+
+    def learn(self, n_trained: float, where: str) -> tuple[dict[str, float], dict[str, str]]:
+        """Take in a finished step that trained on so many trajectories. Returns what is logged, and cautions."""
+        self.n = 0 if n_trained else self.n + 1
+        text = f"caution: {where} had nothing to train on, so the policy stays as it is: no group has an advantage"
+        return {"sampling/n_empty_steps": float(self.n)}, {} if n_trained else {"empty": text}
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many."""
+        return {"n": self.n}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.n = int(state["n"])

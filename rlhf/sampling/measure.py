@@ -1,0 +1,46 @@
+"""What the attempts at a task are compared by, where it is decided what to draw and what to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhf.data import ScoredGroup
+from rlhf.errors import RecipeError, nearest
+
+#: Before the name of a reward.
+REWARD = "reward/"
+
+
+def measured(group: ScoredGroup, metric: str) -> list[float]:
+    """Return `[G]`, a number for each attempt at a task.
+
+    Args:
+        group: attempts that failed are not in it.
+        metric: `success`, 1 where the environment's criterion was met, else 0; `score`, the total with all penalties;
+            or `reward/<name>`, the unweighted value of one reward.
+
+    Raises:
+        RecipeError: the recipe has no such reward, or `metric` is nothing of these.
+    """
+    if metric == "success":
+        return [float(trajectory.solved) for trajectory in group.trajectories]
+    if metric == "score":
+        return [score.total for score in group.scores]
+    if not group.scores:
+        return []
+    known = list(group.scores[0].parts)
+    check_metric(metric, known, "metric")
+    return [score.parts[metric.removeprefix(REWARD)].value for score in group.scores]
+
+
+def check_metric(metric: str, rewards: Sequence[str], where: str) -> None:
+    """Raise RecipeError unless `metric` can be measured where the rewards have these names."""
+    names = ["success", "score", *(REWARD + name for name in rewards)]
+    if metric not in names:
+        raise RecipeError(
+            "the attempts at a task cannot be compared by this",
+            where=where,
+            got=metric,
+            expected=", ".join(names),
+            hint=nearest(metric, names) or "use success",
+        )
