@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
+
+#: Updates in a row that may be skipped because the gradient was not finite.
+MAX_SKIPPED = 5
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -51,3 +56,64 @@ class AdamW:
         done = min((update - self.warmup_steps) / span, 1.0)
         falling = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
         return self.lr * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+
+
+@plain_dataclass
+class Stepper:
+    """Applies gradients by a schedule, and leaves out those that are not finite.
+
+    A group of parameters with a key `lr_scale` has that many times the schedule's learning rate.
+
+    Attributes:
+        settings: of the optimiser.
+        optimizer: over the parameters.
+        total_updates: the schedule's horizon.
+        where: the settings' place in the stage, for messages.
+        n_updates: applied so far.
+        n_skipped: left out.
+    """
+
+    settings: AdamW
+    optimizer: torch.optim.Optimizer
+    total_updates: int
+    where: str = "optimizer"
+    n_updates: int = 0
+    n_skipped: int = 0
+    _n_skipped_in_a_row: int = 0
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last update."""
+        return self.settings.lr_at(max(self.n_updates - 1, 0), self.total_updates)
+
+    def step(self) -> float:
+        """Update the parameters that have a gradient, and return its norm before it was bounded.
+
+        Raises:
+            TrainingError: too many gradients in a row were not finite.
+        """
+        groups = self.optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        limit = self.settings.max_grad_norm if self.settings.max_grad_norm is not None else math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        if not math.isfinite(norm):
+            self._skip(norm)
+            return norm
+        self._n_skipped_in_a_row = 0
+        for group in groups:
+            group["lr"] = self.settings.lr_at(self.n_updates, self.total_updates) * group.get("lr_scale", 1.0)
+        self.optimizer.step()
+        self.n_updates += 1
+        return norm
+
+    def _skip(self, norm: float) -> None:
+        self.n_skipped += 1
+        self._n_skipped_in_a_row += 1
+        if self._n_skipped_in_a_row >= MAX_SKIPPED:
+            raise TrainingError(
+                f"{MAX_SKIPPED} updates in a row had a gradient that is not finite",
+                where=f"update {self.n_updates}",
+                got=f"gradient norm {norm}",
+                expected="finite gradients",
+                hint=f"lower {self.where}.lr or the reward's scale; the weights are those of the last good update",
+            )
