@@ -53,6 +53,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "environments.textworld_express:TextWorldExpress", "eight text games in one Java process", extra="twx"
         ),
         "babyai": Entry("environments.babyai:BabyAI", "BabyAI grid worlds told in words", extra="babyai"),
+        "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
     },
     "agent": {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),

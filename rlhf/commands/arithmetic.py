@@ -115,14 +115,16 @@ def _supervised(stage: Any) -> dict[str, Any]:
 
 def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
     episodes = stage.tasks_per_step * stage.group_size
-    turns = episodes * recipe.limits.max_turns
+    rounds = getattr(stage.selection, "max_rounds", 1)
+    turns = episodes * rounds * recipe.limits.max_turns
     return {
         "kind": "policy_gradient",
         "n_steps": stage.steps,
         "episodes_per_step": episodes,
+        "max_rounds_per_step": rounds,
         "max_turns_per_step": turns,
         "max_sampled_tokens_per_step": turns * recipe.limits.max_tokens,
-        "max_samples_per_step": episodes if stage.layout == "trajectory" else turns,
+        "max_samples_per_step": episodes if stage.layout == "trajectory" else turns // rounds,
         "updates_per_step": stage.epochs * stage.minibatches,
         "episodes_per_update": episodes / stage.minibatches,
         "n_episodes": stage.steps * episodes,

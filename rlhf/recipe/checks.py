@@ -14,6 +14,7 @@ from rlhf.errors import EnvError, RecipeError, boundary, nearest
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
+from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -228,6 +229,7 @@ _SILENCED: tuple[tuple[str, str, str, object, tuple[str, ...]], ...] = (
     ("advantage", "hgpo", "history", 0, ("alpha",)),
     ("advantage", "hrpo", "step_weight", 0, ("exempt_turns",)),
     ("advantage", "stratified", "alpha", 0, ("calls", "width")),
+    ("sampler", "greso", "p_step", 0, ("p_min", "p_max", "easy_target", "hard_target")),
     ("loss", "cpgd", "drift_coef", 0, ("max_drift",)),
     ("loss", "nft", "negative_weight", 0, ("min_negative",)),
     ("loss", "a_lol", "ratio", "none", ("clip_low", "clip_high")),
@@ -238,6 +240,7 @@ def _check_silenced(recipe: Recipe) -> None:
     parts = [("agent", "agent", recipe.agent)]
     parts += [("advantage", path, estimator) for path, estimator in advantages(recipe)]
     parts += [("loss", f"{path}.loss", stage.loss) for path, stage in policy_gradient_stages(recipe)]
+    parts += [("sampler", f"{path}.sampler", stage.sampler) for path, stage in policy_gradient_stages(recipe)]
     for section, path, part in parts:
         for of_section, kind, by, value, names in _SILENCED:
             if (of_section, kind) != (section, kind_of(section, part)) or getattr(part, by) != value:
@@ -303,6 +306,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_silenced,
     _check_correction,
     *LOSS_CHECKS,
+    *SAMPLING_CHECKS,
     _check_lora,
     *GUIDANCE_CHECKS,
     _check_watched,
@@ -336,4 +340,5 @@ _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     _caution_warmup,
     _caution_turns,
     *LOSS_CAUTIONS,
+    *SAMPLING_CAUTIONS,
 )
