@@ -75,8 +75,8 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
         return [(stage["stage"], f"{_count(stage['n_demonstrations'], 'demonstration')}, {updates}")]
     each = f"{_count(stage['episodes_per_step'], 'episode')} and {_count(stage['updates_per_step'], 'update')}"
     whole = f"{_count(stage['n_episodes'], 'episode')}, {_count(stage['n_updates'], 'update')}"
-    rounds = f"a step may draw {stage['max_rounds_per_step']} such rounds, "
-    rounds += f"{stage['max_rounds_per_step'] * stage['episodes_per_step']:,} episodes, to find enough groups that differ"
+    n_most = stage["max_rounds_per_step"] * stage["episodes_per_step"]
+    rounds = f"a step draws up to {stage['max_rounds_per_step']} rounds, {n_most:,} episodes, for groups that differ"
     return [
         (stage["stage"], f"{_count(stage['n_steps'], 'step')} of {each}: {whole}"),
         *[("", rounds)] * (stage["max_rounds_per_step"] > 1),
