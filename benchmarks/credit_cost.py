@@ -53,21 +53,32 @@ from rlhf.trainers.trainer import TorchTrainer
 GROUP, TURNS, TOKENS, OBSERVATION, STATES, VOCABULARY = 8, 20, 30, 10, 40, 256
 #: Keys that an estimator cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {"hrpo": {"reward": "steps"}, "hicra": {"grams": [[5, 3], [8]], "begin": [7]}}
+#: Settings that cost more than the defaults, by the name of their line.
+ALSO: dict[str, dict[str, Any]] = {"gigpo, similarity 0.9": {"kind": "gigpo", "similarity": 0.9}}
+WORDS = ("kitchen", "pantry", "hall", "garden", "cellar", "fridge", "table", "stove", "shelf", "apple", "key", "lamp")
 
 
-def trajectory(rng: np.random.Generator, task: str, attempt: int) -> tuple[Trajectory, Score]:
+def description(rng: np.random.Generator) -> str:
+    """What a state looks like in words, some 220 characters of which most are the same in every state."""
+    return (
+        "You are in the {}. To the north you see a {} and a {}. There is a {} on the {}. A door leads to the {} and "
+        "one to the {}. You carry the {} and the {}. Your task is to bring the {} to the {} and to put it there."
+    ).format(*rng.choice(WORDS, 11))
+
+
+def trajectory(rng: np.random.Generator, states: Sequence[str], task: str, attempt: int) -> tuple[Trajectory, Score]:
     """A dialogue of random ids, whose prompts extend each other and whose states are some of a few."""
     sampled = rng.integers(1, VOCABULARY, (TURNS, TOKENS)).tolist()
     seen = rng.integers(1, VOCABULARY, (TURNS, OBSERVATION)).tolist()
     logprobs = tuple((-rng.exponential(1.0, TOKENS)).tolist())
-    states = [f"{task}/{state}" for state in rng.integers(0, STATES, TURNS).tolist()]
+    met = [states[i] for i in rng.integers(0, STATES, TURNS)]
     context: tuple[int, ...] = ()
     turns = []
     for k in range(TURNS):
         context = (*context, *seen[k])
         generation = Generation(Prompt(context, stop_ids=(0,)), tuple(sampled[k]), logprobs, Finish.STOP, 0)
         context = (*context, *sampled[k])
-        turns.append(Turn(Action("act", (generation,)), "reply", state_key=states[k]))
+        turns.append(Turn(Action("act", (generation,)), "reply", state_key=met[k]))
     solved = bool(rng.random() < 0.4)
     rewards = [*(-0.1 * (rng.random(TURNS - 1) < 0.1)).tolist(), float(solved)]
     outcome = Outcome.SOLVED if solved else Outcome.TURN_LIMIT
@@ -81,7 +92,8 @@ def make_groups(n_trajectories: int) -> list[ScoredGroup]:
     groups = []
     for number in range(n_trajectories // GROUP):
         task = f"made-up/{number % 4}/{number}"
-        pairs = [trajectory(rng, task, attempt) for attempt in range(GROUP)]
+        states = [description(rng) for _ in range(STATES)]
+        pairs = [trajectory(rng, states, task, attempt) for attempt in range(GROUP)]
         groups.append(ScoredGroup(task, tuple(t for t, _ in pairs), tuple(s for _, s in pairs)))
     return groups
 
@@ -129,9 +141,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     n_tokens = args.trajectories * TURNS * TOKENS
     step = Step(groups[: args.trained // GROUP], n_tokens)
     step.seconds()  # the first one allocates
-    kinds = args.only or list(CATALOG["advantage"])
+    settings = {kind: {"kind": kind, **NEEDED.get(kind, {})} for kind in CATALOG["advantage"]} | ALSO
     made = {
-        kind: build_part("advantage", {"kind": kind, **NEEDED.get(kind, {})}, kind, base=Path.cwd()) for kind in kinds
+        name: build_part("advantage", chosen, name, base=Path.cwd())
+        for name, chosen in settings.items()
+        if chosen["kind"] in (args.only or CATALOG["advantage"])
     }
     steps: list[float] = []
     found: dict[str, list[float]] = {kind: [] for kind in made}
