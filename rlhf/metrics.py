@@ -138,6 +138,15 @@ collapse/repeat_share           | share      | sampled 4-grams that stand earlie
 collapse/same_reply_share       | share      | generations equal to an earlier one of their trajectory, token by token
 collapse/echo_trap              | 1          | 1 where deviation, surprisal and return have all collapsed, else 0
 collapse/grad_spike             | 1          | gradient norm over the median of the 20 steps before
+critic/loss                     | 1          | half the squared error of the values, per token, mean over the critic's updates
+critic/explained_variance       | 1          | share of the returns' variance that the values told beforehand
+critic/value_mean               | 1          | mean value of the states before sampled tokens, before the updates
+critic/return_mean              | 1          | mean of what those values should have been
+critic/clipped_share            | share      | tokens whose value moved as far as a step allows: no gradient
+critic/grad_norm                | 1          | norm of the critic's gradient before clipping
+critic/lr                       | 1          | learning rate of the critic's last update; its head's may differ
+critic/n_updates                | updates    | parameter updates of the critic
+critic/n_skipped                | updates    | updates of the critic left out because the gradient was not finite
 optimizer/lr                    | 1          | learning rate of the last update
 optimizer/grad_norm             | 1          | norm of the gradient before clipping
 optimizer/n_updates             | updates    | parameter updates
@@ -155,6 +164,7 @@ eval/return_mean                | 1          | mean total score of the evaluatio
 eval/n_turns_mean               | turns      | mean turns of an evaluation episode
 time/rollout_s                  | s          | making trajectories and scoring them
 time/train_s                    | s          | computing the loss and updating
+time/critic_s                   | s          | values of the critic and its updates, a part of time/train_s
 time/eval_s                     | s          | evaluating
 time/checkpoint_s               | s          | writing checkpoints
 time/publish_s                  | s          | giving new weights to the engine

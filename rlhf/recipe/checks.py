@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
 from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
@@ -93,15 +94,21 @@ def _check_groups(recipe: Recipe) -> None:
 
 
 def _check_values(recipe: Recipe) -> None:
-    for path, estimator in advantages(recipe):
-        if estimator.needs_values:
+    for path, stage in policy_gradient_stages(recipe):
+        found = list(_nested("advantage", f"{path}.advantage", stage.advantage))
+        needing = [(where, estimator) for where, estimator in found if estimator.needs_values]
+        if stage.critic is None and needing:
+            where, estimator = needing[0]
             raise RecipeError(
                 "this estimator needs a critic and the stage trains none",
-                where=f"{path}.kind",
+                where=f"{where}.kind",
                 got=kind_of("advantage", estimator),
-                expected="an estimator with needs_values = False",
-                hint="use grpo, rloo or gigpo",
+                expected=f"{path}.critic, or an estimator with needs_values = False",
+                hint="add critic: {} to the stage, or use grpo, rloo or gigpo",
             )
+        if stage.critic is not None and not needing:
+            why = f"{kind_of('advantage', stage.advantage)} compares with no values: use gae, turn_gae or bilevel_gae"
+            raise _no_effect(f"{path}.critic", "a critic", why)
 
 
 def _check_wrapped(recipe: Recipe) -> None:
@@ -171,11 +178,12 @@ def _check_demonstrations(recipe: Recipe) -> None:
 
 
 def _check_optimizers(recipe: Recipe) -> None:
-    for i, stage in enumerate(recipe.stages):
-        optimizer: Any = getattr(stage, "optimizer", None)
+    found: list[tuple[str, Any]] = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
+    found += [(f"{path}.critic", getattr(stage, "critic", None)) for path, stage in found]
+    for path, holder in found:
+        optimizer: Any = getattr(holder, "optimizer", None)
         if getattr(optimizer, "schedule", None) == "constant" and optimizer.final_lr_share:
-            where = f"stages[{i}].optimizer.final_lr_share"
-            raise _no_effect(where, optimizer.final_lr_share, "the schedule is constant")
+            raise _no_effect(f"{path}.optimizer.final_lr_share", optimizer.final_lr_share, "the schedule is constant")
 
 
 def _check_splits(recipe: Recipe) -> None:
@@ -309,6 +317,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *SAMPLING_CHECKS,
     _check_lora,
     *GUIDANCE_CHECKS,
+    *CRITIC_CHECKS,
     _check_watched,
     _check_overlong,
     _check_splits,
@@ -341,4 +350,5 @@ _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     _caution_turns,
     *LOSS_CAUTIONS,
     *SAMPLING_CAUTIONS,
+    *CRITIC_CAUTIONS,
 )

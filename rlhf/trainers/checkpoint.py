@@ -56,6 +56,7 @@ class State:
         finished: whether the stage is complete.
         policy_version: publications so far.
         n_updates: optimiser updates of this stage.
+        n_critic_updates: those of its critic.
         kl_coef: of the next step, where the stage's loss adapts it; None is the recipe's.
         watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
         references: names of the checkpoints that became the reference of their stage in its course, oldest first; of the
@@ -72,6 +73,7 @@ class State:
     finished: bool
     policy_version: int
     n_updates: int = 0
+    n_critic_updates: int = 0
     kl_coef: float | None = None
     watched: int = 0
     references: Sequence[str] = field(default_factory=list)
@@ -137,28 +139,37 @@ def save(
         partial.rename(target)
     except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
         shutil.rmtree(partial, ignore_errors=True)
+        size = _size(policy, kept)
         raise CheckpointError(
-            "the disk is full" if _is_full(root, policy, error) else "a checkpoint could not be written",
+            "the disk is full" if _is_full(root, size, error) else "a checkpoint could not be written",
             where=str(target),
             got=f"{type(error).__name__}: {error}",
-            expected=f"{_size(policy) / 1e6:.1f} MB free",
+            expected=f"{size / 1e6:.1f} MB free",
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
     _prune(root, state.references)
     return target
 
 
-def _size(policy: Any) -> int:
-    """Bytes of a checkpoint, about: the parameters, and two moments for each that is trained."""
+def _size(policy: Any, kept: Mapping[str, Stateful]) -> int:
+    """Bytes of a checkpoint, about: the parameters, two moments for each that is trained, and what parts remember."""
     parameters = list(policy.model.parameters())
-    return sum(p.numel() * p.element_size() * (3 if p.requires_grad else 1) for p in parameters)
+    remembered = sum(_n_bytes(part.state_dict()) for part in kept.values())
+    return remembered + sum(p.numel() * p.element_size() * (3 if p.requires_grad else 1) for p in parameters)
 
 
-def _is_full(root: Path, policy: Any, error: Exception) -> bool:
+def _n_bytes(state: Any) -> int:
+    if torch.is_tensor(state):
+        return state.numel() * state.element_size()
+    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return sum(map(_n_bytes, inner))
+
+
+def _is_full(root: Path, size: int, error: Exception) -> bool:
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         return True
     # torch says only that a write failed; what was written of the checkpoint is removed again by now.
-    return root.is_dir() and shutil.disk_usage(root).free < _size(policy)
+    return root.is_dir() and shutil.disk_usage(root).free < size
 
 
 def _prune(root: Path, references: Sequence[str]) -> None:
@@ -253,7 +264,7 @@ def load_trainer(
             "the training state of this checkpoint cannot be used",
             where=str(folder / "trainer.pt"),
             got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
-            expected="the state of the same optimiser, over the same parameters, and of the same sampler",
+            expected="the state of the same optimiser, over the same parameters, and of the same sampler and critic",
             hint=way_out(folder),
         ) from error
 

@@ -121,7 +121,8 @@ class CriticTrainer:
             ends = np.cumsum([row.n_policy_tokens for row in chosen])[:-1]
             for i, values in zip(members, np.split(flat, ends), strict=True):
                 found[i] = replace(rows[i], values=_spread(values, rows[i].mask))
-        return Seen(found, sampled, list(_values_of(found, sampled, groups)), time.perf_counter() - begun)
+        values = _values_of(found, sampled, groups, bootstrap=self.settings.bootstrap)
+        return Seen(found, sampled, list(values), time.perf_counter() - begun)
 
     def _values(self, batch: PackedBatch) -> torch.Tensor:
         device = self.model.head.weight.device
@@ -156,7 +157,7 @@ class CriticTrainer:
                 hint="an estimator with needs_values = True says what the values should have been",
             )
         self.model.holds_trunk = self.model.shared and self.is_warming(step)
-        rows, n_skipped = _with_returns(seen, samples), self._stepper.n_skipped
+        rows, n_skipped = _with_returns(seen, samples, bootstrap=self.settings.bootstrap), self._stepper.n_skipped
         logged: dict[str, list[float]] = {}
         for _ in range(stage.epochs if rows else 0):
             for batches in pack_minibatches(rows, stage.minibatches, _MEAN, stage.max_tokens_per_microbatch, rng):
@@ -235,7 +236,9 @@ def _by_trajectory(rows: Sequence[Sample], parts: Sequence[Floats]) -> dict[int,
     return {number: np.concatenate(arrays) for number, arrays in found.items()}
 
 
-def _values_of(rows: Sequence[Sample], sampled: Sequence[Bools], groups: Sequence[ScoredGroup]) -> Iterator[Values]:
+def _values_of(
+    rows: Sequence[Sample], sampled: Sequence[Bools], groups: Sequence[ScoredGroup], *, bootstrap: bool
+) -> Iterator[Values]:
     """Cut the values of the rows into those of each group, by generation, and of the states that limits cut."""
     values = [np.zeros(0, np.float32) if row.values is None else row.values for row in rows]
     tokens = _by_trajectory(rows, [v[s] for v, s in zip(values, sampled, strict=True)])
@@ -248,16 +251,17 @@ def _values_of(rows: Sequence[Sample], sampled: Sequence[Bools], groups: Sequenc
             flat = tokens.get(number, np.zeros(0, np.float32)).tolist()
             ends = np.cumsum([0, *counts]).tolist()
             tokens_GNT.append(tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends)))
-            cut_G.append(last.get(number, 0.0) if trajectory.outcome in _CUT else 0.0)
+            cut_G.append(last.get(number, 0.0) if bootstrap and trajectory.outcome in _CUT else 0.0)
             number += 1
         yield Values(tuple(tokens_GNT), tuple(cut_G))
 
 
-def _with_returns(seen: Seen, samples: Sequence[Sample]) -> list[Sample]:
+def _with_returns(seen: Seen, samples: Sequence[Sample], *, bootstrap: bool) -> list[Sample]:
     """Return the critic's rows with what each value should have been; where nobody knows, the mask is False.
 
     At a sampled token that is its return; after a generation it is the return of the next token that the trajectory
-    sampled, before which nothing is earned. After the last one it is unknown, or 0 and never asked for.
+    sampled, before which nothing is earned. After the last one it is unknown, or 0 and never asked for. Without
+    bootstrap nobody asks for a value after a generation.
     """
     returns = [s.returns[s.mask] for s in samples if s.returns is not None]
     whole = _by_trajectory(samples, returns)
@@ -268,7 +272,7 @@ def _with_returns(seen: Seen, samples: Sequence[Sample]) -> list[Sample]:
         first = n_before.get(row.sequence, 0)
         number_L = first + np.cumsum(is_sampled) - is_sampled  # of the token there, or of the next one
         n_before[row.sequence] = first + int(is_sampled.sum())
-        mask = row.mask & (number_L < len(known))
+        mask = row.mask & (number_L < len(known)) if bootstrap else is_sampled
         wanted = np.zeros(len(row), np.float32)
         wanted[mask] = known[number_L[mask]]
         rows.append(replace(row.masked(mask), returns=wanted))

@@ -47,10 +47,11 @@ async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None
 
 async def improve(run: Run, stage: PolicyGradient) -> None:
     """The policy-gradient stage."""
-    parts = Parts.of(stage, run.policy, run.collector.environment, run.seed)
+    start = run.checkpoints / replace(run.state, step=0).folder_name
+    parts = Parts.of(stage, run.policy, run.collector.environment, run.seed, start if run.state.step else None)
     run.take_up(parts)
     if getattr(stage.loss, "needs_ref", False):
-        run.policy.keep_reference(run.checkpoints / replace(run.state, step=0).folder_name)
+        run.policy.keep_reference(start)
     await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
     with run.saved_if_stopped(parts):
@@ -66,15 +67,17 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
 async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> None:
     """Sample, score, credit, batch, update, deliver."""
     collected = await gather(run, parts, step)
-    with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
-        credits = credit_of(stage.advantage, collected.groups)
-    samples, counters = make_samples(collected.groups, credits, stage.layout)
-    samples, dropped = stage.filters(samples, collected.groups)
-
     start = time.perf_counter()
+    seen = parts.critic.look(collected.groups) if parts.critic else None
+    with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
+        credits = credit_of(stage.advantage, collected.groups, seen and seen.values)
+    made, counters = make_samples(collected.groups, credits, stage.layout)
+    samples, dropped = stage.filters([] if parts.is_warming(step) else made, collected.groups)
+
     run.reseed(step)
     rng = np.random.default_rng([run.seed, run.state.stage, step])
     values = update(stage, parts.trainer, samples, rng, run.collector.engine.shares_policy)
+    values |= parts.critic.learn(seen, made, rng, step) if parts.critic and seen else {}
     train_s = time.perf_counter() - start
     kl_coef = next_kl_coef(stage, values, samples)
     await run.deliver()
@@ -90,7 +93,8 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + collected.seconds}
     run.log(step + 1, metrics)
     n_episodes = run.state.n_episodes + collected.n_episodes
-    run.advance(step=step + 1, n_updates=parts.trainer.n_updates, kl_coef=kl_coef, n_episodes=n_episodes)
+    n_updates = {"n_updates": parts.trainer.n_updates, "n_critic_updates": parts.n_critic_updates}
+    run.advance(step=step + 1, **n_updates, kl_coef=kl_coef, n_episodes=n_episodes)
     run.progress.advance(
         f"success {metrics['rollout/success']:.0%}  return {metrics['rollout/return_mean']:+.2f}  "
         f"{metrics['rollout/tokens_per_s']:.0f} tok/s"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import Stateful, TaskSource
 from rlhf.trainers.collapse import Monitor
+from rlhf.trainers.critic import CriticTrainer
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.trainer import TorchTrainer
@@ -23,15 +25,17 @@ class Parts:
         trainer: of the policy.
         source: of the tasks.
         monitor: of signs of collapse.
+        critic: of the stage, or None.
     """
 
     stage: PolicyGradient
     trainer: TorchTrainer
     source: TaskSource
     monitor: Monitor = field(default_factory=Monitor)
+    critic: CriticTrainer | None = None
 
     @classmethod
-    def of(cls, stage: PolicyGradient, policy: Policy, environment: Any, seed: int) -> Parts:
+    def of(cls, stage: PolicyGradient, policy: Policy, environment: Any, seed: int, start: Path | None = None) -> Parts:
         """Return the parts of a stage before its first step.
 
         Args:
@@ -39,14 +43,27 @@ class Parts:
             policy: to train.
             environment: whose tasks are attempted.
             seed: of the run.
+            start: checkpoint of the stage's begin, where the policy has moved since.
         """
+        n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
         return cls(
             stage,
-            TorchTrainer(policy, stage.optimizer, stage.steps * stage.epochs * stage.minibatches),
+            TorchTrainer(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
             stage.sampler.start(tasks_of(environment, stage.split), seed),
+            critic=CriticTrainer.of(stage, policy, start, seed),
         )
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
         """What a checkpoint keeps besides policy and optimiser, by name."""
-        return {"sampler": self.source, "monitor": self.monitor}
+        parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "critic": self.critic}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def n_critic_updates(self) -> int:
+        """Updates of the critic so far; 0 without one."""
+        return self.critic.n_updates if self.critic else 0
+
+    def is_warming(self, step: int) -> bool:
+        """Whether the critic learns alone in a step, counted from 0."""
+        return self.critic is not None and self.critic.is_warming(step)

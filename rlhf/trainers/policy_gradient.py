@@ -20,6 +20,7 @@ from rlhf.sampling.shuffled import Shuffled
 from rlhf.settings import STRICT
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.replay import Replay
+from rlhf.trainers.value_model import Critic
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -41,6 +42,8 @@ class PolicyGradient:
     """Which groups of a step are trained on, and whether more tasks are to be drawn first."""
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
     """The estimator that gives each sampled token its number."""
+    critic: Critic | None = None
+    """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """What is minimised."""
     correction: Correction = Field(default_factory=Truncated)

@@ -122,7 +122,15 @@ class Run:
     def begin_stage(self, index: int, kind: str) -> None:
         """Stand before the first step of a stage."""
         self.state = replace(
-            self.state, stage=index, stage_kind=kind, step=0, n_updates=0, kl_coef=None, watched=0, finished=False
+            self.state,
+            stage=index,
+            stage_kind=kind,
+            step=0,
+            n_updates=0,
+            n_critic_updates=0,
+            kl_coef=None,
+            watched=0,
+            finished=False,
         )
 
     def take_up(self, parts: Parts) -> None:
@@ -154,7 +162,8 @@ class Run:
 
     def _save_whole(self, parts: Parts) -> Path | None:
         """Save unless a step is half done; return the newest checkpoint."""
-        is_whole = parts.trainer.n_updates == self.state.n_updates
+        made = (parts.trainer.n_updates, parts.n_critic_updates)
+        is_whole = made == (self.state.n_updates, self.state.n_critic_updates)
         return self.save(parts) if is_whole else checkpoint.latest(self.checkpoints)
 
     def caution(self, collected: Collected, where: str) -> None:

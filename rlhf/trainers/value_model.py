@@ -44,6 +44,9 @@ class Critic:
     clip: Annotated[float, Field(gt=0)] | None = 0.5
     """How far a value may move in one step towards its return before the error stops pulling it, in units of the
     score; None is no bound."""
+    bootstrap: bool = True
+    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
+    an end, after which nothing comes."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
 
