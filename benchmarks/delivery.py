@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/delivery.py [--json] [--repeats 5] [--sizes 2 100]
 
-For a random Qwen3 model of about 2 and of about 100 million parameters in float32: full weights through shared memory
-(pause, send, load, prove, drop caches, resume), and an adapter of rank 16 on all linear layers (write, load, prove,
-switch). Every delivery has other values. Medians over the repeats.
+For a random Qwen3 model of about 2 and of about 100 million parameters in float32: full weights (pause, send, load,
+prove, drop caches, resume), and an adapter of rank 16 on all linear layers (write, load, prove, switch). Each goes
+through shared memory to an engine of one's own, and over HTTP to a server that is treated as if it were on another
+machine, over this machine's loopback. Every delivery has other values. Medians over the repeats.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ import asyncio
 import json
 import os
 import platform
+import signal
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +35,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rlhf.data import PolicyWeights
 from rlhf.rollout.vllm_engine import VllmEngine
 from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.rollout.vllm_start import StartOptions
+from rlhf.rollout.vllm_server import ServerInstance
+from rlhf.rollout.vllm_start import StartOptions, server_arguments, server_environment
 from rlhf.trainers.publish import adapter_config, adapter_parameters, parameters
 
 #: Shapes by millions of parameters.
@@ -71,18 +79,18 @@ def copy_s(tensors: list[torch.Tensor]) -> float:
     return time.perf_counter() - begin
 
 
-def full(model: Any, folder: str, repeats: int) -> dict[str, float]:
+def full(model: Any, folder: str, repeats: int, way: str) -> dict[str, float]:
     """Deliver every parameter `repeats` times."""
 
     def make(version: int) -> PolicyWeights:
         change(model.parameters())
         return PolicyWeights(version, "", lambda: parameters(model))
 
-    seconds = deliver(folder, "full", make, repeats)
-    return summary(seconds, [copy_s([p.detach() for _, p in parameters(model)]) for _ in range(repeats)])
+    seconds = deliver(folder, "full", make, repeats, way)
+    return summary(seconds, [p.detach() for _, p in parameters(model)], repeats)
 
 
-def adapter(model: Any, folder: str, repeats: int) -> dict[str, float]:
+def adapter(model: Any, folder: str, repeats: int, way: str) -> dict[str, float]:
     """Deliver an adapter `repeats` times."""
     from peft import LoraConfig, get_peft_model
 
@@ -93,18 +101,19 @@ def adapter(model: Any, folder: str, repeats: int) -> dict[str, float]:
         change(own)
         return PolicyWeights(version, "", lambda: adapter_parameters(wrapped), adapter_config(wrapped))
 
-    seconds = deliver(folder, "adapter", make, repeats)
-    return summary(seconds, [copy_s([p.detach() for p in own]) for _ in range(repeats)])
+    seconds = deliver(folder, "adapter", make, repeats, way)
+    wrapped.unload()  # the model is as it was
+    return summary(seconds, [p.detach() for p in own], repeats)
 
 
-def deliver(folder: str, form: Any, make: Any, repeats: int) -> list[float]:
+def deliver(folder: str, form: Any, make: Any, repeats: int, way: str) -> list[float]:
     """Start an engine and load what `make` gives for version 1, 2, ...; the first is not counted."""
     options = StartOptions(
         folder, MAX_CONTEXT, "float32", 16, 2048, kv_cache_bytes=2**28, lora_rank=RANK if form == "adapter" else 0
     )
     seconds = []
-    with asyncio.Runner() as runner:
-        engine = VllmEngine([LocalInstance.start(options)], form=form)
+    with running(options, way) as (make_instance, delivery), asyncio.Runner() as runner:
+        engine = VllmEngine([make_instance()], form=form, delivery=delivery)
         runner.run(engine.connect(shapes={}, n_vocab=16, max_context=MAX_CONTEXT))
         for version in range(repeats + 1):
             weights = make(version)
@@ -115,9 +124,46 @@ def deliver(folder: str, form: Any, make: Any, repeats: int) -> list[float]:
     return seconds[1:]
 
 
-def summary(delivery: list[float], copies: list[float]) -> dict[str, float]:
-    ours, plain = statistics.median(delivery), statistics.median(copies)
-    return {"delivery_s": ours, "copy_s": plain, "ratio": ours / plain}
+@contextmanager
+def running(options: StartOptions, way: str) -> Iterator[tuple[Callable[[], Any], Any]]:
+    """How to get at an engine: what makes its client inside an event loop, and the way of delivery."""
+    if way == "memory":
+        yield lambda: LocalInstance.start(options), "auto"
+        return
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += server_arguments(options, host="127.0.0.1", port=port, name="model")
+    root = str(Path(__file__).resolve().parents[1])
+    variables = os.environ | server_environment() | {"PYTHONPATH": root}
+    process = subprocess.Popen(
+        command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        asyncio.run(answers(url, process))
+        yield lambda: ServerInstance(url), "http"
+    finally:
+        process.terminate()
+        process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def answers(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server is there."""
+    client = ServerInstance(url)
+    while not await client.is_up():
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {process.returncode}")
+        await asyncio.sleep(0.2)
+    await client.close()
+
+
+def summary(delivery: list[float], tensors: list[torch.Tensor], repeats: int) -> dict[str, float]:
+    ours, plain = statistics.median(delivery), statistics.median([copy_s(tensors) for _ in range(repeats)])
+    n_bytes = sum(t.numel() * t.element_size() for t in tensors)
+    return {"delivery_s": ours, "copy_s": plain, "ratio": ours / plain, "n_bytes": n_bytes}
 
 
 def main() -> None:
@@ -133,15 +179,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             save_tokenizer(Path(folder))
-            for name, row in (
-                ("full", full(model, folder, args.repeats)),
-                ("adapter", adapter(model, folder, args.repeats)),
-            ):
-                found[f"{millions}M_{name}"] = row
+            for (name, measure), way in product((("full", full), ("adapter", adapter)), ("memory", "http")):
+                row = found[f"{millions}M_{name}_{way}"] = measure(model, folder, args.repeats, way)
                 if not args.json:
                     print(
-                        f"{n / 1e6:6.1f} M parameters, {name:8s} {row['delivery_s'] * 1e3:7.1f} ms, "
-                        f"a copy of the same bytes {row['copy_s'] * 1e3:7.2f} ms: {row['ratio']:.1f} x",
+                        f"{n / 1e6:6.1f} M parameters, {name:8s}{way:7s} {row['n_bytes'] / 1e6:6.1f} MB in "
+                        f"{row['delivery_s'] * 1e3:7.1f} ms, a copy in memory {row['copy_s'] * 1e3:7.2f} ms: "
+                        f"{row['ratio']:.1f} x",
                         flush=True,
                     )
     if args.json:

@@ -68,6 +68,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         request_timeout_s=settings.request_timeout_s,
         delivery_timeout_s=settings.delivery_timeout_s,
         buffer_bytes=settings.buffer_mb * 2**20,
+        delivery=settings.delivery,
         version=policy.version,
     )
     config = policy.model.config.get_text_config()

@@ -23,6 +23,7 @@ from rlhf.build import policy_of
 from rlhf.build_engine import save_merged, start_options
 from rlhf.errors import EngineError, RecipeError
 from rlhf.recipe import Recipe
+from rlhf.rollout.adapter_files import FOLDER
 from rlhf.rollout.engines import VllmSettings
 from rlhf.rollout.transfer import memory_folder
 from rlhf.rollout.vllm_start import missing_vllm, server_arguments, server_environment, start_error
@@ -69,7 +70,7 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
         handle, path = tempfile.mkstemp(prefix=f"rlhf-serve-{port}-", suffix=".log")
         log = Path(path)
-        with _running(command, handle) as process:
+        with _running(command, handle, {FOLDER: str(folder)}) as process:
             if not _answers(url, process):
                 raise start_error(log.read_text(errors="replace"), options, log)
             console.print(
@@ -91,7 +92,7 @@ def _write(policy: Policy, folder: Path, *, as_adapter: bool) -> None:
 
 
 @contextmanager
-def _running(command: list[str], log: int) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes to the open file `log`, and ends with its children when this is left.
 
     SIGTERM is a KeyboardInterrupt inside.
@@ -101,7 +102,11 @@ def _running(command: list[str], log: int) -> Iterator[subprocess.Popen[bytes]]:
         # A group of its own: Ctrl-C goes to this process alone, which lets the server finish in order; and whatever is
         # left of the group can be ended, for an engine process outlives a server that was killed.
         process = subprocess.Popen(
-            command, env=os.environ | server_environment(), stdout=log, stderr=log, start_new_session=True
+            command,
+            env=os.environ | server_environment() | variables,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             yield process

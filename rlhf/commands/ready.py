@@ -46,7 +46,8 @@ def _reach(servers: Sequence[str]) -> None:
     for i, address in enumerate(servers):
         parts = urlsplit(address)
         try:
-            with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=CONNECT_S):
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            with socket.create_connection((parts.hostname or "", port), timeout=CONNECT_S):
                 pass
         except (OSError, ValueError) as error:
             raise EngineError(

@@ -31,6 +31,8 @@ class VllmSettings:
 
     servers: tuple[str, ...] = ()
     """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
+    delivery: Literal["auto", "shared_memory", "http"] = "auto"
+    """How weights reach servers: through the memory of this machine, sent to another, or whichever a server needs."""
     at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
     """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
     lora: Literal["adapter", "merged"] = "adapter"
@@ -60,6 +62,8 @@ class VllmSettings:
 
     def __post_init__(self) -> None:
         if not self.servers:
+            if self.delivery != "auto":
+                raise ValueError("delivery has no effect without servers: an engine of one's own shares this memory")
             return
         defaults = {f.name: f.default for f in fields(self)}
         for name in _OF_START:

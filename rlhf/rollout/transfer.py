@@ -1,15 +1,18 @@
-"""Weights on their way from the trainer to an engine in another process of the machine: through one piece of memory.
+"""Weights on their way from the trainer to an engine in another process: through one piece of memory.
 
 The sender writes parameters one after the other into a memory-mapped file, a buffer at a time, and tells the receivers
-what lies where; they load what they find before the next buffer is written. No process ever holds the model twice.
+what lies where; they load what they find before the next buffer is written. No process ever holds the model twice. A
+receiver on another machine gets the buffer's bytes piece by piece, and keeps a copy of the buffer to load from.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
+import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,12 @@ from rlhf.rollout.fingerprint import Digest
 
 #: Tensors begin at multiples of this many bytes.
 _ALIGNMENT = 64
+
+#: Most bytes of a piece that goes to a receiver on another machine.
+PIECE_BYTES = 2 * 2**20
+
+#: Size of a file by which a sender is known.
+_TOKEN_BYTES = 32
 
 #: Where files lie in memory.
 _MEMORY = Path("/dev/shm")
@@ -38,6 +47,21 @@ class Slice:
 def memory_folder() -> Path:
     """A new folder that lies in memory where the system has such a place, else among the temporary files."""
     return Path(tempfile.mkdtemp(prefix="rlhf-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
+
+
+def write_token(path: Path) -> str:
+    """Write a small secret file; its digest, which only a process that sees the file can know."""
+    path.write_text(secrets.token_hex(16))
+    return token_digest(path)
+
+
+def token_digest(path: Path) -> str:
+    """Digest of a file of `write_token`; empty where this process does not see one."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.sha256(file.read(_TOKEN_BYTES)).hexdigest()
+    except OSError:
+        return ""
 
 
 class Outbox:
@@ -83,6 +107,12 @@ class Outbox:
             end += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
         if slices:
             yield slices
+
+    def pieces(self, slices: Sequence[Slice]) -> Iterator[tuple[int, bytes]]:
+        """Where in the buffer a piece of it begins, and its bytes; together they cover what was just written."""
+        end = max((s.offset + s.n_bytes for s in slices), default=0)
+        for place in range(0, end, PIECE_BYTES):
+            yield place, b"" if self._memory is None else self._memory[place : min(end, place + PIECE_BYTES)]
 
     def close(self) -> None:
         """Free the memory and remove the file."""
@@ -131,7 +161,31 @@ class Inbox:
             self._memory = None
 
 
-def view(memory: mmap.mmap | None, found: Slice) -> torch.Tensor:
+class Copy:
+    """The receiver's end on another machine: a copy of the sender's buffer, put together from its pieces."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def write(self, place: int, data: bytes) -> None:
+        """Take a piece in. Raises ValueError if one before it is missing."""
+        if not 0 <= place <= len(self._memory):
+            raise ValueError(f"bytes {len(self._memory)} to {place} of the buffer have not arrived")
+        self._memory[place : place + len(data)] = data
+
+    def read(self, slices: Iterable[Slice]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and a copy of each tensor. Raises ValueError if it has not arrived as a whole."""
+        for found in slices:
+            if found.offset + found.n_bytes > len(self._memory):
+                raise ValueError(f"{found.name} has not arrived")
+            yield found.name, view(self._memory, found).clone()
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._memory = bytearray()
+
+
+def view(memory: mmap.mmap | bytearray | None, found: Slice) -> torch.Tensor:
     """The tensor at a place of the buffer, sharing its memory."""
     dtype: torch.dtype = getattr(torch, found.dtype)
     if found.n_bytes == 0 or memory is None:

@@ -1,7 +1,8 @@
 """Weights to vLLM instances, and the proof that they arrived.
 
-The sender's digest is taken of every tensor as it is sent, the receiver's of every tensor as it is loaded; then the
-instance is told the version, and asked for it.
+An instance that sees this machine's memory loads weights from there; to any other they are sent. The sender's digest is
+taken of every tensor as it is sent, the receiver's of every tensor as it is loaded; then the instance is told the
+version, and asked for it.
 """
 
 from __future__ import annotations
@@ -10,23 +11,29 @@ import asyncio
 import itertools
 import json
 import shutil
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 
 from rlhf.data import PolicyWeights, SamplingParams
 from rlhf.errors import DeliveryError, EngineError, RlhfError
+from rlhf.rollout.adapter_files import MAX_BYTES
 from rlhf.rollout.fingerprint import Digest
 from rlhf.rollout.seeds import stable_seed
-from rlhf.rollout.transfer import Outbox, memory_folder
+from rlhf.rollout.transfer import PIECE_BYTES, Outbox, Slice, memory_folder, write_token
 from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, PauseMode
-
-T = TypeVar("T")
+from rlhf.rollout.vllm_receivers import Receivers
 
 AtUpdate = Literal["drain", "keep", "abort_and_resume"]
+
+#: How weights reach an instance; `auto` finds out whether it sees this machine's memory.
+Way = Literal["auto", "shared_memory", "http"]
 
 #: How instances pause while weights arrive.
 PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_resume": "abort"}
@@ -34,24 +41,53 @@ PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_
 #: Seconds that instances have to leave an update that failed, and to free adapters at the end.
 _FINISH_S = 2.0
 
+#: Names of an adapter's files.
+_TENSORS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
 #: Prompts on which servers are compared.
 _N_COMPARED = 8
 
 
 class Deliverer:
-    """Sends weights through memory that sender and instances share.
+    """Sends weights through memory that sender and instances share, or in messages.
 
     Args:
         dtype: the instances' number format; full weights are sent in it.
         buffer_bytes: memory through which full weights pass.
+        way: see `meet`.
     """
 
-    def __init__(self, dtype: torch.dtype, buffer_bytes: int) -> None:
-        self._dtype, self._buffer_bytes = dtype, buffer_bytes
+    def __init__(self, dtype: torch.dtype, buffer_bytes: int, way: Way = "auto") -> None:
+        self._dtype, self._buffer_bytes, self._way = dtype, buffer_bytes, way
         self._folder = memory_folder()
+        self._token = write_token(self._folder / "token")
+        self._far: set[Instance] = set()
         self._numbers = itertools.count(1)
         self._outbox: Outbox | None = None
         self._adapters: list[Adapter] = []
+
+    @property
+    def token(self) -> str:
+        """Path of the file that `describe` asks an instance for."""
+        return str(self._folder / "token")
+
+    def meet(self, instance: Instance, token: str) -> None:
+        """Note how an instance gets weights: from memory if it knows the token, else by messages.
+
+        Raises:
+            EngineError: it does not see this machine's memory, and is to be delivered to through that.
+        """
+        self._far.discard(instance)
+        if self._way == "http" or (self._way == "auto" and token != self._token):
+            self._far.add(instance)
+        elif token != self._token:
+            raise EngineError(
+                "the server does not see this machine's memory",
+                where=f"engine.delivery shared_memory, {instance.name}",
+                got=f"nothing to be read at {self._folder}",
+                expected="a server of the same user on the same machine, in a container with the same /dev/shm",
+                hint="set engine.delivery: auto, which sends weights to such a server",
+            )
 
     def name_of(self, version: int) -> str:
         """What instances call the weights of this sender; no other sender uses the name."""
@@ -73,7 +109,7 @@ class Deliverer:
         self.forget_connections()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def full(self, instances: Sequence[Instance], weights: PolicyWeights, where: str, pause: PauseMode) -> str:
+    async def full(self, to: Receivers, weights: PolicyWeights, where: str, pause: PauseMode) -> str:
         """Send all parameters. The instances are paused when this returns, and hold nothing cached.
 
         Returns:
@@ -82,29 +118,51 @@ class Deliverer:
         Raises:
             DeliveryError: an instance holds something else.
         """
-        if self._outbox is None:
-            path = self._folder / f"weights-{next(self._numbers)}"
-            self._outbox = Outbox(path, self._buffer_bytes)
-            await each(instances, lambda i: i.connect_transfer({"path": str(path)}))
-        await each(instances, lambda i: i.pause(pause))
+        outbox = self._outbox = self._outbox or await self._connected(to)
+        await to.each(lambda i: i.pause(pause))
         digest = Digest()
         try:
-            await each(instances, _start_update)
-            for slices in self._outbox.fill(weights.parameters() if weights.parameters else (), digest, self._dtype):
-                await each(instances, lambda i, s=slices: i.update(s))  # type: ignore[misc]
+            await to.each(_start_update)
+            for slices in outbox.fill(weights.parameters() if weights.parameters else (), digest, self._dtype):
+                await self._send(to, outbox, slices)
         except BaseException:  # an instance left in the middle of an update would refuse every later one
             with suppress(Exception):
                 async with asyncio.timeout(_FINISH_S):
-                    await each(instances, lambda i: i.finish_update())
+                    await to.each(lambda i: i.finish_update())
             raise
-        await each(instances, lambda i: i.finish_update())
+        await to.each(lambda i: i.finish_update())
         sent = _as_announced(weights, digest.hexdigest(), where)
-        await _prove(instances, self.name_of(weights.version), sent, where, "rlhf_fingerprint")
-        if not all(await each(instances, lambda i: i.drop_cache())):
+        await _prove(to, self.name_of(weights.version), sent, where, lambda i: i.call("rlhf_fingerprint"))
+        if not all(await to.each(lambda i: i.drop_cache())):
             raise DeliveryError("vLLM kept keys and values of older weights", where=where)
         return sent
 
-    async def adapter(self, instances: Sequence[Instance], weights: PolicyWeights, where: str) -> tuple[str, Adapter]:
+    async def _connected(self, to: Receivers) -> Outbox:
+        """A buffer that every instance knows, where it is or that it comes in messages."""
+        path = self._folder / f"weights-{next(self._numbers)}"
+        outbox = Outbox(path, self._buffer_bytes)
+        try:
+            await to.each(lambda i: i.connect_transfer({"path": "" if i in self._far else str(path)}))
+        except BaseException:
+            outbox.close()
+            raise
+        return outbox
+
+    async def _send(self, to: Receivers, outbox: Outbox, slices: Sequence[Slice]) -> None:
+        """Let every instance load what lies in the buffer."""
+        if self._far.intersection(to.instances):
+            for place, piece in outbox.pieces(slices):
+                await self._put(to, place, b64encode(piece))
+        await to.each(lambda i: i.update(slices))
+
+    async def _put(self, to: Receivers, place: int, data: bytes) -> None:
+        async def put(instance: Instance) -> None:
+            if instance in self._far:
+                await instance.put(place, data)
+
+        await to.each(put)
+
+    async def adapter(self, to: Receivers, weights: PolicyWeights, where: str) -> tuple[str, Adapter]:
         """Load an adapter beside those in use, under a name that was never used before.
 
         Returns:
@@ -117,24 +175,23 @@ class Deliverer:
         name = f"{self.name_of(weights.version)}-{number}"
         # vLLM knows an adapter by its number and never reloads one it knows: other senders must have others.
         adapter = Adapter(name, 1 + stable_seed(name) % (2**31 - 1), self._folder / f"adapter-{number}")
-        digest, tensors = Digest(), {}
-        for name, value in sorted(weights.parameters() if weights.parameters else ()):
-            tensors[name] = value.detach().cpu().contiguous()
-            digest.add(name, tensors[name])
         self._adapters.append(adapter)
-        adapter.path.mkdir()
-        save_file(tensors, str(adapter.path / "adapter_model.safetensors"))
-        (adapter.path / "adapter_config.json").write_text(json.dumps(dict(weights.adapter or {})))
-        await each(instances, lambda i: i.add_adapter(adapter))
-        sent = _as_announced(weights, digest.hexdigest(), where)
-        await _prove(
-            instances, self.name_of(weights.version), sent, where, "rlhf_adapter_fingerprint", str(adapter.path)
-        )
-        if len(instances) > 1:
-            await self._compare_bases(instances, adapter, where)
+        digest = _write(adapter.path, weights)
+        paths = {}
+
+        async def add(instance: Instance) -> None:
+            paths[instance] = await _sent(instance, adapter) if instance in self._far else adapter.path
+            await instance.add_adapter(replace(adapter, path=paths[instance]))
+
+        await to.each(add)
+        sent = _as_announced(weights, digest, where)
+        called = self.name_of(weights.version)
+        await _prove(to, called, sent, where, lambda i: i.call("rlhf_adapter_fingerprint", str(paths[i])))
+        if len(to.instances) > 1:
+            await self._compare_bases(to, adapter, where)
         return sent, adapter
 
-    async def _compare_bases(self, instances: Sequence[Instance], adapter: Adapter, where: str) -> None:
+    async def _compare_bases(self, to: Receivers, adapter: Adapter, where: str) -> None:
         """Raise DeliveryError unless all instances sample alike: the base under an adapter has no fingerprint here."""
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -145,29 +202,69 @@ class Deliverer:
             ]
             return [found.logprobs[0] for found in await asyncio.gather(*calls)]
 
-        first, *others = await each(instances, probabilities)
-        for instance, found in zip(instances[1:], others, strict=True):
+        first, *others = await to.each(probabilities)
+        for instance, found in zip(to.instances[1:], others, strict=True):
             gap = max(abs(a - b) for a, b in zip(first, found, strict=True))
             if gap > (1e-3 if self._dtype is torch.float32 else 0.25):
                 raise DeliveryError(
                     "two servers sample differently with the same adapter: they have different bases",
-                    where=f"{where}, {instances[0].name} and {instance.name}",
+                    where=f"{where}, {to.instances[0].name} and {instance.name}",
                     got=f"log-probs that differ by {gap:.2g} nats",
                     hint="serve the same model everywhere: rlhf serve RECIPE",
                 )
 
-    async def remove(self, instances: Sequence[Instance], adapter: Adapter) -> None:
+    async def remove(self, to: Receivers, adapter: Adapter) -> None:
         """Free an adapter that nobody uses."""
-        await each(instances, lambda i: i.remove_adapter(adapter))
+
+        async def remove(instance: Instance) -> None:
+            await instance.remove_adapter(adapter)
+            if instance in self._far:
+                await instance.call("rlhf_remove_adapter", adapter.name)
+
+        await to.each(remove)
         self._adapters.remove(adapter)
         shutil.rmtree(adapter.path, ignore_errors=True)
 
-    async def withdraw(self, instances: Sequence[Instance]) -> None:
+    async def withdraw(self, to: Receivers) -> None:
         """Free all adapters on instances that may go on without this sender, as far as they still listen."""
         with suppress(Exception):
             async with asyncio.timeout(_FINISH_S):
                 for adapter in tuple(self._adapters):
-                    await self.remove(instances, adapter)
+                    await self.remove(to, adapter)
+
+
+def _write(folder: Path, weights: PolicyWeights) -> str:
+    """Write an adapter as PEFT does; its fingerprint."""
+    digest, tensors = Digest(), {}
+    for name, value in sorted(weights.parameters() if weights.parameters else ()):
+        tensors[name] = value.detach().cpu().contiguous()
+        digest.add(name, tensors[name])
+    folder.mkdir()
+    save_file(tensors, str(folder / _TENSORS))
+    (folder / _CONFIG).write_text(json.dumps(dict(weights.adapter or {})))
+    return digest.hexdigest()
+
+
+async def _sent(instance: Instance, adapter: Adapter) -> Path:
+    """Send an adapter's files; the folder in which the instance has them."""
+    n_bytes = (adapter.path / _TENSORS).stat().st_size
+    if n_bytes > MAX_BYTES:
+        raise EngineError(
+            "the adapter is too large to be sent",
+            where=instance.name,
+            got=f"{n_bytes} bytes",
+            expected=f"at most {MAX_BYTES}",
+            hint="set engine.lora: merged, which sends full weights",
+        )
+    folders = set(await instance.call("rlhf_open_adapter", adapter.name, (adapter.path / _CONFIG).read_text()))
+    with (adapter.path / _TENSORS).open("rb") as file:
+        for place in range(0, n_bytes, PIECE_BYTES):
+            data = b64encode(file.read(PIECE_BYTES)).decode()
+            await instance.call("rlhf_write_adapter", adapter.name, place, data)
+    if len(folders) != 1:
+        got = ", ".join(sorted(map(str, folders))) or "none"
+        raise EngineError("the server's processes put the adapter into different folders", where=instance.name, got=got)
+    return Path(str(folders.pop()))
 
 
 def _as_announced(weights: PolicyWeights, sent: str, where: str) -> str:
@@ -192,10 +289,12 @@ async def _start_update(instance: Instance) -> None:
         await instance.start_update()
 
 
-async def _prove(instances: Sequence[Instance], name: str, sent: str, where: str, method: str, *args: Any) -> None:
+async def _prove(
+    to: Receivers, name: str, sent: str, where: str, fingerprints: Callable[[Instance], Awaitable[list[Any]]]
+) -> None:
     """Compare what every worker received with what was sent; name the weights, and read the name back."""
-    received = await each(instances, lambda i: i.call(method, *args))
-    for instance, found in zip(instances, received, strict=True):
+    received = await to.each(fingerprints)
+    for instance, found in zip(to.instances, received, strict=True):
         if not found or any(worker != sent for worker in found):
             raise DeliveryError(
                 "the engine holds other parameters than those that were sent: the engine is stale",
@@ -203,8 +302,9 @@ async def _prove(instances: Sequence[Instance], name: str, sent: str, where: str
                 got=", ".join(map(str, found)),
                 expected=sent,
             )
-    await each(instances, lambda i: i.set_version(name))
-    for instance, their_name in zip(instances, await each(instances, lambda i: i.version()), strict=True):
+    await to.each(lambda i: i.set_version(name))
+    names = await to.each(lambda i: i.version())
+    for instance, their_name in zip(to.instances, names, strict=True):
         if their_name != name:
             raise DeliveryError(
                 "the engine calls its weights another version: the engine is stale",
@@ -228,12 +328,3 @@ def delivery_error(error: BaseException, where: str, timeout_s: float) -> BaseEx
     got = str(error) if isinstance(error, RlhfError) else f"{type(error).__name__}: {error}"
     hint = "weights pass through memory (/dev/shm): free some, or lower engine.buffer_mb"
     return DeliveryError("the delivery failed", where=where, got=got, hint=hint * isinstance(error, OSError))
-
-
-async def each(instances: Sequence[Instance], do: Callable[[Instance], Awaitable[T]]) -> list[T]:
-    """`do` for all instances at once; raises the first error, once all have ended."""
-    results = await asyncio.gather(*(do(instance) for instance in instances), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]

@@ -4,9 +4,9 @@ vLLM batches whatever calls are open, so every episode goes at its own pace. Cal
 that holds the session's prefix; a new session goes to the instance with the fewest running calls. An instance that dies
 loses its calls to another; a call is never answered twice, nor by weights other than its generation says.
 
-Weights arrive in `load`: in full through shared memory, or as an adapter beside the one in use. Both ways the
-fingerprint of what was sent is compared with the fingerprint of what every worker received, and with the version that
-the instance then reports.
+Weights arrive in `load`: in full, or as an adapter beside the one in use; through memory that an instance shares with
+this process, or in messages. Whichever way, the fingerprint of what was sent is compared with the fingerprint of what
+every worker received, and with the version that the instance then reports.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams,
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.rollout.engine import check_prompt
 from rlhf.rollout.vllm_call import Call
-from rlhf.rollout.vllm_delivery import PAUSE, AtUpdate, Deliverer, delivery_error, each
+from rlhf.rollout.vllm_delivery import PAUSE, AtUpdate, Deliverer, Way, delivery_error
 from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, InstanceStaleError, Sampled
+from rlhf.rollout.vllm_receivers import Receivers
 from rlhf.rollout.vllm_seats import Seat, Seats
 
 #: Times a call is taken up again after something other than an update ended it.
@@ -58,6 +59,7 @@ class VllmEngine:
         request_timeout_s: most seconds for one call.
         delivery_timeout_s: most seconds for one delivery.
         buffer_bytes: memory through which full weights pass.
+        delivery: whether they pass through memory that this machine shares with an instance, or are sent to it.
     """
 
     def __init__(
@@ -70,9 +72,10 @@ class VllmEngine:
         request_timeout_s: float = 600.0,
         delivery_timeout_s: float = 300.0,
         buffer_bytes: int = 256 * 2**20,
+        delivery: Way = "auto",
         version: int = 0,
     ) -> None:
-        self._deliverer = Deliverer(dtype, buffer_bytes)
+        self._deliverer = Deliverer(dtype, buffer_bytes, delivery)
         self._seats = Seats(instances, self._deliverer, delivery_timeout_s)
         self._form, self._at_update = form, at_update
         self._request_timeout_s, self._delivery_timeout_s = request_timeout_s, delivery_timeout_s
@@ -217,7 +220,7 @@ class VllmEngine:
         self._halt("the engine is closed")
         if running := [call.task for calls in self._calls.values() for call in calls if call.task]:
             await asyncio.wait(running, timeout=_ABORT_S)
-        await self._deliverer.withdraw([seat.instance for seat in self._seats.in_use])
+        await self._deliverer.withdraw(self._seats.receivers())
         for seat in self._seats.all:
             await seat.instance.close()
         self._deliverer.close()
@@ -299,19 +302,19 @@ class VllmEngine:
 
     async def _deliver(self, weights: PolicyWeights, where: str) -> str:
         await self._seats.look_after(self._max_context, is_delivered=bool(self._fingerprint))
-        instances = [seat.instance for seat in self._seats.in_use]
-        if not instances:
+        to = self._seats.receivers()
+        if not to.instances:
             raise DeliveryError("no vLLM instance is left to deliver to", where=where, got=self._seats.faults)
         if self._form == "adapter":
-            return await self._deliver_adapter(weights, instances, where)
+            return await self._deliver_adapter(weights, to, where)
         self._open.clear()  # new calls wait from now on
-        sent = await self._deliverer.full(instances, weights, where, PAUSE[self._at_update])
+        sent = await self._deliverer.full(to, weights, where, PAUSE[self._at_update])
         self._begin(weights.version)
-        await each(instances, lambda i: i.resume())
+        await to.each(lambda i: i.resume())
         return sent
 
-    async def _deliver_adapter(self, weights: PolicyWeights, instances: list[Instance], where: str) -> str:
-        sent, adapter = await self._deliverer.adapter(instances, weights, where)
+    async def _deliver_adapter(self, weights: PolicyWeights, to: Receivers, where: str) -> str:
+        sent, adapter = await self._deliverer.adapter(to, weights, where)
         if self._at_update == "drain":
             self._open.clear()
             while any(seat.running for seat in self._seats.all):
@@ -323,7 +326,7 @@ class VllmEngine:
             await asyncio.gather(*(instance.abort(ids) for instance, ids in running))
         self._retired += [old] if old is not None else []
         for unused in [a for a in self._retired if not self._users.get(a.name)]:
-            await self._deliverer.remove(instances, unused)
+            await self._deliverer.remove(to, unused)
             self._retired.remove(unused)
         return sent
 

@@ -14,8 +14,14 @@ from rlhf.rollout.vllm_start import WORKER
 _DESCRIBED = {"n_vocab": int, "max_context": int, "logprobs_mode": str, "shapes": dict, "lora_rank": int}
 
 
-async def describe(instance: Instance, timeout_s: float) -> dict[str, Any]:
+async def describe(instance: Instance, timeout_s: float, token: str = "") -> dict[str, Any]:
     """What an instance says of itself, once it is clear that it can be sampled from.
+
+    Args:
+        instance: to be asked.
+        timeout_s: most seconds for the answer.
+        token: path of a file by which the instance tells whether it sees this machine's memory. What it found comes
+            back as `token`, empty if its processes do not agree.
 
     Raises:
         EngineError: it does not answer, wants a key, or lacks what is needed.
@@ -24,7 +30,7 @@ async def describe(instance: Instance, timeout_s: float) -> dict[str, Any]:
     try:
         async with asyncio.timeout(timeout_s):
             await instance.abort([])  # does nothing, behind the same door as sampling
-            answer = await instance.call("rlhf_describe")
+            answer = await instance.call("rlhf_describe", token)
     except TimeoutError:
         got = f"nothing in {timeout_s:g} s"
         raise EngineError("the server did not answer in time", where=instance.name, got=got) from None
@@ -44,7 +50,8 @@ async def describe(instance: Instance, timeout_s: float) -> dict[str, Any]:
             got=repr(answer)[:200],
             hint=f"{serve}, of the same version as this program",
         )
-    return found
+    tokens = {str(worker.get("token", "")) if isinstance(worker, dict) else "" for worker in answer}
+    return found | {"token": tokens.pop() if len(tokens) == 1 else ""}
 
 
 def check_fit(name: str, found: Mapping[str, Any], shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> None:

@@ -88,8 +88,12 @@ class Instance(Protocol):
         """Weights are about to arrive."""
         ...
 
+    async def put(self, place: int, data: bytes) -> None:
+        """Take in a piece of the buffer, given in base64, where the instance does not see the buffer itself."""
+        ...
+
     async def update(self, slices: Sequence[Slice]) -> None:
-        """Take in what lies in the buffer."""
+        """Load what lies in the buffer."""
         ...
 
     async def finish_update(self) -> None:

@@ -127,8 +127,12 @@ class LocalInstance:
         """Weights are about to arrive."""
         await self.call("start_weight_update")
 
+    async def put(self, place: int, data: bytes) -> None:
+        """Take in a piece of the buffer."""
+        await self.call("rlhf_put", place, data.decode())
+
     async def update(self, slices: Sequence[Slice]) -> None:
-        """Take in what lies in the buffer."""
+        """Load what lies in the buffer."""
         await self.call("update_weights", update_rows(slices))
 
     async def finish_update(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from rlhf.errors import EngineError
 from rlhf.rollout.vllm_delivery import Deliverer
 from rlhf.rollout.vllm_fit import check_fit, describe
 from rlhf.rollout.vllm_instance import Instance, InstanceStaleError
+from rlhf.rollout.vllm_receivers import Receivers
 
 
 @dataclass(eq=False)
@@ -77,6 +79,20 @@ class Seats:
         if not seat.fault and (isinstance(error, InstanceStaleError) or not await seat.instance.is_up()):
             seat.fault = f"{error.what}: {error.got}"
 
+    def receivers(self) -> Receivers:
+        """Those in use, to deliver to. Who vanishes meanwhile is out of use until a delivery finds it there again."""
+
+        def lose(instance: Instance, error: EngineError) -> None:
+            seat = next(seat for seat in self.all if seat.instance is instance)
+            seat.fault = f"{error.what}: {error.got}"
+            warnings.warn(
+                f"{instance.name} vanished while weights were delivered to it ({seat.fault}); the run goes on without "
+                "it, and a later delivery takes it back if it is there again",
+                stacklevel=2,
+            )
+
+        return Receivers([seat.instance for seat in self.in_use], lose)
+
     async def look_after(self, max_context: int, *, is_delivered: bool) -> None:
         """Before a delivery: take back who answers again and still fits, leave out who is gone.
 
@@ -104,6 +120,7 @@ class Seats:
 
     async def _fitting(self, instance: Instance) -> int:
         """The context of an instance that can sample for the policy; raises EngineError for any other."""
-        found = await describe(instance, self._timeout_s)
+        found = await describe(instance, self._timeout_s, self._deliverer.token)
         check_fit(instance.name, found, *self._fit)
+        self._deliverer.meet(instance, found["token"])
         return int(found["max_context"])

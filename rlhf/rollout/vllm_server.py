@@ -127,8 +127,13 @@ class ServerInstance:
             await self.finish_update()
             await self._post("/start_weight_update")
 
+    async def put(self, place: int, data: bytes) -> None:
+        """Take in a piece of the buffer."""
+        # Most of the time goes into making and reading JSON: this route reads it once, and what is sent is made here.
+        await self._post("/collective_rpc", b'{"method": "rlhf_put", "args": [%d, "%b"]}' % (place, data))
+
     async def update(self, slices: Sequence[Slice]) -> None:
-        """Take in what lies in the buffer."""
+        """Load what lies in the buffer."""
         await self._post("/update_weights", {"update_info": update_rows(slices)})
 
     async def finish_update(self) -> None:
@@ -176,13 +181,13 @@ class ServerInstance:
         if session is not None:
             await session.close()
 
-    async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _post(self, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         return await self._request("POST", path, body)
 
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, is_json: bool = True
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None, *, is_json: bool = True
     ) -> Any:
-        """One exchange; a busy server is asked again until the caller's time is up."""
+        """One exchange, the body as values or as JSON; a busy server is asked again until the caller's time is up."""
         try:
             import aiohttp
         except ImportError as error:
@@ -192,9 +197,10 @@ class ServerInstance:
         # After an error, and after 5 s without a word, the server closes a connection. A call that finds it closing is
         # lost: sampling is asked for again, and nothing else uses a connection twice.
         headers = {} if path == _GENERATE else {"Connection": "close"}
+        content = {"data": body} if isinstance(body, bytes) else {"json": body}
         while True:
             try:
-                async with self._opened().request(method, self.name + path, json=body, headers=headers) as response:
+                async with self._opened().request(method, self.name + path, headers=headers, **content) as response:
                     text = await response.text()
                     status = response.status
             except (aiohttp.ClientError, OSError) as error:  # refused, reset, cut off

@@ -1,8 +1,8 @@
 """What runs inside vLLM's worker processes: taking weights in, and saying which were taken.
 
 vLLM imports this module by name: `worker_extension_cls` is `rlhf.rollout.vllm_worker.Worker`, whose methods become the
-worker's and are called by `collective_rpc`. The import registers the way weights travel on one machine, "rlhf_memory",
-beside vLLM's own "nccl" and "ipc".
+worker's and are called by `collective_rpc`. The import registers the way weights travel, "rlhf_memory", beside vLLM's
+own "nccl" and "ipc".
 
 Traps, on a CPU. Linear layers, the output layer among them, hold packed copies of their weights, so an output layer
 that is tied to the embeddings keeps its old copy when the embeddings change. It is packed again after every update. And
@@ -11,6 +11,7 @@ a request with a seed whose prompt is computed in pieces ends the engine, see `s
 
 from __future__ import annotations
 
+from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -27,31 +28,32 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
+from rlhf.rollout import adapter_files
 from rlhf.rollout.fingerprint import Digest
-from rlhf.rollout.transfer import Inbox, Slice
+from rlhf.rollout.transfer import Copy, Inbox, Slice, token_digest
 from rlhf.rollout.vllm_start import MEMORY
 
 
 @dataclass
 class MemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """The sender's file."""
+    """The sender's file; empty where this machine does not have it, and its bytes come in messages."""
 
     path: str
 
 
 @dataclass
 class MemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What lies in the file now: rows of name, dtype, shape, offset, bytes."""
+    """What lies in the buffer now: rows of name, dtype, shape, offset, bytes."""
 
     slices: list[list[Any]] = field(default_factory=list)
 
 
 class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Loads what the trainer writes into a memory-mapped file."""
+    """Loads what the trainer writes into a memory-mapped file, or sends of it."""
 
     init_info_cls = MemoryInit
     update_info_cls = MemoryUpdate
-    inbox: Inbox | None = None
+    inbox: Inbox | Copy | None = None
     digest = Digest()
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
@@ -66,7 +68,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     def init_transfer_engine(self, init_info: MemoryInit) -> None:
         """Note where the sender writes; an earlier sender is forgotten."""
         self.shutdown()
-        self.inbox = Inbox(Path(init_info.path))
+        self.inbox = Inbox(Path(init_info.path)) if init_info.path else Copy()
 
     def start_weight_update(self) -> None:
         """Begin to replace the model's parameters, layer by layer."""
@@ -77,18 +79,29 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: MemoryUpdate) -> None:
         """Load one buffer."""
-        if self.inbox is None:
-            raise RuntimeError("no sender has announced itself")
-        slices = [Slice(name, dtype, tuple(shape), at, n) for name, dtype, shape, at, n in update_info.slices]
-        received = []
-        for name, tensor in self.inbox.read(slices):
-            self.digest.add(name, tensor)
-            received.append((name, tensor.to(self.device)))
         try:
-            self.model.load_weights(received)
+            self.model.load_weights(self._received(update_info.slices))
         except BaseException:  # vLLM ends the update here, and would begin the next one in the middle of this one
             self._abandon()
             raise
+
+    def put(self, place: int, data: bytes) -> None:
+        """Take in a piece of the next buffer."""
+        if not isinstance(self.inbox, Copy):
+            raise RuntimeError("no sender has announced that it sends pieces")
+        self.inbox.write(place, data)
+
+    def _received(self, rows: list[list[Any]]) -> list[tuple[str, torch.Tensor]]:
+        """The tensors in the buffer, which the digest has seen."""
+        if self.inbox is None:
+            raise RuntimeError("no sender has announced itself")
+        found = []
+        for name, tensor in self.inbox.read(
+            Slice(n, dtype, tuple(shape), at, size) for n, dtype, shape, at, size in rows
+        ):
+            self.digest.add(name, tensor)
+            found.append((name, tensor.to(self.device)))
+        return found
 
     def finish_weight_update(self) -> None:
         """Put the last layers in place."""
@@ -99,6 +112,8 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         except BaseException:
             self._abandon()
             raise
+        if isinstance(self.inbox, Copy):
+            self.inbox.close()  # until the next update the memory is better used otherwise
         head = getattr(self.model, "lm_head", None)
         if self.device.type == "cpu" and head is not None and hasattr(head, "quant_method"):
             head.quant_method.process_weights_after_loading(head)
@@ -114,7 +129,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             info.reset()
 
     def shutdown(self) -> None:
-        """Let go of the sender's file."""
+        """Let go of the sender's buffer."""
         if self.inbox is not None:
             self.inbox.close()
             self.inbox = None
@@ -126,6 +141,10 @@ class Worker:
     weight_transfer_engine: Any
     model_runner: Any
     vllm_config: Any
+
+    def rlhf_put(self, place: int, data: str) -> None:
+        """Take in a piece of a buffer of parameters, in base64, from a sender on another machine."""
+        self.weight_transfer_engine.put(place, a2b_base64(data, strict_mode=True))
 
     def rlhf_fingerprint(self) -> str:
         """Fingerprint of the parameters received by the last full update."""
@@ -141,8 +160,24 @@ class Worker:
                 digest.add(name, file.get_tensor(name))
         return digest.hexdigest()
 
-    def rlhf_describe(self) -> Mapping[str, Any]:
-        """What a client must know before it trusts this engine."""
+    def rlhf_open_adapter(self, name: str, config: str) -> str:
+        """Make a folder for an adapter that comes in pieces; where."""
+        return str(adapter_files.open_adapter(name, config))
+
+    def rlhf_write_adapter(self, name: str, place: int, data: str) -> None:
+        """Take in a piece of its tensors' file, in base64."""
+        adapter_files.write_adapter(name, place, a2b_base64(data, strict_mode=True))
+
+    def rlhf_remove_adapter(self, name: str) -> None:
+        """Remove its files."""
+        adapter_files.remove_adapter(name)
+
+    def rlhf_describe(self, token: str) -> Mapping[str, Any]:
+        """What a client must know before it trusts this engine.
+
+        Args:
+            token: path of a small file in the client's memory; whoever knows its digest sees that memory.
+        """
         model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
         lora = self.vllm_config.lora_config
         transfer = self.vllm_config.weight_transfer_config
@@ -156,6 +191,7 @@ class Worker:
             "transfer": None if transfer is None else str(transfer.backend),
             "cached_tokens": int((cache.num_gpu_blocks or 0) * cache.block_size),
             "device": str(getattr(self, "device", torch.device("cpu"))),
+            "token": token_digest(Path(token)),
         }
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.rollout.fingerprint import Digest
-from rlhf.rollout.transfer import Inbox, Outbox, Slice, memory_folder
+from rlhf.rollout.transfer import Copy, Inbox, Outbox, Slice, memory_folder, token_digest, write_token
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64, torch.bool]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -161,6 +161,74 @@ def test_another_process_reads_it(folder):
     done = subprocess.run([sys.executable, "-c", program, str(folder / "weights")], capture_output=True, text=True)
     assert done.stdout.strip() == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]", done.stderr
     outbox.close()
+
+
+# --- to a receiver that does not see the file -----------------------------------------------------------------------
+
+
+@given(
+    kinds=st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 7), max_size=3)), max_size=12),
+    max_bytes=st.integers(1, 2000),
+    piece=st.integers(1, 700),
+)
+@settings(max_examples=60)
+def test_what_is_sent_in_pieces_arrives_in_order_and_to_the_bit(kinds, max_bytes, piece):
+    tensors = [(f"layer.{i}", tensor_of(dtype, shape, i)) for i, (dtype, shape) in enumerate(kinds)]
+    folder = memory_folder()
+    outbox, copy, sent, received, found = Outbox(folder / "weights", max_bytes), Copy(), Digest(), Digest(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhf.rollout.transfer.PIECE_BYTES", piece)
+        for slices in outbox.fill(tensors, sent):
+            for place, data in outbox.pieces(slices):
+                assert 0 < len(data) <= piece  # no message is larger, however large a tensor is
+                copy.write(place, data)
+            for name, tensor in copy.read(slices):
+                received.add(name, tensor)
+                found.append((name, tensor))
+    outbox.close()
+    copy.close()
+    folder.rmdir()
+    assert [name for name, _ in found] == [name for name, _ in tensors]
+    assert [bits(a) for _, a in found] == [bits(b) for _, b in tensors]
+    assert sent.hexdigest() == received.hexdigest()
+
+
+def test_a_copy_is_no_larger_than_the_buffer_and_what_was_read_outlives_it(folder):
+    outbox, copy, kept = Outbox(folder / "weights", 400), Copy(), []
+    sizes = []
+    for slices in outbox.fill([(f"p{i}", torch.full((50,), float(i))) for i in range(9)], Digest()):
+        for place, data in outbox.pieces(slices):
+            copy.write(place, data)
+        kept += [value for _, value in copy.read(slices)]
+        sizes.append(len(copy._memory))
+    assert max(sizes) <= 400 and len(sizes) == 9  # 200 bytes each, and the second would begin at 256
+    copy.close()
+    assert [value.tolist() for value in kept] == [[float(i)] * 50 for i in range(9)]
+    outbox.close()
+
+
+def test_a_piece_that_is_missing_is_an_error(folder):
+    outbox, copy = Outbox(folder / "weights", 1000), Copy()
+    (slices,) = outbox.fill([("x", torch.ones(50))], Digest())
+    with pytest.raises(ValueError, match="x has not arrived"):
+        list(copy.read(slices))
+    with pytest.raises(ValueError, match="bytes 0 to 100 of the buffer have not arrived"):
+        copy.write(100, b"late")
+    copy.write(0, bytes(199))
+    with pytest.raises(ValueError, match="x has not arrived"):
+        list(copy.read(slices))
+    outbox.close()
+
+
+def test_a_token_is_known_to_whoever_sees_the_file_and_to_nobody_else(folder):
+    mine, other = write_token(folder / "token"), write_token(folder / "other")
+    assert token_digest(folder / "token") == mine != other
+    assert token_digest(folder / "none") == token_digest(folder) == ""
+    (folder / "token").write_text("0" * 32)
+    assert token_digest(folder / "token") not in ("", mine)
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_an_error_and_no_fatal_signal(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,17 @@ from tests.trainers.tiny import OldForward
 
 SHORT = SamplingParams(max_tokens=5)
 
+#: Bytes of a piece where weights are sent: the model, of some 240 kB, comes in several.
+PIECE = 20_000
 
-class FlipsABit(Around):
+
+class Poison(Around):
+    """Goes wrong once it `poisons`."""
+
+    poisons = False
+
+
+class FlipsABit(Poison):
     """Changes one bit of what lies in the buffer before the engine reads it."""
 
     async def connect_transfer(self, info: Any) -> None:
@@ -43,20 +53,51 @@ class FlipsABit(Around):
         await self.inner.connect_transfer(info)
 
     async def update(self, slices: Any) -> None:
-        place = next(s for s in slices if s.name.endswith("o_proj.weight")).offset + 1
-        with self.path.open("r+b") as file:
-            file.seek(place)
-            byte = file.read(1)[0]
-            file.seek(place)
-            file.write(bytes([byte ^ 1]))
+        if self.poisons:
+            place = next(s for s in slices if s.name.endswith("o_proj.weight")).offset + 1
+            with self.path.open("r+b") as file:
+                file.seek(place)
+                byte = file.read(1)[0]
+                file.seek(place)
+                file.write(bytes([byte ^ 1]))
         await self.inner.update(slices)
 
 
-class KeepsTheOldName(Around):
+class FlipsABitOnTheWay(Poison):
+    """Changes one bit of what is sent to an engine that does not see the buffer."""
+
+    async def put(self, place: int, data: bytes) -> None:
+        found = bytearray(b64decode(data))
+        found[len(found) // 2] ^= self.poisons
+        await self.inner.put(place, b64encode(bytes(found)))
+
+
+class LosesAPiece(Poison):
+    """Never hands on the second piece of a buffer."""
+
+    async def put(self, place: int, data: bytes) -> None:
+        if not self.poisons or place != PIECE:
+            await self.inner.put(place, data)
+
+
+class KeepsAnOldPiece(Poison):
+    """Hands on for every later piece what came with the first of its place."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.first: dict[int, bytes] = {}
+
+    async def put(self, place: int, data: bytes) -> None:
+        first = self.first.setdefault(place, data)
+        await self.inner.put(place, first if self.poisons and len(first) == len(data) else data)
+
+
+class KeepsTheOldName(Poison):
     """Takes weights and goes on calling them what it called them."""
 
     async def set_version(self, version: str) -> None:
-        pass
+        if not self.poisons:
+            await self.inner.set_version(version)
 
 
 class OnlySaysSo(Around):
@@ -106,23 +147,31 @@ async def refuses(engine: Any, version: int) -> None:
         await engine.generate(prompt_of(10), SHORT)
 
 
+OTHER = "the engine holds other parameters than those that were sent: the engine is stale"
+OLDER = "calls its weights another version: the engine is stale"
+
+
 @pytest.mark.parametrize(
-    ("instance", "told"),
+    ("poison", "delivery", "told"),
     [
-        (FlipsABit, "the engine holds other parameters than those that were sent: the engine is stale"),
-        (KeepsTheOldName, "calls its weights another version: the engine is stale"),
+        (FlipsABit, "auto", OTHER),
+        (FlipsABitOnTheWay, "http", OTHER),
+        (KeepsAnOldPiece, "http", OTHER),
+        (LosesAPiece, "http", "have not arrived"),
+        (KeepsTheOldName, "auto", OLDER),
+        (KeepsTheOldName, "http", OLDER),
     ],
 )
-def test_what_arrives_otherwise_than_sent_is_caught(runner, full, instance, told):
+def test_what_arrives_otherwise_than_sent_is_caught(runner, full, monkeypatch, poison, delivery, told):
     policies = [policy_like(seed) for seed in (1, 2)]
+    monkeypatch.setattr("rlhf.rollout.transfer.PIECE_BYTES", PIECE)
 
     async def go():
         # The instance is well first, so that the poison is in the second delivery.
-        engine = await engine_over(full, policy=policies[0], at_update="keep")
-        seat = engine._seats.all[0]
+        instance = poison(full)
+        engine = await engine_over(instance, policy=policies[0], at_update="keep", delivery=delivery)
         await engine.load(full_weights(policies[0], 1))
-        well, seat.instance = seat.instance, instance(full)
-        engine._deliverer.forget_connections()
+        instance.poisons = True
         running = asyncio.create_task(engine.generate(prompt_of(30), SamplingParams(max_tokens=400)))
         await asyncio.sleep(0.2)
         with pytest.raises(DeliveryError, match=told):
@@ -131,8 +180,7 @@ def test_what_arrives_otherwise_than_sent_is_caught(runner, full, instance, told
             await asyncio.wait_for(running, 5)
         await refuses(engine, 2)
         # The next delivery that is proven ends it.
-        seat.instance = well
-        engine._deliverer.forget_connections()
+        instance.poisons = False
         await engine.load(full_weights(policies[1], 3))
         found = await engine.generate(prompt_of(10), SHORT)
         await engine.close()
@@ -187,14 +235,15 @@ def test_a_trainer_that_computes_with_old_weights_is_found_out_by_the_canary(run
     runner.run(go())
 
 
+@pytest.mark.parametrize("delivery", ["auto", "http"])
 @pytest.mark.parametrize("puts_back", [False, True])
-def test_another_adapter_is_caught(runner, adapted, puts_back):
+def test_another_adapter_is_caught(runner, adapted, puts_back, delivery):
     policy = lora_policy(1)
 
     async def go():
         instance = LoadsAnother(adapted)
         instance.puts_back = puts_back
-        engine = await engine_over(instance, policy=policy)
+        engine = await engine_over(instance, policy=policy, delivery=delivery)
         publisher = Publisher(policy, engine)
         with pytest.raises(DeliveryError) as told:
             await publisher.deliver()
