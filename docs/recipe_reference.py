@@ -56,6 +56,7 @@ PATHS = {
     "advantage": "stages[i].advantage",
     "loss": "stages[i].loss",
     "correction": "stages[i].correction",
+    "rollout": "stages[i].rollout",
     "sampler": "stages[i].sampler",
 }
 

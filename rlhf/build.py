@@ -7,9 +7,9 @@ import json
 import platform
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from rlhf.rollout.collect import Collector
 from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
+from rlhf.sampling.sampler import DemonstratedSampler
 from rlhf.sinks import JsonlSink, Metrics, TensorboardSink
 from rlhf.trainers import checkpoint, demonstrations
 from rlhf.trainers.checkpoint import State
@@ -72,7 +73,7 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
     with progress, stopped_by_term():
         run = await prepare(recipe, folder, is_resumed, progress)
         try:
-            await run_stages(run, recipe.stages)
+            await run_stages(run, shown_stages(recipe, run.demonstrations))
             return finish(run, recipe)
         finally:
             run.metrics.close()
@@ -251,20 +252,23 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
 
 
 async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, list[Demonstration]]:
-    """Demonstrations of every supervised stage: played once, then kept in the run folder."""
+    """Demonstrations of every stage that needs some: played once, then kept in the run folder."""
     played = {}
     for index, stage in enumerate(recipe.stages):
-        if not isinstance(stage, Supervised):
+        imitates = isinstance(stage, Supervised)
+        wants: Any = stage if isinstance(stage, Supervised) else stage.sampler
+        if not imitates and not isinstance(wants, DemonstratedSampler):
             continue
         path = folder / "demonstrations" / f"{index}.jsonl"
         if not path.exists():
-            progress.stage("demonstrations", stage.n_demonstrations, 0)
-            tasks = tasks_of(recipe.environment, stage.split, stage.n_demonstrations)
+            progress.stage("demonstrations", wants.n_demonstrations, 0)
+            tasks = tasks_of(recipe.environment, stage.split, wants.n_demonstrations)
+            n = wants.n_demonstrations if imitates else len(tasks)
             found = await demonstrations.play(
                 recipe.environment,
-                [tasks[i % len(tasks)] for i in range(stage.n_demonstrations)],
-                random_share=stage.random_share,
-                unsolved_share=stage.unsolved_share,
+                [tasks[i % len(tasks)] for i in range(n)],
+                random_share=wants.random_share if imitates else 0.0,
+                unsolved_share=wants.unsolved_share if imitates else 0.0,
                 limits=recipe.limits,
                 seed=recipe.seed,
                 on_progress=lambda done, total: progress.advance(""),
@@ -275,11 +279,21 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
     return played
 
 
+def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) -> list[Any]:
+    """The stages, with samplers that have seen the demonstrations they need."""
+    return [
+        replace(stage, sampler=stage.sampler.shown([d.trajectory for d in played[index]]))
+        if not isinstance(stage, Supervised) and isinstance(stage.sampler, DemonstratedSampler)
+        else stage
+        for index, stage in enumerate(recipe.stages)
+    ]
+
+
 async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress: RichProgress) -> list[str]:
-    """Text to train a tokenizer on: the demonstrations, else episodes played at random."""
+    """Text to train a tokenizer on: what is demonstrated to supervised stages, else episodes played at random."""
     if not recipe.policy.needs_texts:
         return []
-    found = [d for demos in played.values() for d in demos]
+    found = [d for index, demos in played.items() if isinstance(recipe.stages[index], Supervised) for d in demos]
     if not found:
         found = await demonstrations.play(
             recipe.environment,

@@ -75,8 +75,16 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "supervised": Entry("rlhf.trainers.supervised:Supervised", "imitate the environment's oracle"),
         "policy_gradient": Entry("rlhf.trainers.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"),
     },
+    "rollout": {
+        "independent": Entry("rlhf.rollout.grouping:Independent", "every attempt begins where its task does"),
+        "tree": Entry("rlhf.rollout.grouping:Tree", "attempts branch off others, and share what led there"),
+    },
     "sampler": {
         "shuffled": Entry("rlhf.sampling.shuffled:Shuffled", "every task once, in an order of its own each time"),
+        "reverse_curriculum": Entry(
+            "rlhf.sampling.reverse_curriculum:ReverseCurriculum", "starts along demonstrations, the goal within reach"
+        ),
+        "exit": Entry("rlhf.sampling.exit_:ExIt", "starts from own partial histories of mixed success"),
         "greso": Entry("rlhf.sampling.greso:GRESO", "skips what was too easy or too hard when it came last"),
         "curriculum": Entry("rlhf.sampling.curriculum:Curriculum", "easy tasks first, level by level"),
     },
@@ -148,6 +156,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "advantage": ("__call__", "needs_values", "min_group"),
     "loss": ("__call__",),
     "correction": ("__call__",),
+    "rollout": ("n_rounds", "n_from_start", "branches"),
     "sampler": ("start",),
     "selection": ("__call__",),
 }
@@ -160,6 +169,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
     "rlhf.losses.correction:Correction": "correction",
+    "rlhf.rollout.grouping:Grouping": "rollout",
     "rlhf.sampling.sampler:TaskSampler": "sampler",
     "rlhf.sampling.selection:GroupSelection": "selection",
 }

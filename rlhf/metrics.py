@@ -74,6 +74,13 @@ sampling/n_review_tasks         | tasks      | tasks of the step that are of ear
 replay/n_replayed               | episodes   | trajectories of earlier steps that were trained on again
 replay/n_kept                   | episodes   | trajectories of earlier steps that could have been
 replay/age_mean                 | steps      | mean age of the replayed trajectories
+sampling/n_given_turns_mean     | turns      | mean turns that a task drawn began with
+sampling/beginning_success      | share      | solved episodes of those that began at the beginning of their task
+sampling/start_success          | share      | solved episodes of those that began further on
+sampling/stage                  | 1          | stage of a reverse curriculum, from 0, which is nearest to the goal
+sampling/n_stored               | states     | start states in the buffer
+sampling/n_evicted              | states     | start states that left the buffer
+sampling/priority_mean          | 1          | mean variance of scores that start states were stored for
 reward/*                        | 1          | mean unweighted value of this reward
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part

@@ -117,12 +117,15 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
     episodes = stage.tasks_per_step * stage.group_size
     rounds = getattr(stage.selection, "max_rounds", 1)
     turns = episodes * rounds * recipe.limits.max_turns
+    branches = episodes - stage.tasks_per_step * stage.rollout.n_from_start(stage.group_size)
     return {
         "kind": "policy_gradient",
         "n_steps": stage.steps,
         "episodes_per_step": episodes,
         "max_rounds_per_step": rounds,
+        "branches_per_step": branches,
         "max_turns_per_step": turns,
+        "max_shared_turns_per_step": branches * (recipe.limits.max_turns - 1),
         "max_sampled_tokens_per_step": turns * recipe.limits.max_tokens,
         "max_samples_per_step": episodes if stage.layout == "trajectory" else turns // rounds,
         "updates_per_step": stage.epochs * stage.minibatches,

@@ -75,11 +75,14 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
         return [(stage["stage"], f"{_count(stage['n_demonstrations'], 'demonstration')}, {updates}")]
     each = f"{_count(stage['episodes_per_step'], 'episode')} and {_count(stage['updates_per_step'], 'update')}"
     whole = f"{_count(stage['n_episodes'], 'episode')}, {_count(stage['n_updates'], 'update')}"
+    branches = f"{stage['branches_per_step']:,} of these episodes branch off others of their task: at most "
+    branches += f"{stage['max_shared_turns_per_step']:,} of the turns are replayed, not sampled"
     n_most = stage["max_rounds_per_step"] * stage["episodes_per_step"]
     rounds = f"a step draws up to {stage['max_rounds_per_step']} rounds, {n_most:,} episodes, for groups that differ"
     return [
         (stage["stage"], f"{_count(stage['n_steps'], 'step')} of {each}: {whole}"),
         *[("", rounds)] * (stage["max_rounds_per_step"] > 1),
+        *[("", branches)] * bool(stage["branches_per_step"]),
         (
             "",
             f"a step has at most {stage['max_turns_per_step']:,} turns, {stage['max_sampled_tokens_per_step']:,} "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rlhf.data import Credit, ScoredGroup, Values
+from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.errors import DataError
 
 _Given = TypeVar("_Given")
@@ -56,6 +57,9 @@ def credit_of(
 ) -> list[Credit]:
     """Return the credit of each group of a step: over all of them at once where the estimator can, else one by one.
 
+    The estimator does not see turns that were given to the policy (`Trajectory.n_given`): they hold no token, and what
+    nobody did is not compared with what the policy did.
+
     Args:
         estimator: sees `values` only if it needs them.
         groups: of one step.
@@ -65,6 +69,7 @@ def credit_of(
         DataError: a score is not finite, `over_batch` returned another number of credits than there are groups, or
             values that the estimator needs are missing or do not match the groups.
     """
+    groups = [without_given(group) for group in groups]
     given: list[Sequence[Values]] = []
     if estimator.needs_values:
         values = needed(values, type(estimator).__name__)
@@ -77,6 +82,28 @@ def credit_of(
     credits = estimator.over_batch(groups, *given)
     _check_number(len(credits), len(groups), "credits", f"{type(estimator).__name__}.over_batch")
     return credits
+
+
+def without_given(group: ScoredGroup) -> ScoredGroup:
+    """Return `group` without the turns that its trajectories were given. The sampled tokens stay as they are."""
+    if not any(t.n_given for t in group.trajectories):
+        return group
+    return replace(
+        group,
+        trajectories=tuple(
+            replace(t, turns=t.turns[t.n_given :], n_given=0, n_shared=max(t.n_shared - t.n_given, 0))
+            for t in group.trajectories
+        ),
+        scores=tuple(_from(s, t.n_given) for s, t in zip(group.scores, group.trajectories, strict=True)),
+    )
+
+
+def _from(score: Score, first: int) -> Score:
+    parts = {
+        name: verdict if verdict.per_turn is None else replace(verdict, per_turn=verdict.per_turn[first:])
+        for name, verdict in score.parts.items()
+    }
+    return replace(score, parts=parts, turns=score.turns[first:])
 
 
 def needed(values: _Given | None, estimator: str) -> _Given:

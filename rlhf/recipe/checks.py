@@ -16,6 +16,7 @@ from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
+from rlhf.recipe.start_checks import START_CHECKS
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -318,6 +319,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_lora,
     *GUIDANCE_CHECKS,
     *CRITIC_CHECKS,
+    *START_CHECKS,
     _check_watched,
     _check_overlong,
     _check_splits,

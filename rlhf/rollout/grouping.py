@@ -22,7 +22,7 @@ from rlhf.settings import STRICT
 
 @runtime_checkable
 class Grouping(Protocol):
-    """A frozen dataclass whose fields are its recipe keys."""
+    """A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches."""
 
     @property
     def n_rounds(self) -> int:
@@ -76,6 +76,8 @@ class Tree:
     TreeRL, arXiv 2506.11902 (`surprisal`; there a branch leaves from a token, here from the turn that the token is in,
     which is sampled anew as a whole).
     """
+
+    replays: ClassVar[bool] = True
 
     branches_per_round: Annotated[int, Field(ge=1)] = 2
     """N, the states of a tree that are branched from in one round."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf.data import ScoredGroup, Task
+from rlhf.data import ScoredGroup, Task, Trajectory
 
 
 @runtime_checkable
@@ -44,7 +44,11 @@ class TaskSource(Stateful, Protocol):
 
 @runtime_checkable
 class TaskSampler(Protocol):
-    """A frozen dataclass whose fields are its recipe keys."""
+    """A frozen dataclass whose fields are its recipe keys.
+
+    One that draws tasks which begin in the middle has an attribute `replays = True`: the recipe is then checked for an
+    environment and an agent that can do this.
+    """
 
     def start(self, tasks: Sequence[Task], seed: int) -> TaskSource:
         """Return the source of a stage that begins.
@@ -53,4 +57,18 @@ class TaskSampler(Protocol):
             tasks: all of the stage's split, in the environment's order; at least one.
             seed: of the run; one seed gives one order.
         """
+        ...
+
+
+@runtime_checkable
+class DemonstratedSampler(TaskSampler, Protocol):
+    """A sampler that needs demonstrations: the environment's oracle plays them before the run begins."""
+
+    @property
+    def n_demonstrations(self) -> int:
+        """How many tasks of the stage's split are demonstrated, from the first on."""
+        ...
+
+    def shown(self, demonstrations: Sequence[Trajectory]) -> TaskSampler:
+        """Return the sampler that has seen `demonstrations`: one of each task, without tokens, maybe unsolved."""
         ...

@@ -16,6 +16,6 @@ async def gather(run: Run, parts: Parts, step: int) -> Collected:
     stage = parts.stage
     sampling = run.collector.limits.sampling(stage.temperature)
     drawn = parts.source.draw(stage.tasks_per_step)
-    collected = await run.collector.collect(drawn, group_size=stage.group_size, sampling=sampling, step=step)
+    collected = await run.collector.collect(drawn, group_size=stage.group_size, grouping=stage.rollout, sampling=sampling, step=step)
     run.caution(collected, f"step {step + 1} of {run.state.label}")
     return collected

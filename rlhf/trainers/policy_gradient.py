@@ -14,6 +14,7 @@ from rlhf.losses.correction import Correction, Truncated
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
+from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.sampling.sampler import TaskSampler
 from rlhf.sampling.selection import All, GroupSelection
 from rlhf.sampling.shuffled import Shuffled
@@ -36,6 +37,8 @@ class PolicyGradient:
     """Different tasks attempted in one step."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Attempts at each task; the group whose statistics give the advantage."""
+    rollout: Grouping = Field(default_factory=Independent)
+    """How these attempts come about: each on its own, or as the branches of trees."""
     sampler: TaskSampler = Field(default_factory=Shuffled)
     """Which tasks come next."""
     selection: GroupSelection = Field(default_factory=All)

@@ -1,0 +1,77 @@
+"""Checks of episodes that begin in the middle, and of those that branch: what a replay asks of the other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rlhf.catalog import kind_of
+from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.recipe.loss_checks import policy_gradient_stages
+
+if TYPE_CHECKING:
+    from rlhf.recipe.model import Recipe
+
+
+def _check_replays(recipe: Recipe) -> None:
+    from environments.base import properties_of
+
+    for path, stage in policy_gradient_stages(recipe):
+        for section, part in (("sampler", stage.sampler), ("rollout", stage.rollout)):
+            if not getattr(part, "replays", False):
+                continue
+            with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
+                is_replayable = properties_of(recipe.environment).replayable
+            if not is_replayable:
+                raise RecipeError(
+                    "episodes would begin with a replay, which this environment does not promise to repeat",
+                    where=f"{path}.{section}.kind",
+                    got=f"{kind_of(section, part)} in {kind_of('environment', recipe.environment)}",
+                    expected="an environment whose `properties` say replayable=True",
+                    hint="declare it if it is so, `rlhf check environment` proves it; or remove the key",
+                )
+
+
+def _check_given(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if getattr(stage.sampler, "replays", False) and not callable(getattr(recipe.agent, "write", None)):
+            raise RecipeError(
+                "this agent cannot show turns that it did not take",
+                where=f"{path}.sampler.kind",
+                got=f"{kind_of('sampler', stage.sampler)} with {kind_of('agent', recipe.agent)}, which lacks write",
+                expected="a method `write(action)` that its messages use for turns without generations",
+                hint="use sampler: {kind: shuffled}, or write it as agents.chat.ChatAgent does",
+            )
+
+
+def _check_oracle(recipe: Recipe) -> None:
+    from environments.base import Oracle
+    from rlhf.sampling.sampler import DemonstratedSampler
+
+    for path, stage in policy_gradient_stages(recipe):
+        if isinstance(stage.sampler, DemonstratedSampler) and not isinstance(recipe.environment, Oracle):
+            kind, environment = kind_of("sampler", stage.sampler), kind_of("environment", recipe.environment)
+            raise RecipeError(
+                "this environment cannot demonstrate",
+                where=f"{path}.sampler.kind",
+                got=f"{kind} with {environment}",
+                expected="an environment with a method `plan(task, taken)`",
+                hint="use sampler: {kind: exit}, which needs no demonstrations, or write `plan`",
+            )
+
+
+def _check_trees(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        try:
+            stage.rollout.n_from_start(stage.group_size)
+        except ValueError as error:
+            raise RecipeError(
+                "groups of this size cannot be made",
+                where=f"{path}.group_size",
+                got=str(stage.group_size),
+                expected=str(error),
+                hint="group_size counts the attempts of all trees of a task",
+            ) from error
+
+
+START_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_replays, _check_given, _check_oracle, _check_trees)

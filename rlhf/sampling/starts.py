@@ -1,0 +1,33 @@
+"""What samplers of start states have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rlhf.data import ScoredGroup, Task
+
+
+def is_due(place: int, share: float) -> bool:
+    """Whether the draw number `place` belongs to a share of all draws: as evenly spread as that share allows."""
+    return math.floor((place + 1) * share + 1e-9) > math.floor(place * share + 1e-9)
+
+
+def start_metrics(tasks: Sequence[Task], groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
+    """Tell how far on the tasks of a step began, and how it went from the beginning and from further on.
+
+    Args:
+        tasks: drawn in the step.
+        groups: aligned with `tasks`.
+    """
+    values = {"sampling/n_given_turns_mean": sum(len(task.prefix) for task in tasks) / max(len(tasks), 1)}
+    for name, wanted in (("beginning", False), ("start", True)):
+        found = [
+            trajectory.solved
+            for task, group in zip(tasks, groups, strict=True)
+            if bool(task.prefix) is wanted
+            for trajectory in group.trajectories
+        ]
+        if found:
+            values[f"sampling/{name}_success"] = sum(found) / len(found)
+    return values
