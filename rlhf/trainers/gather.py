@@ -1,21 +1,97 @@
-"""The first half of a step: tasks drawn, attempted and scored."""
+"""The first half of a step: tasks drawn, attempted and scored, in rounds, and groups chosen to train on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlhf.data import Credit, ScoredGroup
+from rlhf.errors import RlhfError, TrainingError, boundary
 from rlhf.rollout.collect import Collected
+from rlhf.sampling.selection import Selection
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.run import Run
 
 
-async def gather(run: Run, parts: Parts, step: int) -> Collected:
-    """Return the scored groups of a step, in the order their tasks were drawn in.
+@dataclass(frozen=True)
+class Gathered:
+    """What a step drew, and what it trains on.
+
+    Attributes:
+        collected: every group of every round, in the order their tasks were drawn in.
+        selection: which of them are trained on.
+        n_rounds: rounds drawn.
+    """
+
+    collected: Collected
+    selection: Selection
+    n_rounds: int
+
+    @property
+    def groups(self) -> list[ScoredGroup]:
+        """The groups that are trained on."""
+        return [self.collected.groups[i] for i in self.selection.kept]
+
+    def weighted(self, credits: Sequence[Credit]) -> list[Credit]:
+        """Return the credits of `groups` with their advantages multiplied by the factors of the selection."""
+        if self.selection.factors is None:
+            return list(credits)
+        return [_scaled(c, factor) for c, factor in zip(credits, self.selection.factors, strict=True)]
+
+    def of_all(self, credits: Sequence[Credit]) -> list[Credit | None]:
+        """Return for every group drawn its credit among `credits`, which are those of `groups`, or None."""
+        of_kept = dict(zip(self.selection.kept, credits, strict=True))
+        return [of_kept.get(i) for i in range(len(self.collected.groups))]
+
+    def metrics(self) -> dict[str, float]:
+        """Means over trajectories and counts of everything drawn, and what became of the groups."""
+        n, n_kept = len(self.collected.groups), len(self.selection.kept)
+        factors = (1.0,) * n_kept if self.selection.factors is None else self.selection.factors
+        return self.collected.metrics() | {
+            "sampling/n_rounds": float(self.n_rounds),
+            "rollout/n_groups": float(n),
+            "sampling/n_unused_groups": float(n - n_kept),
+            "sampling/factor_mean": sum(factors) / max(n_kept, 1),
+        }
+
+
+async def gather(run: Run, parts: Parts, step: int) -> Gathered:
+    """Return the scored groups of a step.
 
     Raises:
-        TrainingError: more attempts failed than `limits.max_error_fraction` allows.
+        TrainingError: more attempts failed than `limits.max_error_fraction` allows, the selection gives up, or too many
+            steps before this one had nothing to train on.
     """
-    stage = parts.stage
+    stage, where = parts.stage, f"step {step + 1} of {run.state.label}"
+    parts.empty.check(getattr(stage.selection, "max_empty_steps", None), where)
     sampling = run.collector.limits.sampling(stage.temperature)
-    drawn = parts.source.draw(stage.tasks_per_step)
-    collected = await run.collector.collect(drawn, group_size=stage.group_size, grouping=stage.rollout, sampling=sampling, step=step)
-    run.caution(collected, f"step {step + 1} of {run.state.label}")
-    return collected
+    collected, selection, n_rounds = Collected((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
+    while selection.n_more:
+        drawn = parts.source.draw(selection.n_more, len(collected.groups))
+        collected = await run.collector.collect(
+            drawn, group_size=stage.group_size, grouping=stage.rollout, sampling=sampling, step=step, earlier=collected
+        )
+        n_rounds += 1
+        selection = _selected(run, parts, collected, n_rounds, step)
+        if selection.n_more:
+            run.progress.note(f"{len(selection.kept)} of {stage.tasks_per_step} groups kept, drawing another round")
+    run.caution(collected, where)
+    return Gathered(collected, selection, n_rounds)
+
+
+def _selected(run: Run, parts: Parts, collected: Collected, n_rounds: int, step: int) -> Selection:
+    """Ask the selection; what it gives up on is recorded."""
+    stage = parts.stage
+    try:
+        with boundary(TrainingError, where=f"the selection of {run.state.label}, step {step + 1}"):
+            selection = stage.selection(collected.groups, stage.tasks_per_step, n_rounds)
+            selection.check(len(collected.groups), type(stage.selection).__name__)
+    except RlhfError:
+        run.record(run.state.label, step + 1, "train", collected.groups, None)
+        raise
+    return selection
+
+
+def _scaled(credit: Credit, factor: float) -> Credit:
+    tokens = tuple(tuple(tuple(factor * x for x in row) for row in rows) for rows in credit.tokens_GNT)
+    return replace(credit, tokens_GNT=tokens)

@@ -66,29 +66,30 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
 
 async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> None:
     """Sample, score, credit, batch, update, deliver."""
-    collected = await gather(run, parts, step)
+    gathered = await gather(run, parts, step)
+    groups, collected = gathered.groups, gathered.collected
     start = time.perf_counter()
-    seen = parts.critic.look(collected.groups) if parts.critic else None
+    seen = parts.critic.look(groups) if parts.critic else None
     with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
-        credits = credit_of(stage.advantage, collected.groups, seen and seen.values)
-    made, counters = make_samples(collected.groups, credits, stage.layout)
-    samples, dropped = stage.filters([] if parts.is_warming(step) else made, collected.groups)
+        credits = gathered.weighted(credit_of(stage.advantage, groups, seen and seen.values))
+    made, counters = make_samples(groups, credits, stage.layout)
+    samples, dropped = stage.filters([] if parts.is_warming(step) else made, groups)
 
     run.reseed(step)
     rng = np.random.default_rng([run.seed, run.state.stage, step])
-    values = update(stage, parts.trainer, samples, rng, run.collector.engine.shares_policy)
+    buffer = None if parts.is_warming(step) else parts.buffer
+    values = update(stage, parts.trainer, samples, rng, run.collector.engine.shares_policy, buffer)
     values |= parts.critic.learn(seen, made, rng, step) if parts.critic and seen else {}
     train_s = time.perf_counter() - start
     kl_coef = next_kl_coef(stage, values, samples)
     await run.deliver()
 
-    learnt = parts.source.learn(collected.groups)
-    signs, cautions = parts.monitor.learn(collected.groups, values, f"step {step + 1} of {run.state.label}")
+    learnt, cautions = parts.learn(collected.groups, values, step, run.state.label)
     run.say_once(cautions)
-    run.record(run.state.label, step + 1, "train", collected.groups, credits)
+    run.record(run.state.label, step + 1, "train", collected.groups, gathered.of_all(credits))
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
-    metrics = {**collected.metrics(), **credit_sums, **counters, **dropped, **values, **learnt, **signs}
+    metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **values, **learnt}
     metrics |= {"loss/kl_coef": kl_coef} if kl_coef is not None else {}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + collected.seconds}
     run.log(step + 1, metrics)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf.data import ScoredGroup
 from rlhf.rollout.tasks import tasks_of
+from rlhf.sampling.empty import EmptySteps
 from rlhf.sampling.sampler import Stateful, TaskSource
 from rlhf.trainers.collapse import Monitor
 from rlhf.trainers.critic import CriticTrainer
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
+from rlhf.trainers.replay import ReplayBuffer
 from rlhf.trainers.trainer import TorchTrainer
 
 
@@ -26,6 +29,8 @@ class Parts:
         source: of the tasks.
         monitor: of signs of collapse.
         critic: of the stage, or None.
+        empty: counts steps that trained on nothing.
+        buffer: of trajectories to replay, or None.
     """
 
     stage: PolicyGradient
@@ -33,6 +38,8 @@ class Parts:
     source: TaskSource
     monitor: Monitor = field(default_factory=Monitor)
     critic: CriticTrainer | None = None
+    empty: EmptySteps = field(default_factory=EmptySteps)
+    buffer: ReplayBuffer | None = None
 
     @classmethod
     def of(cls, stage: PolicyGradient, policy: Policy, environment: Any, seed: int, start: Path | None = None) -> Parts:
@@ -51,12 +58,14 @@ class Parts:
             TorchTrainer(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
             stage.sampler.start(tasks_of(environment, stage.split), seed),
             critic=CriticTrainer.of(stage, policy, start, seed),
+            buffer=ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
         )
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
         """What a checkpoint keeps besides policy and optimiser, by name."""
-        parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "critic": self.critic}
+        parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "empty": self.empty}
+        parts |= {"critic": self.critic, "buffer": self.buffer}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
@@ -67,3 +76,24 @@ class Parts:
     def is_warming(self, step: int) -> bool:
         """Whether the critic learns alone in a step, counted from 0."""
         return self.critic is not None and self.critic.is_warming(step)
+
+    def learn(
+        self, groups: Sequence[ScoredGroup], values: Mapping[str, float], step: int, label: str
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """Take in a finished step, once. Returns what is logged of it, and cautions by name.
+
+        Args:
+            groups: all that were drawn in it.
+            values: what its updates logged.
+            step: counted from 0.
+            label: of the stage, for the reader.
+        """
+        where = f"step {step + 1} of {label}"
+        figures, cautions = self.monitor.learn(groups, values, where)
+        figures |= self.source.learn(groups)
+        if not self.is_warming(step):
+            count, caution = self.empty.learn(values["batch/n_trained_trajectories"], where)
+            figures, cautions = figures | count, cautions | caution
+        if self.buffer is not None:
+            self.buffer.learn()
+        return figures, cautions
