@@ -131,6 +131,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "rebel": Entry("rlhf.losses.rebel:REBEL", "regress differences of log-ratios on those of rewards"),
         "a_lol": Entry("rlhf.losses.a_lol:ALoL", "imitate what was better than expected"),
         "nft": Entry("rlhf.losses.nft:NFT", "imitate right attempts, unlearn the implied wrong ones"),
+        "shiq": Entry("rlhf.losses.shiq:ShiQ", "logits are Q-values that agree along each trajectory"),
+        "rover": Entry("rlhf.losses.rover:ROVER", "log-ratios are Q-values of the random policy"),
+        "kdrl": Entry("rlhf.losses.kdrl:KDRL", "clipped ratio, and a teacher's log-probs on the samples"),
+        "luffy": Entry("rlhf.losses.luffy:LUFFY", "plain ratio; demonstrations by a shaped probability"),
         "min_entropy": Entry("rlhf.losses.min_entropy:MinEntropy", "more certainty, whatever the reward"),
     },
     "correction": {

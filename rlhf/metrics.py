@@ -118,6 +118,10 @@ loss/total                      | 1          | the number that is minimised
 loss/policy                     | 1          | policy-gradient term
 loss/kl_ref                     | nats       | divergence from the frozen reference per token
 loss/kl_coef                    | 1          | coefficient of that divergence in the next step, where it is adapted
+loss/kl_teacher                 | nats       | divergence from the teacher per token, k2; 0 on tokens it does not teach
+loss/teacher_coef               | 1          | coefficient of that divergence
+loss/taught_share               | share      | tokens that the teacher teaches
+loss/off_policy_share           | share      | tokens that another than the policy wrote
 loss/entropy                    | nats       | entropy of the policy's next-token distribution
 loss/clip_high_share            | share      | tokens whose ratio was clipped from above
 loss/clip_low_share             | share      | tokens whose ratio was clipped from below

@@ -13,6 +13,7 @@ from tests import recipe_parts
 
 SUMMED = "stages.1.reduction={kind: seq_mean_token_sum}"
 CENTRED = "stages.1.advantage={kind: dr_grpo}"
+MANY = "stages.1.epochs=2"
 PER_TRAJECTORY = "stages.1.reduction={kind: seq_mean_token_mean}"
 
 
@@ -38,6 +39,15 @@ def said(path: Path, *overrides: str) -> list[str]:
             "negative_weight is 0",
         ),
         (["stages.1.loss={kind: min_entropy, entropy_coef: 0.1}"], "stages[1].loss", "raises the entropy"),
+        (["stages.1.loss={kind: kdrl}"], "stages[1].loss.teacher", "teacher"),
+        (["stages.1.loss={kind: kdrl, teacher: ./nowhere}"], "stages[1].loss.teacher", "no such folder"),
+        (["stages.1.loss={kind: kdrl, teacher: a/b, right_above: 1}"], "stages[1].loss.right_above", "teach is all"),
+        (
+            ["stages.1.loss={kind: kdrl, teacher: a/b, teach: silent_groups}"],
+            "stages[1].filters.drop_zero_advantage",
+            "false with loss.teach: silent_groups",
+        ),
+        (["stages.1.loss={kind: luffy, shaping: 0}"], "stages[1].loss.shaping", "more than 0"),
     ],
 )
 def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: str, expected: str) -> None:
@@ -60,6 +70,13 @@ def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: st
         (["loss={kind: ppo_clip, clip_high: 0.2}"], "every ratio is 1: loss.clip_high has no effect"),
         (["loss={kind: reinforce, max_weight: 2}"], "loss.max_weight has no effect"),
         (["loss={kind: ppo_clip, kl: k3}"], "measured only"),
+        (["loss={kind: shiq}"], "takes advantages for scores less a baseline, grpo gives others: use dr_grpo"),
+        (["loss={kind: rover}", "advantage={kind: gigpo}", "epochs=2"], "gigpo gives others: use dr_grpo"),
+        (["loss={kind: rover, next_weight: 0.5}", "advantage={kind: rloo}"], "loss.next_weight has no effect"),
+        (["loss={kind: kdrl, teacher: a/b}"], "teaches attempts of any group"),
+        (["loss={kind: shiq}"], "keeps what scores as expected where it is"),
+        (["loss={kind: luffy}"], "this stage brings none"),
+        (["loss={kind: shiq}", "reduction={kind: seq_mean_token_mean}"], "shiq is defined with seq_mean_token_sum"),
     ],
 )
 def test_what_is_probably_not_meant_is_cautioned(echo: Path, overrides: list[str], text: str) -> None:
@@ -92,6 +109,9 @@ def test_scores_that_are_not_right_or_wrong_are_cautioned(echo: Path) -> None:
         ["stages.1.loss={kind: a_lol}", SUMMED, CENTRED, "stages.1.minibatches=2"],
         ["stages.1.loss={kind: cispo, clip_high: 4}", "stages.1.epochs=2"],
         ["stages.1.loss={kind: min_entropy}", "stages.1.filters.drop_zero_advantage=false"],
+        ["stages.1.loss={kind: shiq}", SUMMED, CENTRED, "stages.1.filters.drop_zero_advantage=false"],
+        ["stages.1.loss={kind: rover, clip: 0.2}", "stages.1.advantage={kind: grpo, normalize_std: false}", MANY],
+        ["stages.1.loss={kind: kdrl, teacher: a/b, teach: wrong}", "stages.1.filters.drop_zero_advantage=false"],
         # The engine's log-probs are the old ones: the ratio of the only update is not 1.
         ["stages.1.loss={kind: ppo_clip, clip_high: 0.2}", "engine={kind: vllm}", "stages.1.correction={kind: bypass}"],
     ],

@@ -242,6 +242,7 @@ _SILENCED: tuple[tuple[str, str, str, object, tuple[str, ...]], ...] = (
     ("loss", "cpgd", "drift_coef", 0, ("max_drift",)),
     ("loss", "nft", "negative_weight", 0, ("min_negative",)),
     ("loss", "a_lol", "ratio", "none", ("clip_low", "clip_high")),
+    ("loss", "kdrl", "teach", "all", ("right_above",)),
 )
 
 

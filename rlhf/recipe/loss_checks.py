@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import CATALOG, kind_of
 from rlhf.errors import RecipeError
+from rlhf.recipe.keys import keys_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 #: Keys of losses that say what happens where the ratio of new to old probability is not 1.
 _RATIO_KEYS = (
     "clip_low", "clip_high", "dual_clip", "max_weight", "max_log_ratio", "drift_coef", "max_drift", "min_negative",
-    "ratio",
+    "ratio", "next_weight", "clip",
 )  # fmt: skip
 
 
@@ -45,7 +46,31 @@ def _check_shares_of_right_attempts(recipe: Recipe) -> None:
             )
 
 
-LOSS_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_shares_of_right_attempts,)
+def _check_teachers(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if kind_of("loss", stage.loss) != "kdrl":
+            continue
+        folder = Path(stage.loss.teacher).expanduser()
+        is_local = folder.exists() or stage.loss.teacher.startswith((".", "/", "~"))
+        if is_local and not (folder / "config.json").is_file():
+            raise RecipeError(
+                "there is no model in this folder",
+                where=f"{path}.loss.teacher",
+                got=f"{stage.loss.teacher}, {'without config.json' if folder.is_dir() else 'no such folder'}",
+                expected="a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
+                hint="a run keeps its policy in checkpoints/NAME/policy",
+            )
+        if stage.loss.teach == "silent_groups" and stage.filters.drop_zero_advantage:
+            raise RecipeError(
+                "the teacher is for groups whose attempts all score the same, and those are left out",
+                where=f"{path}.filters.drop_zero_advantage",
+                got="true",
+                expected="false with loss.teach: silent_groups",
+                hint="set it to false, or use loss.teach: wrong",
+            )
+
+
+LOSS_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_shares_of_right_attempts, _check_teachers)
 
 
 def _caution_stale(recipe: Recipe) -> Iterator[str]:
@@ -68,9 +93,8 @@ def _caution_ratio_of_one(recipe: Recipe) -> Iterator[str]:
         bypassed = kind_of("correction", stage.correction) == "bypass" and not shares_policy(recipe)
         if stage.epochs * stage.minibatches > 1 or bypassed or kind_of("loss", stage.loss) not in CATALOG["loss"]:
             continue
-        default = type(stage.loss)()
-        names = [f.name for f in fields(stage.loss) if f.name in _RATIO_KEYS]
-        changed = [name for name in names if getattr(stage.loss, name) != getattr(default, name)]
+        defaults = {name: key.make_default for name, key in keys_of(type(stage.loss)).items() if name in _RATIO_KEYS}
+        changed = [name for name, default in defaults.items() if default and getattr(stage.loss, name) != default()]
         if changed:
             keys = ", ".join(f"loss.{name}" for name in changed)
             yield f"{path} makes one update per step, in which every ratio is 1: {keys} has no effect"
@@ -92,17 +116,42 @@ def _caution_right_and_wrong(recipe: Recipe) -> Iterator[str]:
 
 
 def _caution_silent_groups(recipe: Recipe) -> Iterator[str]:
+    why = {
+        "min_entropy": "looks at no advantage",
+        "kdrl": "teaches attempts of any group",
+        "shiq": "keeps what scores as expected where it is",
+    }
     for path, stage in policy_gradient_stages(recipe):
-        if kind_of("loss", stage.loss) == "min_entropy" and stage.filters.drop_zero_advantage:
+        kind = kind_of("loss", stage.loss)
+        if kind in why and stage.filters.drop_zero_advantage:
             yield (
-                f"{path}.loss looks at no advantage, and groups whose attempts all score the same are left out: set "
+                f"{path}.loss {why[kind]}, and groups whose attempts all score the same are left out: set "
                 "filters.drop_zero_advantage to false"
             )
 
 
+#: Losses that take advantages for scores less a baseline, in units of reward; and the estimators that give these.
+_IN_UNITS_OF_REWARD = ("shiq", "rover", "rebel")
+_UNSCALED = ("dr_grpo", "rloo", "loop")
+
+
+def _caution_units(recipe: Recipe) -> Iterator[str]:
+    for path, stage in policy_gradient_stages(recipe):
+        loss, kind = kind_of("loss", stage.loss), kind_of("advantage", stage.advantage)
+        unscaled = kind in _UNSCALED or (kind == "grpo" and not stage.advantage.normalize_std)
+        if loss in _IN_UNITS_OF_REWARD and kind in CATALOG["advantage"] and not unscaled:
+            yield f"{path}.loss takes advantages for scores less a baseline, {kind} gives others: use dr_grpo"
+
+
+def _caution_own_rows_only(recipe: Recipe) -> Iterator[str]:
+    for path, stage in policy_gradient_stages(recipe):
+        if kind_of("loss", stage.loss) == "luffy":
+            yield f"{path}.loss is for demonstrations among the attempts, and this stage brings none: it is -A ratio"
+
+
 def _caution_reference(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
-        if getattr(stage.loss, "needs_ref", False) and not stage.loss.kl_coef:
+        if getattr(stage.loss, "kl", None) is not None and not stage.loss.kl_coef:
             yield f"{path}.loss.kl is measured only: kl_coef is 0, and the reference model costs a forward pass"
 
 
@@ -113,5 +162,7 @@ LOSS_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     _caution_reduction,
     _caution_right_and_wrong,
     _caution_silent_groups,
+    _caution_units,
+    _caution_own_rows_only,
     _caution_reference,
 )

@@ -21,6 +21,7 @@ from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
+from rlhf.trainers.teacher import taught, with_teacher_coef
 from rlhf.trainers.update import update
 
 
@@ -57,7 +58,8 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     with run.saved_if_stopped(parts):
         await run.watch(stage.evaluate_every, stage.steps)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
-            await one_step(run, with_kl_coef(stage, run.state.kl_coef), parts, step)
+            now = with_teacher_coef(with_kl_coef(stage, run.state.kl_coef), step)
+            await one_step(run, now, parts, step)
             await run.watch(stage.evaluate_every, stage.steps)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(parts)
@@ -77,6 +79,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
 
     run.reseed(step)
     rng = np.random.default_rng([run.seed, run.state.stage, step])
+    samples = taught(parts.teacher, stage, parts.trainer, samples, groups)
     buffer = None if parts.is_warming(step) else parts.buffer
     values = update(stage, parts.trainer, samples, rng, run.collector.engine.shares_policy, buffer)
     values |= parts.critic.learn(seen, made, rng, step) if parts.critic and seen else {}

@@ -16,6 +16,7 @@ from rlhf.trainers.critic import CriticTrainer
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.replay import ReplayBuffer
+from rlhf.trainers.teacher import Teacher, teacher_of
 from rlhf.trainers.trainer import TorchTrainer
 
 
@@ -28,6 +29,7 @@ class Parts:
         trainer: of the policy.
         source: of the tasks.
         monitor: of signs of collapse.
+        teacher: that the loss names, or None.
         critic: of the stage, or None.
         empty: counts steps that trained on nothing.
         buffer: of trajectories to replay, or None.
@@ -37,6 +39,7 @@ class Parts:
     trainer: TorchTrainer
     source: TaskSource
     monitor: Monitor = field(default_factory=Monitor)
+    teacher: Teacher | None = None
     critic: CriticTrainer | None = None
     empty: EmptySteps = field(default_factory=EmptySteps)
     buffer: ReplayBuffer | None = None
@@ -57,6 +60,7 @@ class Parts:
             stage,
             TorchTrainer(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
             stage.sampler.start(tasks_of(environment, stage.split), seed),
+            teacher=teacher_of(stage, policy),
             critic=CriticTrainer.of(stage, policy, start, seed),
             buffer=ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
         )

@@ -17,12 +17,14 @@ from rlhf.batching.pack import is_split, pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.catalog import CATALOG, resolve
 from rlhf.data import Credit
-from rlhf.losses.policy_loss import LossInputs
+from rlhf.errors import DataError
+from rlhf.losses.policy_loss import LossInputs, whole_of
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.trajectories import trajectories_of
 
-MODEL = PrefixModel()
-LOSSES = {kind: resolve("loss", kind, base=Path())() for kind in CATALOG["loss"]}
+MODEL, FROZEN, BEFORE = (PrefixModel(seed) for seed in range(3))
+NEEDED = {"kdrl": {"teacher": "somewhere", "teacher_coef": 0.5}}
+LOSSES = {kind: resolve("loss", kind, base=Path())(**NEEDED.get(kind, {})) for kind in CATALOG["loss"]}
 every_loss = pytest.mark.parametrize("kind", LOSSES)
 
 
@@ -39,20 +41,30 @@ def gradient(kind, samples, max_tokens=10_000):
     batches = packed(samples, reduction, max_tokens)
     if not batches:
         return MODEL.gradient(torch.zeros(()))
-    logits = [MODEL.packed_logits(batch) for batch in batches]
-    policy = [policy_logprobs(x, batch) for x, batch in zip(logits, batches, strict=True)]
-    columns = ("sampler_logprobs", "advantages", "sequence_ids", "group_ids")
-    whole = trajectories_of(torch.cat(policy), *(torch.cat([getattr(b, name) for b in batches]) for name in columns))
-    total = torch.zeros((), dtype=torch.float64)
-    for x, logprobs, batch in zip(logits, policy, batches, strict=True):
-        log_p = torch.log_softmax(x[batch.select], -1)
-        made = LossInputs(
-            logprobs, batch.sampler_logprobs, batch.sampler_logprobs, batch.advantages, batch.weights,
-            batch.sequence_ids, entropy=-(log_p.exp() * log_p).sum(-1), trajectories=whole,
-            n_minibatch_tokens=batch.n_minibatch_tokens,
-        )  # fmt: skip
-        total = total + loss(made).loss
-    return MODEL.gradient(total)
+    made = [inputs_of(batch) for batch in batches]
+    columns = ("advantages", "sequence_ids", "group_ids")
+    policy, old = (torch.cat([getattr(m, name) for m in made]) for name in ("policy_logprobs", "old_logprobs"))
+    figures = trajectories_of(policy, old, *(torch.cat([getattr(b, name) for b in batches]) for name in columns))
+    shared = {"trajectories": figures, "whole": whole_of(made)}
+    return MODEL.gradient(torch.stack([loss(replace(m, **shared)).loss for m in made]).sum())
+
+
+def inputs_of(batch):
+    """Everything that a loss may ask for; reference and teacher are a second model, the means are of a third."""
+    logits = MODEL.packed_logits(batch)[batch.select]
+    log_p = logits.log_softmax(-1)
+    with torch.no_grad():
+        other, before = (m.packed_logits(batch) for m in (FROZEN, BEFORE))
+        theirs = policy_logprobs(other, batch)
+    return LossInputs(
+        log_p.gather(-1, batch.targets[:, None]).squeeze(-1),
+        batch.sampler_logprobs, batch.sampler_logprobs, batch.advantages, batch.weights, batch.sequence_ids,
+        ref_logprobs=theirs, entropy=-(log_p.exp() * log_p).sum(-1), n_minibatch_tokens=batch.n_minibatch_tokens,
+        places=batch.places, log_normalizers=logits.logsumexp(-1),
+        ref_log_normalizers=other[batch.select].logsumexp(-1), mean_logprobs=log_p.detach().mean(-1),
+        old_mean_logprobs=before[batch.select].log_softmax(-1).mean(-1), teacher_logprobs=theirs,
+        off_policy=batch.off_policy,
+    )  # fmt: skip
 
 
 def rows_of(step, layout="trajectory"):
@@ -82,6 +94,59 @@ def test_tokens_that_nobody_sampled_change_nothing(kind, step, n_extra):
         return replace(s, token_ids=np.pad(s.token_ids, (0, n_extra), constant_values=VOCABULARY - 1), **grown)
 
     assert torch.equal(gradient(kind, [padded(s) for s in samples]), gradient(kind, samples))
+
+
+def test_places_number_the_policy_tokens_of_a_trajectory_across_its_rows():
+    # Trajectory 0 has rows of two and one sampled tokens, trajectory 1 one of one; each row is a micro-batch.
+    first = group(trajectory(generation([0], [1, 2]), generation([5], [3])), trajectory(generation([0], [3])))
+    samples, _ = make_samples([first], [Credit((((1.0, 1.0), (1.0,)), ((1.0,),)))])
+    batches = packed(samples, Reduction(), max_tokens=1)
+    found = sorted((b.sequence_ids.tolist(), b.places.tolist(), b.targets.tolist()) for b in batches)
+    assert found == [([0], [2], [3]), ([0, 0], [0, 1], [1, 2]), ([1], [0], [3])]
+    [together] = packed(samples, Reduction())
+    assert together.places.tolist() == [0, 1, 2, 0]
+
+
+def test_figures_of_rows_reach_the_tokens_that_are_trained_on():
+    samples, _ = make_samples([group(trajectory(generation([0], [1, 2])))], [Credit((((1.0, 1.0),),))])
+    row = np.array([0.0, -2.0, np.nan], np.float32)
+    [own] = packed(samples, Reduction())
+    assert own.off_policy is None and own.teacher_logprobs is None and own.old_mean_logprobs is None
+    sample = replace(
+        samples[0],
+        teacher_logprobs=row,
+        off_policy=np.array([False, True, False]),
+        old_mean_logprobs=np.array([0.0, -1.0, -3.0], np.float32),
+    )
+    [batch] = packed([sample, replace(sample, off_policy=None, sequence=1)], Reduction())
+    assert batch.off_policy.tolist() == [True, False, False, False]
+    np.testing.assert_array_equal(batch.teacher_logprobs.numpy(), np.tile(row[1:], 2))
+    assert batch.old_mean_logprobs.tolist() == [-1.0, -3.0, -1.0, -3.0]
+    kept = sample.masked(np.array([False, False, True]))
+    assert kept.n_policy_tokens == 1 and not kept.off_policy.any()
+    assert kept.old_mean_logprobs.tolist() == [0.0, 0.0, -3.0] and np.isnan(kept.teacher_logprobs[2])
+    with pytest.raises(DataError, match="figures that others lack"):
+        packed([sample, replace(samples[0], sequence=1)], Reduction())
+    with pytest.raises(DataError, match="cannot be off-policy"):
+        replace(sample, off_policy=np.array([True, False, False]))
+    with pytest.raises(DataError, match="must not be infinite"):
+        replace(sample, teacher_logprobs=np.array([0.0, -np.inf, 0.0], np.float32))
+    with pytest.raises(DataError, match="differ in length"):
+        replace(sample, off_policy=np.array([True]))
+
+
+@settings(max_examples=15)
+@given(step=steps(), max_tokens=st.integers(1, 40), seed=st.integers(0, 99))
+def test_rows_of_another_leave_no_trace_of_layout_either(step, max_tokens, seed):
+    # Whole trajectories are another's, as demonstrations are.
+    others = np.random.default_rng(seed).random(99) < 0.5
+
+    def mixed(layout):
+        rows = rows_of(step, layout)
+        return [replace(s, off_policy=s.mask.copy()) if others[s.sequence] else s for s in rows]
+
+    expected = gradient("luffy", mixed("trajectory"))
+    assert torch.allclose(gradient("luffy", mixed("generation"), max_tokens), expected, atol=1e-8)
 
 
 def test_whether_anything_is_split_over_micro_batches():

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from rlhf.losses.policy_loss import LossInputs
+from rlhf.losses.policy_loss import LossInputs, whole_of
 from rlhf.losses.trajectories import trajectories_of
+
+#: Arrays of floats that may be given.
+OPTIONAL = (
+    "weights", "ref_logprobs", "entropy", "log_normalizers", "ref_log_normalizers", "mean_logprobs",
+    "old_mean_logprobs", "teacher_logprobs",
+)  # fmt: skip
 
 
 def inputs(
@@ -20,7 +27,7 @@ def inputs(
     """Float64 inputs, weights of a token mean unless given; `policy` is a leaf that collects gradients.
 
     All tokens are of one trajectory unless `sequence_ids` are given, all trajectories of one group unless `group_ids`
-    are; `trajectories` are those of these tokens unless given.
+    are. `trajectories` and `whole` are those of these tokens unless given, the tokens in their present order.
     """
     policy = torch.as_tensor(policy, dtype=torch.float64)
     leaf = policy if policy.requires_grad else policy.clone().requires_grad_()
@@ -35,17 +42,22 @@ def inputs(
     whole = more.pop("trajectories", None)
     if whole is None:
         whole = trajectories_of(leaf, old_logprobs, tensor(advantages), sequence_ids, group_ids)
-    tensors = {name: tensor(more.pop(name)) for name in ("weights", "ref_logprobs", "entropy") if name in more}
-    return LossInputs(
+    tensors = {name: tensor(more.pop(name)) for name in OPTIONAL if name in more}
+    if "log_normalizers" in tensors:
+        tensors["log_normalizers"].requires_grad_()
+    tokens = more.pop("whole", None)
+    made = LossInputs(
         policy_logprobs=leaf,
         old_logprobs=old_logprobs,
         sampler_logprobs=tensor(more.pop("sampler", old_logprobs)),
         advantages=tensor(advantages),
         sequence_ids=sequence_ids,
         trajectories=whole,
+        places=torch.as_tensor(more.pop("places", range(n)), dtype=torch.int64),
         **{"weights": torch.full((n,), 1 / max(n, 1), dtype=torch.float64), **tensors},
         **more,
     )
+    return replace(made, whole=whole_of([made]) if tokens is None else tokens)
 
 
 def gradient(loss: torch.Tensor, given: LossInputs) -> list[float]:

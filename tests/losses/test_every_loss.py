@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from rlhf.errors import DataError
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.reduction import Reduction
 
-KINDS = {kind: resolve("loss", kind, base=Path()) for kind in CATALOG["loss"]}
+#: Keys that a loss cannot do without.
+NEEDED = {"kdrl": {"teacher": "somewhere"}}
+KINDS = {kind: partial(resolve("loss", kind, base=Path()), **NEEDED.get(kind, {})) for kind in CATALOG["loss"]}
 every_loss = pytest.mark.parametrize("kind", KINDS)
 logprob = st.floats(-4, 0)
 #: Of right and wrong attempts: what NFT reads its share of right attempts off, within its bounds.
@@ -25,6 +28,15 @@ advantage = st.one_of(st.just(0.0), st.floats(0.05, 0.95), st.floats(-0.95, -0.0
 
 #: A step of three trajectories in two groups: the group of each, and the trajectory of each token.
 GROUPS = {7: 0, 8: 0, 3: 1}
+LOGPROBS = ("policy", "old", "ref_logprobs", "teacher_logprobs", "mean_logprobs", "old_mean_logprobs")
+NORMALIZERS = ("log_normalizers", "ref_log_normalizers")
+#: What else is the policy's own where nothing has moved yet: the array, and the one that it equals.
+UNMOVED = {
+    "ref_logprobs": "policy",
+    "ref_log_normalizers": "log_normalizers",
+    "old_mean_logprobs": "mean_logprobs",
+    "teacher_logprobs": "policy",
+}
 
 
 @st.composite
@@ -33,7 +45,7 @@ def tokens(draw):
     sequence_ids = draw(st.lists(st.sampled_from(list(GROUPS)), min_size=1, max_size=8))
     n = len(sequence_ids)
     of_trajectory = {s: draw(advantage) for s in GROUPS}
-    columns = {name: draw(st.lists(logprob, min_size=n, max_size=n)) for name in ("policy", "old", "ref_logprobs")}
+    columns = {name: draw(st.lists(logprob, min_size=n, max_size=n)) for name in (*LOGPROBS, *NORMALIZERS)}
     return {
         **columns,
         "advantages": [of_trajectory[s] for s in sequence_ids],
@@ -41,6 +53,7 @@ def tokens(draw):
         "entropy": draw(st.lists(st.floats(0, 3), min_size=n, max_size=n)),
         "sequence_ids": sequence_ids,
         "group_ids": [GROUPS[s] for s in sequence_ids],
+        "places": draw(st.permutations(range(n))),
     }
 
 
@@ -51,6 +64,12 @@ def policy_term(kind, rows):
         return [max(a, 0.0) for a in advantages]
     if kind == "min_entropy":
         return [0.0] * len(advantages)
+    if kind == "rover":
+        return [2 * a for a in advantages]
+    if kind == "shiq":  # 2 β G for each error in which the token occurs: its own and those before it
+        order = list(zip(rows["sequence_ids"], rows["places"], strict=True))
+        n_so_far = [sum(other[0] == own[0] and other[1] <= own[1] for other in order) for own in order]
+        return [2 * 0.1 * n * a for n, a in zip(n_so_far, advantages, strict=True)]
     if kind != "rebel":
         return advantages
     # 4 η G / (G − 1) · (A − mean A of the group), over the trajectories that have tokens here
@@ -66,7 +85,7 @@ def policy_term(kind, rows):
 @every_loss
 @given(rows=tokens())
 def test_on_policy_the_gradient_is_the_plain_policy_gradient(kind, rows):
-    made = inputs(**{**rows, "old": None})
+    made = inputs(**{**rows, "old": None, **{name: rows[of] for name, of in UNMOVED.items()}})
     loss = KINDS[kind]()(made).loss
     expected = [-w * a for w, a in zip(rows["weights"], policy_term(kind, rows), strict=True)]
     found = gradient(loss, made) if kind != "min_entropy" else [0.0] * len(expected)
@@ -74,10 +93,12 @@ def test_on_policy_the_gradient_is_the_plain_policy_gradient(kind, rows):
 
 
 #: Without what is no policy term.
-BARE = {"cpgd": {"drift_coef": 0.0}}
+BARE = {"cpgd": {"drift_coef": 0.0}, "kdrl": {"teacher_coef": 0.0}}
+#: Advantage 0 is something to be regressed on, too.
+REGRESSIONS = ("rebel", "shiq", "rover")
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("rebel", "min_entropy")])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*REGRESSIONS, "min_entropy")])
 @given(rows=tokens())
 def test_advantage_zero_pulls_nowhere(kind, rows):
     made = inputs(**{**rows, "advantages": [0.0] * len(rows["policy"])})
@@ -89,9 +110,9 @@ def test_advantage_zero_pulls_nowhere(kind, rows):
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "min_entropy"])
 @given(rows=tokens(), shift=st.floats(-3, 3))
 def test_only_ratios_matter(kind, rows, shift):
-    # Both log-probs moved alike: the same ratios, so the same gradient.
+    # All log-probs of the tokens moved alike: the same ratios, so the same gradient.
     made = inputs(**rows)
-    moved = {name: [x + shift for x in rows[name]] for name in ("policy", "old")}
+    moved = {name: [x + shift for x in rows[name]] for name in ("policy", "old", "ref_logprobs", "teacher_logprobs")}
     other = inputs(**{**rows, **moved})
     expected = gradient(KINDS[kind]()(made).loss, made)
     assert gradient(KINDS[kind]()(other).loss, other) == pytest.approx(expected, rel=1e-6, abs=1e-9)
@@ -109,7 +130,7 @@ def test_micro_batches_add_up_to_the_minibatch_in_any_order(kind, rows, data):
     parts = []
     for part in (order[:cut], order[cut:]):
         picked = {name: [values[i] for i in part] for name, values in rows.items()}
-        made = inputs(**picked, n_minibatch_tokens=n, trajectories=whole.trajectories)
+        made = inputs(**picked, n_minibatch_tokens=n, trajectories=whole.trajectories, whole=whole.whole)
         parts.append((part, made, loss(made)))
     expected = loss(whole)
     assert sum(out.loss.item() for _, _, out in parts) == pytest.approx(expected.loss.item(), abs=1e-9)
@@ -136,20 +157,22 @@ def test_a_token_without_weight_leaves_no_gradient(kind, rows):
 def test_a_loss_keeps_its_contract(kind):
     loss = KINDS[kind](kl="k3", kl_coef=0.1)
     assert isinstance(loss, PolicyLoss)
-    nothing = inputs([], [], ref_logprobs=[], entropy=[])
+    nothing = inputs([], [], entropy=[], **{name: [] for name in (*LOGPROBS[2:], *NORMALIZERS)})
     output = loss(nothing)
     output.loss.backward()
     assert output.loss.item() == 0.0
     assert all(value.item() == 0.0 for value in (*output.metrics.values(), *output.metrics_max.values()))
     for name in getattr(loss, "reductions", ()):
         Reduction(kind=name, max_tokens=5 if name.endswith("norm") else None)
-    assert getattr(loss, "needs_whole", None) in (None, "trajectory", "group")
+    assert getattr(loss, "needs_whole", None) in (None, "trajectory", "group", "tokens")
 
 
 @every_loss
 def test_log_ratios_far_apart_stay_finite(kind):
     rows = {"policy": [-1e4, 0.0, -1.0], "old": [0.0, -1e4, -1.0], "advantages": [0.5, -0.5, -0.5]}
     rows |= {"sequence_ids": [0, 1, 1], "group_ids": [0, 0, 0], "entropy": [1.0] * 3}
+    rows |= dict.fromkeys(("ref_logprobs", "teacher_logprobs", "old_mean_logprobs"), rows["old"])
+    rows |= {"mean_logprobs": rows["policy"], "log_normalizers": [1e4, 0.0, 1.0], "ref_log_normalizers": [1.0] * 3}
     made = inputs(**rows)
     output = KINDS[kind]()(made)
     assert all(torch.isfinite(x) for x in (output.loss, *output.metrics.values(), *output.metrics_max.values()))
@@ -159,5 +182,22 @@ def test_log_ratios_far_apart_stay_finite(kind):
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if getattr(KINDS[k](), "needs_whole", None)])
 def test_trajectories_that_are_needed_and_not_given_raise(kind):
-    with pytest.raises(DataError, match="needs trajectories"):
-        KINDS[kind]()(replace(inputs([-1.0], [0.5]), trajectories=None))
+    with pytest.raises(DataError, match=r"needs (whole )?trajectories"):
+        KINDS[kind]()(replace(inputs([-1.0], [0.5], log_normalizers=[0.0]), trajectories=None, whole=None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        ("shiq", "ref_logprobs"),
+        ("shiq", "log_normalizers"),
+        ("shiq", "ref_log_normalizers"),
+        ("rover", "mean_logprobs"),
+        ("kdrl", "teacher_logprobs"),
+        ("min_entropy", "entropy"),
+    ],
+)
+def test_an_array_that_is_needed_and_not_given_is_named(kind, missing):
+    rows = {name: [-1.0] for name in (*LOGPROBS[2:], *NORMALIZERS, "entropy") if name != missing}
+    with pytest.raises(DataError, match=f"this loss needs {missing}"):
+        KINDS[kind]()(inputs([-1.0], [0.5], **rows))

@@ -1,0 +1,70 @@
+"""KDRL: the clipped surrogate, and a teacher's log-probs on what the student sampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.losses.kl import kl_estimate
+from rlhf.losses.policy_loss import LossInputs, LossOutput
+from rlhf.losses.ppo_clip import PPOClip
+from rlhf.losses.regularized import given
+from rlhf.settings import STRICT
+
+Teach = Literal["all", "wrong", "silent_groups"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class KDRL(PPOClip):
+    """l = l_PPO + β k2(log π − log π_T) on the tokens that are taught, with k2(d) = d² / 2.
+
+    The student's own samples are scored by a teacher of the same tokenizer, once per step, and the student is drawn to
+    it with the unbiased gradient of KL(π ‖ π_T), while the reward decides where the two part. β falls linearly over the
+    steps of the stage. d = .3 gives k2 = .045, and half-way β = .003. Both terms are reduced with the same weights; a
+    token that is not taught has 0 in the second.
+
+    An attempt is right if its score is above `right_above`. A silent group is one in which all attempts score the same;
+    those without a right one teach nothing else (set `filters.drop_zero_advantage` to false, which leaves them out).
+
+    Source: KDRL, arXiv 2506.02208; no code is public: what is masked, and that the schedule lasts as long as the stage,
+    are this project's.
+    """
+
+    teacher: str
+    """Folder of a saved model, or its name on a hub; its tokenizer must be the policy's."""
+    teacher_coef: Annotated[float, Field(ge=0)] = 5e-3
+    """β in the first step, in units of loss per nat."""
+    teacher_coef_end: Annotated[float, Field(ge=0)] = 1e-3
+    """β in the last step."""
+    teach: Teach = "all"
+    """Which attempts: all, the wrong ones, or those of groups that are silent because every attempt is wrong."""
+    right_above: float = 0.0
+    """An attempt with a higher score is right."""
+
+    def at(self, step: int, n_steps: int) -> KDRL:
+        """Return the loss of a step, counted from 0: `teacher_coef` is the present β.
+
+        A lone step has β of the first. Half-way from .005 to .001: .003.
+        """
+        share = step / (n_steps - 1) if n_steps > 1 else 0.0
+        return replace(self, teacher_coef=self.teacher_coef + (self.teacher_coef_end - self.teacher_coef) * share)
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Return the loss of one micro-batch's share of the minibatch."""
+        policy, theirs = inputs.policy_logprobs, given(inputs.teacher_logprobs, "teacher_logprobs")
+        taught = ~theirs.isnan()
+        k2 = kl_estimate("k2", policy, torch.where(taught, theirs, policy.detach()))
+        term = self.teacher_coef * (inputs.weights * k2).sum()
+        output = super().__call__(inputs)
+        metrics = {
+            **output.metrics,
+            "loss/total": output.metrics["loss/total"] + term.detach(),
+            "loss/kl_teacher": inputs.mean_share(k2),
+            "loss/taught_share": inputs.mean_share(taught.to(policy)),
+            "loss/teacher_coef": inputs.mean_share(torch.full_like(policy, self.teacher_coef)),
+        }
+        return LossOutput(output.loss + term, metrics, output.metrics_max)
