@@ -28,6 +28,7 @@ NEEDED = {
     ("environment", "textworld_express"): {"game": "coin"},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
     ("advantage", "hrpo"): {"reward": "steps"},
+    ("loss", "kdrl"): {"teacher": "somewhere"},
     ("advantage", "hicra"): {"grams": [[5, 3]], "begin": [7]},
 }
 
