@@ -133,6 +133,30 @@ def test_every_other_estimator_learns(start: Path, tmp_path: Path, estimator: st
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
 
 
+#: A model of the critic's own, a head on the policy's trunk, and one whose gradient goes on into that trunk.
+CRITICS: dict[str, dict[str, Any]] = {
+    "own": {"optimizer": {"lr": 3.0e-3}},
+    "head": {"trunk": "policy", "optimizer": {"lr": 2.0e-2}},
+    "trunk": {"trunk": "policy", "gradient": "trunk", "head_lr": 2.0e-2, "optimizer": {"lr": 1.0e-3}},
+}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "critic"),
+    [*((estimator, "own") for estimator in WITH_CRITIC), ("gae", "head"), ("turn_gae", "trunk")],
+)
+def test_every_estimator_with_a_critic_learns(start: Path, tmp_path: Path, estimator: str, critic: str) -> None:
+    advantage = {"kind": estimator, **WITH_CRITIC[estimator]}
+    done = learn(start, tmp_path, advantage=advantage, critic=CRITICS[critic], **LOSSES["ppo_clip"])
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+    values, returns = (runs.curve(done.folder, f"critic/{name}_mean") for name in ("value", "return"))
+    assert values[0] == 0.0 and sum(values[-3:]) == pytest.approx(sum(returns[-3:]), rel=0.15)
+    explained = runs.curve(done.folder, "critic/explained_variance")
+    if critic == "own":
+        assert explained[0] == 0.0 and sum(explained[-3:]) / 3 > 0.3, explained
+    assert runs.curve(done.folder, "critic/loss")[-1] < runs.curve(done.folder, "critic/loss")[0]
+
+
 @pytest.mark.parametrize("loss", OTHER_LOSSES)
 def test_every_other_loss_learns(start: Path, tmp_path: Path, loss: str) -> None:
     stage = LOSSES["ppo_clip"] | {"loss": {"kind": loss}} | OTHER_LOSSES[loss]

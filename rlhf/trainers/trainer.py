@@ -21,12 +21,9 @@ from rlhf.losses.mismatch import CorrectionInputs, CorrectionOutput, joined, joi
 from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
-from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.reading import Figure, Reading, wanted_by
-
-#: Updates in a row that may be skipped because the gradient was not finite.
-MAX_SKIPPED = 5
 
 #: Arrays that a loss gets as they are in the batch.
 _OF_TOKENS = (
@@ -40,20 +37,31 @@ class TorchTrainer:
     """Updates `policy` in place.
 
     Attributes:
-        n_updates: optimiser updates so far, of the stage.
         total_updates: updates the stage will make; the schedule's horizon.
-        n_skipped: updates left out because the gradient was not finite.
+        optimizer: over the policy's trained parameters.
     """
 
     policy: Policy
     settings: AdamW
     total_updates: int
-    n_updates: int = 0
-    n_skipped: int = 0
-    _n_skipped_in_a_row: int = 0
 
     def __post_init__(self) -> None:
         self.optimizer = self.settings.build(self.policy.model.parameters())
+        self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
+
+    @property
+    def n_updates(self) -> int:
+        """Optimiser updates so far, of the stage."""
+        return self._stepper.n_updates
+
+    @n_updates.setter
+    def n_updates(self, value: int) -> None:
+        self._stepper.n_updates = value
+
+    @property
+    def n_skipped(self) -> int:
+        """Updates left out because the gradient was not finite."""
+        return self._stepper.n_skipped
 
     def logprobs(
         self, model: torch.nn.Module, batch: PackedBatch, *, temperature: float, entropy: bool = False
@@ -232,35 +240,9 @@ class TorchTrainer:
                 sums[name] = sums.get(name, 0.0) + float(x)
             for name, x in metrics_max.items():
                 peaks[name] = max(peaks.get(name, -math.inf), float(x))
-        norm = self._apply()
+        norm = self._stepper.step()
         self.policy.model.eval()
-        return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._lr()}
-
-    def _lr(self) -> float:
-        return self.settings.lr_at(max(self.n_updates - 1, 0), self.total_updates)
-
-    def _apply(self) -> float:
-        parameters = [p for p in self.policy.model.parameters() if p.grad is not None]
-        limit = self.settings.max_grad_norm if self.settings.max_grad_norm is not None else math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-        if not math.isfinite(norm):
-            self.n_skipped += 1
-            self._n_skipped_in_a_row += 1
-            if self._n_skipped_in_a_row >= MAX_SKIPPED:
-                raise TrainingError(
-                    f"{MAX_SKIPPED} updates in a row had a gradient that is not finite",
-                    where=f"update {self.n_updates}",
-                    got=f"gradient norm {norm}",
-                    expected="finite gradients",
-                    hint="lower optimizer.lr or the reward's scale; the weights are those of the last good update",
-                )
-            return norm
-        self._n_skipped_in_a_row = 0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.lr_at(self.n_updates, self.total_updates)
-        self.optimizer.step()
-        self.n_updates += 1
-        return norm
+        return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr}
 
 
 def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:

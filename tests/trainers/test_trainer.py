@@ -17,9 +17,9 @@ from rlhf.errors import TrainingError
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
-from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.optimizer import MAX_SKIPPED, AdamW
 from rlhf.trainers.policy import Lora, Policy
-from rlhf.trainers.trainer import MAX_SKIPPED, TorchTrainer
+from rlhf.trainers.trainer import TorchTrainer
 from tests.trainers.tiny import collect, credit, gradient, parameters, policy
 
 #: An ε this large makes the step of Adam a smooth function of the gradient, so that rounding stays rounding.
