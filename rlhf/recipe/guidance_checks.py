@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
 from rlhf.errors import RecipeError
@@ -26,4 +26,32 @@ def _check_votes(recipe: Recipe) -> None:
                 )
 
 
-GUIDANCE_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_votes,)
+def _check_references(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if stage.reference_reset is None:
+            continue
+        if not getattr(stage.loss, "needs_ref", False):
+            raise RecipeError(
+                "there is no reference to renew",
+                where=f"{path}.reference_reset",
+                got=f"loss {kind_of('loss', stage.loss)} without a KL term",
+                expected="a loss that compares with a reference",
+                hint="set loss.kl and loss.kl_coef, or remove reference_reset",
+            )
+        _check_patience(path, stage)
+
+
+def _check_patience(path: str, stage: Any) -> None:
+    patience, every = stage.reference_reset.patience, stage.evaluate_every
+    n_evaluations = (stage.steps - 1) // every if every else 0  # none after the last step
+    if patience is not None and n_evaluations <= patience:
+        raise RecipeError(
+            "the patience never ends: there are too few evaluations",
+            where=f"{path}.reference_reset.patience",
+            got=f"{patience}, with {n_evaluations} evaluations between {stage.steps} steps",
+            expected="more evaluations than that, the first being the best so far",
+            hint=f"set {path}.evaluate_every, a lower one, or a lower patience",
+        )
+
+
+GUIDANCE_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_votes, _check_references)

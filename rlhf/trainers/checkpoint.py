@@ -59,8 +59,8 @@ class State:
         n_critic_updates: those of its critic.
         kl_coef: of the next step, where the stage's loss adapts it; None is the recipe's.
         watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
-        references: names of the checkpoints that became the reference of their stage in its course, oldest first; of the
-            whole run.
+        references: names of the checkpoints that became the reference of their stage in its course, of the whole run,
+            oldest first.
         n_logged: lines of metrics of the whole run.
         n_episodes: training episodes of the whole run.
         train_s: seconds spent in training stages, evaluations excluded.

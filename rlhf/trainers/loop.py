@@ -19,6 +19,7 @@ from rlhf.trainers.gather import gather
 from rlhf.trainers.imitation import imitate
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy_gradient import PolicyGradient
+from rlhf.trainers.reference import take_reference, watch
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 from rlhf.trainers.teacher import taught, with_teacher_coef
@@ -52,15 +53,15 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     parts = Parts.of(stage, run.policy, run.collector.environment, run.seed, start if run.state.step else None)
     run.take_up(parts)
     if getattr(stage.loss, "needs_ref", False):
-        run.policy.keep_reference(start)
+        take_reference(run)
     await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
     with run.saved_if_stopped(parts):
-        await run.watch(stage.evaluate_every, stage.steps)  # where a run was stopped in an evaluation
+        await watch(run, parts)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
             now = with_teacher_coef(with_kl_coef(stage, run.state.kl_coef), step)
             await one_step(run, now, parts, step)
-            await run.watch(stage.evaluate_every, stage.steps)
+            await watch(run, parts)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(parts)
     run.advance(finished=True)

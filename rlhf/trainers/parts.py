@@ -15,6 +15,7 @@ from rlhf.trainers.collapse import Monitor
 from rlhf.trainers.critic import CriticTrainer
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
+from rlhf.trainers.reference import ResetClock
 from rlhf.trainers.replay import ReplayBuffer
 from rlhf.trainers.teacher import Teacher, teacher_of
 from rlhf.trainers.trainer import TorchTrainer
@@ -33,6 +34,7 @@ class Parts:
         critic: of the stage, or None.
         empty: counts steps that trained on nothing.
         buffer: of trajectories to replay, or None.
+        reference: says when the reference is renewed, or None where it never is.
     """
 
     stage: PolicyGradient
@@ -43,6 +45,7 @@ class Parts:
     critic: CriticTrainer | None = None
     empty: EmptySteps = field(default_factory=EmptySteps)
     buffer: ReplayBuffer | None = None
+    reference: ResetClock | None = None
 
     @classmethod
     def of(cls, stage: PolicyGradient, policy: Policy, environment: Any, seed: int, start: Path | None = None) -> Parts:
@@ -63,13 +66,14 @@ class Parts:
             teacher=teacher_of(stage, policy),
             critic=CriticTrainer.of(stage, policy, start, seed),
             buffer=ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
+            reference=ResetClock(stage.reference_reset) if stage.reference_reset else None,
         )
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
         """What a checkpoint keeps besides policy and optimiser, by name."""
         parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "empty": self.empty}
-        parts |= {"critic": self.critic, "buffer": self.buffer}
+        parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
@@ -100,4 +104,6 @@ class Parts:
             figures, cautions = figures | count, cautions | caution
         if self.buffer is not None:
             self.buffer.learn()
+        if self.reference is not None:
+            figures |= self.reference.learn(values)
         return figures, cautions

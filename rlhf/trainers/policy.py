@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -239,11 +239,16 @@ class Policy:
         """All parameters, frozen ones included."""
         return sum(p.numel() for p in self.model.parameters())
 
-    def keep_reference(self, start: Path) -> None:
-        """Keep the policy as it was at checkpoint `start`, frozen, for KL terms. Adapters need none: it is the base."""
-        if not self.is_lora:
+    def keep_reference(self, folder: Path, *, adapter: bool = False) -> None:
+        """Keep the policy of a checkpoint, frozen, for KL terms.
+
+        Of adapters it is the base, which needs no copy; with `adapter`, the base under a copy of the checkpoint's one.
+        """
+        if self.is_lora:
+            self.reference = _adapter_weights(self.model, folder / "policy") if adapter else None
+        else:
             dtype = str(self.model.dtype).removeprefix("torch.")
-            self.reference, _ = load_folder(str(start / "policy"), dtype=dtype)
+            self.reference, _ = load_folder(str(folder / "policy"), dtype=dtype)
             self.reference.requires_grad_(False).to(next(self.model.parameters()).device).eval()
             use_packed_attention(self.reference)
 
@@ -251,7 +256,10 @@ class Policy:
     def as_reference(self) -> Iterator[Any]:
         """The reference model, for a forward pass without gradient."""
         with torch.no_grad():
-            if self.is_lora:
+            if self.is_lora and self.reference is not None:
+                with _having(self.model, self.reference):
+                    yield self.model
+            elif self.is_lora:
                 with self.model.disable_adapter():
                     yield self.model
             else:
@@ -328,6 +336,35 @@ def _adapted(base: Any, saved: Path) -> Any:
         raise ModelError(
             "the adapter cannot be loaded", got=_first_line(error), expected="an adapter of the base model"
         ) from error
+
+
+def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
+    """The adapter in a folder, by the names and on the devices of the trained parameters of `model`."""
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(saved / "adapter_model.safetensors")
+        # PEFT leaves the adapter's own name out of the names in its file.
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return {name: found[name.replace(".default.", ".")].to(p) for name, p in trained.items()}
+    except Exception as error:  # safetensors raises one of its own
+        raise _unusable(saved, _first_line(error), "the adapter that is the reference") from error
+
+
+@contextmanager
+def _having(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Inside, the parameters hold other tensors and dropout is off; what autograd kept of their own stays untouched."""
+    parameters = {name: p for name, p in model.named_parameters() if name in weights}
+    own, was_training = {name: p.data for name, p in parameters.items()}, model.training
+    model.eval()
+    try:
+        for name, p in parameters.items():
+            p.data = weights[name]
+        yield
+    finally:
+        for name, p in parameters.items():
+            p.data = own[name]
+        model.train(was_training)
 
 
 def _unusable(saved: Path, got: str, expected: str) -> CheckpointError:

@@ -20,6 +20,7 @@ from rlhf.sampling.selection import All, GroupSelection
 from rlhf.sampling.shuffled import Shuffled
 from rlhf.settings import STRICT
 from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.replay import Replay
 from rlhf.trainers.value_model import Critic
 
@@ -49,6 +50,9 @@ class PolicyGradient:
     """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """What is minimised."""
+    reference_reset: ReferenceReset | None = None
+    """When the present policy becomes what the loss's KL term compares with; null keeps the policy of the stage's
+    begin."""
     correction: Correction = Field(default_factory=Truncated)
     """What is done about an engine whose log-probs are not the trainer's; one that shares the trainer's weights needs
     none."""

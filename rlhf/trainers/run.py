@@ -177,8 +177,8 @@ class Run:
                 self._said.add(name)
                 self.progress.say(text)
 
-    async def measure(self, name: str, *, full: bool = True) -> None:
-        """Evaluate, log, and keep the full results under `name`."""
+    async def measure(self, name: str, *, full: bool = True) -> float:
+        """Evaluate, log, and keep the full results under `name`; returns the success."""
         with self.off_the_clock():
             self.progress.note(f"evaluating ({name})")
             result = await self.evaluate(name, full)
@@ -190,13 +190,20 @@ class Run:
                     f"{name}: success {result.success:.1%} on {result.n} unseen tasks, "
                     f"95% interval {result.low:.1%} to {result.high:.1%}"
                 )
+        return float(result.success)
 
-    async def watch(self, every: int, n_steps: int) -> None:
-        """Measure between two steps where that is due: after each `every` of `n_steps`, but for the last."""
+    async def watch(self, every: int, n_steps: int) -> float | None:
+        """Measure between two steps where that is due: after each `every` of `n_steps`, but for the last.
+
+        Returns:
+            the success; None where nothing was due.
+        """
         step = self.state.step
-        if every and step % every == 0 and self.state.watched < step < n_steps:
-            await self.measure(f"step {step}", full=False)
-            self.advance(watched=step)
+        if not every or step % every or not self.state.watched < step < n_steps:
+            return None
+        success = await self.measure(f"step {step}", full=False)
+        self.advance(watched=step)
+        return success
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics for the present stage."""
