@@ -56,6 +56,8 @@ def test_a_key_of_the_start_has_no_effect_on_servers(recipe: str, override: str)
     "override",
     [
         "at_update=keep",
+        "delivery=http",
+        "delivery=shared_memory",
         "lora=merged",
         "dtype=bfloat16",
         "request_timeout_s=5",
@@ -82,6 +84,8 @@ def test_the_other_keys_mean_something_with_servers_too(recipe: str, override: s
         (["engine.kind=vllm", "engine.gpu_memory_share=1"], "less than 1"),
         (["engine.kind=vllm", "engine.at_update=kill"], "abort_and_resume"),
         (["engine.kind=vllm", "engine.buffer_mb=0"], "at least 1"),
+        (["engine.kind=vllm", "engine.delivery=http"], "delivery has no effect without servers"),
+        (["engine.kind=vllm", SERVERS, "engine.delivery=htp"], "shared_memory"),
         (["engine.kind=transformers", "engine.servers=[http://a:1]"], "servers"),
         (["engine.kind=transformers", "engine.at_update=keep"], "at_update"),
     ],

@@ -52,13 +52,16 @@ def free_port() -> int:
 
 
 class Served:
-    """A server of a recipe: `rlhf serve`, below it vLLM's own server, below that its engine."""
+    """A server of a recipe: `rlhf serve`, below it vLLM's own server, below that its engine.
 
-    def __init__(self, recipe: Path, port: int, log: Path) -> None:
+    `inside` is a command that runs the command after it, in other circumstances.
+    """
+
+    def __init__(self, recipe: Path, port: int, log: Path, inside: Sequence[str] = ()) -> None:
         self.url, self.port, self.log = f"http://127.0.0.1:{port}", port, log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf.cli", "serve", str(recipe), "--port", str(port)],
+                [*inside, sys.executable, "-m", "rlhf.cli", "serve", str(recipe), "--port", str(port)],
                 cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
                 stdout=file,
@@ -80,7 +83,8 @@ class Served:
         assert self.process.poll() is None, self.said
         self.family = psutil.Process(self.process.pid).children(recursive=True)
         line = self.server.cmdline()
-        self.folder = Path(line[line.index("--model") + 1])  # where the model was written for vLLM to load
+        # Where the model was written for vLLM to load, as the server's own process sees it.
+        self.folder = Path(f"/proc/{self.process.pid}/root" + line[line.index("--model") + 1])
         assert len(self.family) > 1 and self.folder.is_dir()
 
     @property
