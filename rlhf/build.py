@@ -33,6 +33,7 @@ from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import DemonstratedSampler
+from rlhf.sampling.shuffled import Shuffled
 from rlhf.sinks import JsonlSink, Metrics, TensorboardSink
 from rlhf.trainers import checkpoint, demonstrations
 from rlhf.trainers.checkpoint import State
@@ -112,6 +113,7 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
         raise CheckpointError("there is no run in this folder", where=str(folder), expected="recipe.yaml")
     state = checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
     if not is_resumed:
+        try_samplers(recipe)
         write_record(folder, recipe)
     played = await play_all(recipe, folder, progress)
     if found:
@@ -249,6 +251,14 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
         seed=recipe.seed,
         on_progress=progress.rollout,
     )
+
+
+def try_samplers(recipe: Recipe) -> None:
+    """Start each sampler once: what does not fit the tasks is refused before anything is played or trained."""
+    for stage in recipe.stages:
+        sampler: Any = getattr(stage, "sampler", None)
+        if sampler is not None and not isinstance(sampler, Shuffled | DemonstratedSampler):
+            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
 
 
 async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, list[Demonstration]]:
