@@ -150,7 +150,7 @@ collapse/repeat_share           | share      | sampled 4-grams that stand earlie
 collapse/same_reply_share       | share      | generations equal to an earlier one of their trajectory, token by token
 collapse/echo_trap              | 1          | 1 where deviation, surprisal and return have all collapsed, else 0
 collapse/grad_spike             | 1          | gradient norm over the median of the 20 steps before
-critic/loss                     | 1          | half the squared error of the values, per token, mean over the critic's updates
+critic/loss                     | 1          | half the squared error of the values, mean over tokens and updates
 critic/explained_variance       | 1          | share of the returns' variance that the values told beforehand
 critic/value_mean               | 1          | mean value of the states before sampled tokens, before the updates
 critic/return_mean              | 1          | mean of what those values should have been

@@ -5,6 +5,7 @@ Figures that depend on what the policy does are upper bounds and named so. Memor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from rlhf.recipe.loss_checks import policy_gradient_stages
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
     from rlhf.trainers.policy import FromScratch, Pretrained
+    from rlhf.trainers.value_model import Critic
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -117,6 +119,7 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
     episodes = stage.tasks_per_step * stage.group_size
     rounds = getattr(stage.selection, "max_rounds", 1)
     turns = episodes * rounds * recipe.limits.max_turns
+    n_updating = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
     branches = episodes - stage.tasks_per_step * stage.rollout.n_from_start(stage.group_size)
     return {
         "kind": "policy_gradient",
@@ -131,7 +134,7 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
         "updates_per_step": stage.epochs * stage.minibatches,
         "episodes_per_update": episodes / stage.minibatches,
         "n_episodes": stage.steps * episodes,
-        "n_updates": stage.steps * stage.epochs * stage.minibatches,
+        "n_updates": n_updating * stage.epochs * stage.minibatches,
     }
 
 
@@ -156,6 +159,7 @@ def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
         "gradients": counts["n_trainable"] * size,
         "adam": 2 * counts["n_trainable"] * size,
         "reference": counts["n_parameters"] * 4 if reference else 0,
+        "critic": max((_critic(recipe, stage.critic, size) for _, stage in policy_gradient_stages(recipe)), default=0),
         "engine": _engine_weights(recipe, counts["n_parameters"], size),
     }
     per_token = kv_bytes_per_token(text, _engine_bytes(recipe, size))
@@ -168,6 +172,25 @@ def _memory(recipe: Recipe, model: Any, config: Any) -> dict[str, Any]:
         # Logits, their log-softmax and its gradient in float32, were every token of a micro-batch a policy token.
         "max_logits": 3 * 4 * text.vocab_size * micro,
     }
+
+
+def _critic(recipe: Recipe, critic: Critic | None, size: int) -> int:
+    """Bytes of a critic: its own trunk, and gradient and moments of all that it trains; the head is next to nothing."""
+    from rlhf.trainers.policy import Pretrained
+    from rlhf.trainers.value_model import trunk_of
+
+    if critic is None:
+        return 0
+    shares = critic.trunk == "policy"
+    policy = recipe.policy if shares else replace(recipe.policy, lora=critic.lora)
+    try:
+        model, _ = meta_model(Pretrained(path=critic.path, lora=critic.lora) if critic.path else policy)
+    except ModelError:  # not to be had now: as large as the policy
+        model, _ = meta_model(policy)
+    parameters = list(trunk_of(model).parameters())
+    n_trained = sum(p.numel() for p in parameters if p.requires_grad and critic.trains_trunk)
+    # A shared trunk keeps gradients in the policy's place, one after the other, and moments of its own.
+    return 2 * n_trained * size if shares else (sum(p.numel() for p in parameters) + 3 * n_trained) * size
 
 
 def _engine_weights(recipe: Recipe, n_parameters: int, size: int) -> int:

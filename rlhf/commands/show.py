@@ -62,7 +62,7 @@ def _add_policy(table: Table, policy: dict[str, Any], memory: dict[str, Any] | N
         table.add_row("policy", f"size and memory unknown until its configuration can be read: {policy['unknown']}")
         return
     table.add_row("policy", f"{policy['n_parameters']:,} parameters, {policy['n_trainable']:,} of them trained")
-    names = ("weights", "gradients", "adam", "reference", *["engine"] * bool(memory["engine"]))
+    names = ("weights", "gradients", "adam", "reference", *(n for n in ("critic", "engine") if memory[n]))
     parts = ", ".join(f"{name} {_size(memory[name])}" for name in names)
     table.add_row("memory", f"{_size(memory['training_total'])}: {parts}")
     cache, logits = _size(memory["max_kv_cache"]), _size(memory["max_logits"])

@@ -155,12 +155,12 @@ def _size(policy: Any, kept: Mapping[str, Stateful]) -> int:
     """Bytes of a checkpoint, about: the parameters, two moments for each that is trained, and what parts remember."""
     parameters = list(policy.model.parameters())
     remembered = sum(_n_bytes(part.state_dict()) for part in kept.values())
-    return remembered + sum(p.numel() * p.element_size() * (3 if p.requires_grad else 1) for p in parameters)
+    return remembered + sum(int(p.nbytes) * (3 if p.requires_grad else 1) for p in parameters)
 
 
 def _n_bytes(state: Any) -> int:
-    if torch.is_tensor(state):
-        return state.numel() * state.element_size()
+    if isinstance(state, torch.Tensor):
+        return int(state.nbytes)
     inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
     return sum(map(_n_bytes, inner))
 

@@ -119,8 +119,8 @@ class CriticTrainer:
             chosen = [rows[i] for i in members]
             flat = self._values(collate(chosen, np.ones(len(chosen)))).cpu().numpy()
             ends = np.cumsum([row.n_policy_tokens for row in chosen])[:-1]
-            for i, values in zip(members, np.split(flat, ends), strict=True):
-                found[i] = replace(rows[i], values=_spread(values, rows[i].mask))
+            for i, part in zip(members, np.split(flat, ends), strict=True):
+                found[i] = replace(rows[i], values=_spread(part, rows[i].mask))
         values = _values_of(found, sampled, groups, bootstrap=self.settings.bootstrap)
         return Seen(found, sampled, list(values), time.perf_counter() - begun)
 

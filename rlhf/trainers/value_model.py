@@ -137,7 +137,7 @@ class ValueModel(nn.Module):
         super().__init__()
         self.shared, self.trains_trunk = shared, trains_trunk
         self.holds_trunk = False
-        self._policys = (trunk,) if shared else ()
+        self._policys = [trunk] if shared else []
         self.own = None if shared else trunk
         self.head = nn.Linear(trunk.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)

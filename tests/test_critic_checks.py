@@ -1,0 +1,65 @@
+"""Critics and the settings around them: what is refused and what is doubted before anything loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import RecipeError
+from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
+from tests import recipe_parts
+
+GAE = "stages.1.advantage={kind: gae}"
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    return recipe_parts.write(tmp_path)
+
+
+def test_an_estimator_that_needs_a_critic_gets_one_by_a_key(echo: Path) -> None:
+    for kind in ("gae", "turn_gae", "bilevel_gae"):
+        with pytest.raises(RecipeError) as error:
+            load(echo, [f"stages.1.advantage={{kind: {kind}}}"])
+        assert error.value.where == "stages[1].advantage.kind" and error.value.got == kind
+        assert "stages[1].critic" in error.value.expected and "critic: {}" in error.value.hint
+        critic = load(echo, [f"stages.1.advantage={{kind: {kind}}}", "stages.1.critic={}"]).stages[1].critic
+        assert critic.trunk == "own" and critic.trains_trunk
+    inner = "stages.1.advantage={kind: task_normalised, inner: {kind: gae}}"
+    with pytest.raises(RecipeError) as error:
+        load(echo, [inner])
+    assert error.value.where == "stages[1].advantage.inner.kind"
+    assert load(echo, [inner, "stages.1.critic={trunk: policy}"]).stages[1].critic.trains_trunk is False
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "expected"),
+    [
+        (["stages.1.critic={}"], "stages[1].critic", "grpo compares with no values"),
+        ([GAE, "stages.1.critic={warmup_steps: 3}"], "stages[1].critic.warmup_steps", "less than steps = 3"),
+        ([GAE, "stages.1.critic={path: ./nowhere}"], "stages[1].critic.path", "config.json"),
+        ([GAE, "stages.1.critic={optimizer: {final_lr_share: 0.1}}"], "stages[1].critic.optimizer.final_lr_share",
+         "constant"),
+        ([GAE, "stages.1.critic={trunk: policy, lora: {}}"], "stages[1].critic", "lora have no effect"),
+        ([GAE, "stages.1.critic={trunk: polcy}"], "stages[1].critic.trunk", "own, policy"),
+        ([GAE, "stages.1.critic={clip: 0}"], "stages[1].critic.clip", "more than 0"),
+        ([GAE, "stages.1.critic={value_coef: 1}"], "stages[1].critic.value_coef", "trunk, path"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: str, expected: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load(echo, overrides)
+    assert error.value.where == where, str(error.value)
+    assert expected in error.value.expected, str(error.value)
+
+
+def test_a_bound_that_nothing_can_reach_is_doubted(echo: Path) -> None:
+    def said(critic: str, *more: str) -> list[str]:
+        one = ["stages.1.epochs=1", "stages.1.minibatches=1"]
+        recipe = load(echo, [GAE, *one, f"stages.1.critic={critic}", *more])
+        return [text for text in cautions(recipe) if "critic.clip" in text]
+
+    assert said("{clip: 0.2}") and not said("{clip: 0.2}", "stages.1.epochs=2")
+    assert not said("{}") and not said("{clip: null}") and not said("{clip: 0.2, trunk: policy}")
