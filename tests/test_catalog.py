@@ -26,6 +26,7 @@ ENTRIES = [
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
+    ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
     ("advantage", "hrpo"): {"reward": "steps"},
     ("loss", "kdrl"): {"teacher": "somewhere"},
