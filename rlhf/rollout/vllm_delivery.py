@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,9 @@ PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_
 
 #: Seconds that instances have to leave an update that failed, and to free adapters at the end.
 _FINISH_S = 2.0
+
+#: Times that a piece is sent while its connection breaks, and seconds between them.
+_MAX_BREAKS, _RETRY_S = 5, 0.05
 
 #: Names of an adapter's files.
 _TENSORS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -158,7 +162,7 @@ class Deliverer:
     async def _put(self, to: Receivers, place: int, data: bytes) -> None:
         async def put(instance: Instance) -> None:
             if instance in self._far:
-                await instance.put(place, data)
+                await _insist(instance, lambda: instance.put(place, data))
 
         await to.each(put)
 
@@ -257,14 +261,26 @@ async def _sent(instance: Instance, adapter: Adapter) -> Path:
             hint="set engine.lora: merged, which sends full weights",
         )
     folders = set(await instance.call("rlhf_open_adapter", adapter.name, (adapter.path / _CONFIG).read_text()))
-    with (adapter.path / _TENSORS).open("rb") as file:
-        for place in range(0, n_bytes, PIECE_BYTES):
-            data = b64encode(file.read(PIECE_BYTES)).decode()
-            await instance.call("rlhf_write_adapter", adapter.name, place, data)
     if len(folders) != 1:
         got = ", ".join(sorted(map(str, folders))) or "none"
         raise EngineError("the server's processes put the adapter into different folders", where=instance.name, got=got)
+    with (adapter.path / _TENSORS).open("rb") as file:
+        for place in range(0, n_bytes, PIECE_BYTES):
+            data = b64encode(file.read(PIECE_BYTES)).decode()
+            await _insist(instance, partial(instance.call, "rlhf_write_adapter", adapter.name, place, data))
     return Path(str(folders.pop()))
+
+
+async def _insist(instance: Instance, do: Callable[[], Awaitable[Any]]) -> None:
+    """Do again what may be done twice, where the connection broke and the instance is still there."""
+    for n_left in reversed(range(_MAX_BREAKS)):
+        try:
+            await do()
+            return
+        except InstanceDownError:
+            if not n_left or not await instance.is_up():
+                raise
+            await asyncio.sleep(_RETRY_S)
 
 
 def _as_announced(weights: PolicyWeights, sent: str, where: str) -> str:

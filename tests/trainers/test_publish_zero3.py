@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing as mp
 
 from rlhf.rollout.fingerprint import Digest
-from rlhf.rollout.transfer import Inbox, Outbox
+from rlhf.rollout.transfer import Copy, Inbox, Outbox
 from rlhf.trainers.publish import adapter_parameters, parameters
 from tests.rollout.tiny_models import N_VOCAB, lora_model, tiny_model
 
@@ -96,15 +96,21 @@ def _walked(model: Any) -> list[tuple[str, torch.Tensor, int, int]]:
 
 
 def _sent(model: Any, path: Path, rank: int) -> tuple[str, str, dict[str, torch.Tensor]] | None:
-    """Both digests of a delivery through memory by the first process, and what arrived; the other one walks along."""
+    """Both digests of a delivery by the first process, and what arrived; the other one walks along.
+
+    It arrives through memory and in pieces, as at two engines of which one sees the memory.
+    """
     if rank:
         for _ in parameters(model):
             pass
         return None
     sent, received, arrived = Digest(), Digest(), {}
-    outbox, inbox = Outbox(path, 20_000), Inbox(path)
+    outbox, inbox, copy = Outbox(path, 20_000), Inbox(path), Copy()
     for slices in outbox.fill(parameters(model), sent):
-        for name, value in inbox.read(slices):
+        for place, piece in outbox.pieces(slices):
+            copy.write(place, piece)
+        for (name, value), (_, same) in zip(inbox.read(slices), copy.read(slices), strict=True):
+            assert torch.equal(value, same)
             received.add(name, value)
             arrived[name] = value
     inbox.close()

@@ -12,6 +12,7 @@ import torch
 from rlhf.data import Finish, Generation, PolicyWeights, SamplingParams
 from rlhf.errors import EngineError
 from rlhf.rollout.vllm_engine import VllmEngine
+from rlhf.rollout.vllm_instance import InstanceDownError
 from rlhf.trainers.policy import Policy
 from tests.rollout.vllm.real_vllm import (
     Around,
@@ -193,3 +194,47 @@ def test_the_same_version_may_come_again_and_an_older_one_not(runner, full):
     found = runner.run(go())
     assert {g.versions for g in found} == {(5,)}
     assert max(float(gaps(policies[1], g, LONG).max()) for g in found) < 1e-3
+
+
+class BreaksOff(Around):
+    """Takes every piece that is sent to it, and says the first times that its connection broke."""
+
+    def __init__(self, inner: Any, n_breaks: int) -> None:
+        super().__init__(inner)
+        self.n_breaks = n_breaks
+
+    async def put(self, place: int, data: bytes) -> None:
+        await self.inner.put(place, data)
+        self._break_off()
+
+    async def call(self, method: str, *args: Any) -> list[Any]:
+        found: list[Any] = await self.inner.call(method, *args)
+        if method == "rlhf_write_adapter":
+            self._break_off()
+        return found
+
+    def _break_off(self) -> None:
+        self.n_breaks -= 1
+        if self.n_breaks >= 0:
+            raise InstanceDownError("the server does not answer", where=self.name, got="reset by peer")
+
+
+@pytest.mark.parametrize("kind", ["full", "adapted"])
+def test_a_piece_whose_connection_breaks_is_sent_again_a_few_times(runner, request, kind):
+    policy = policy_like(1) if kind == "full" else lora_policy(1)
+    instance = request.getfixturevalue(kind)
+
+    async def go():
+        engine = await engine_over(BreaksOff(instance, 4), policy=policy, delivery="http")
+        await engine.load(weights(policy, 1))
+        found = await sample(engine, 2)
+        await engine.close()
+        engine = await engine_over(BreaksOff(instance, 5), policy=policy, delivery="http")
+        with pytest.raises(EngineError, match="the delivery failed") as told:
+            await engine.load(weights(policy, 2))
+        await engine.close()
+        return found, told.value.got
+
+    found, told = runner.run(go())
+    assert max(float(gaps(policy, g, LONG).max()) for g in found) < 1e-3
+    assert "reset by peer" in told

@@ -255,6 +255,22 @@ def test_another_adapter_is_caught(runner, adapted, puts_back, delivery):
     assert ("trainer and engine disagree" if puts_back else "the engine is stale") in told
 
 
+def test_an_adapter_that_is_too_large_to_be_sent_is_refused(runner, adapted, monkeypatch):
+    policy = lora_policy(1)
+
+    async def go():
+        engine = await engine_over(adapted, policy=policy, delivery="http")
+        monkeypatch.setattr("rlhf.rollout.vllm_delivery.MAX_BYTES", 1000)
+        with pytest.raises(DeliveryError, match="too large to be sent") as told:
+            await engine.load(adapter_weights(policy, 1))
+        assert "at most 1000" in told.value.got and "engine.lora: merged" in told.value.got
+        monkeypatch.undo()
+        await engine.load(adapter_weights(policy, 2))
+        await engine.close()
+
+    runner.run(go())
+
+
 def test_an_adapter_that_does_not_fit_the_base_is_refused(runner, adapted):
     policy = lora_policy(1)
 
