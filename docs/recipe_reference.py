@@ -27,6 +27,7 @@ from rlhf.recipe.text import to_text
 from rlhf.rollout.limits import Limits
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora
+from rlhf.trainers.replay import Replay
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
@@ -42,6 +43,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
+    ("stages[i].replay", Replay),
     ("policy.lora", Lora),
 )
 
@@ -58,6 +60,7 @@ PATHS = {
     "correction": "stages[i].correction",
     "rollout": "stages[i].rollout",
     "sampler": "stages[i].sampler",
+    "selection": "stages[i].selection",
 }
 
 

@@ -146,8 +146,9 @@ class GresoTasks:
 
     def _drawn(self) -> Iterator[tuple[int, Task]]:
         """Yield the tasks that are not skipped, each with the number of places that are then behind."""
-        for place, index in enumerate(walk(len(self.tasks), self.seed, self.n_passed), self.n_passed + 1):
-            task = self.tasks[index]
+        order, place = walk(len(self.tasks), self.seed, self.n_passed), self.n_passed
+        while True:
+            task, place = self.tasks[next(order)], place + 1
             z = self.streaks.get(task.id, 0)
             keep = self.settings.keep_probability(self.p_easy if z > 0 else self.p_hard, abs(z))
             if random.Random(f"{self.seed}/skip/{place}").random() < keep:
