@@ -27,6 +27,7 @@ from rlhf.recipe.text import to_text
 from rlhf.rollout.limits import Limits
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora
+from rlhf.trainers.value_model import Critic
 from rlhf.trainers.replay import Replay
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +41,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("limits", Limits),
     ("evaluation", Evaluation),
     ("stages[i].optimizer", AdamW),
+    ("stages[i].critic", Critic),
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),

@@ -179,7 +179,7 @@ class CriticTrainer:
         for batch in batches:
             now = self._values(batch)
             given = (batch.values, batch.returns, batch.weights)
-            old, returns, weights = (torch.zeros_like(now) if x is None else x.to(now.device) for x in given)
+            old, returns, weights = (x.to(now.device) for x in given if x is not None)
             output = value_loss(now, old, returns, weights, self.settings.clip)
             output.loss.backward()  # type: ignore[no-untyped-call]
             loss += float(output.loss.detach())
