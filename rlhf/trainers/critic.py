@@ -261,29 +261,41 @@ def _with_returns(seen: Seen, samples: Sequence[Sample], *, bootstrap: bool) -> 
 
     At a sampled token that is its return; after a generation it is the return of the next token that the trajectory
     sampled, before which nothing is earned. After the last one it is unknown, or 0 and never asked for. Without
-    bootstrap nobody asks for a value after a generation.
+    bootstrap nobody asks for a value after a generation. What a demonstration earned says nothing of the policy: rows
+    of which nothing is left are left out.
     """
     returns = [s.returns[s.mask] for s in samples if s.returns is not None]
     whole = _by_trajectory(samples, returns)
     n_before: dict[int, int] = {}
     rows = []
-    for row, is_sampled in zip(seen.rows, seen.sampled, strict=True):
+    for row, is_sampled, sample in zip(seen.rows, seen.sampled, samples, strict=True):
         known = whole[row.sequence]
         first = n_before.get(row.sequence, 0)
         number_L = first + np.cumsum(is_sampled) - is_sampled  # of the token there, or of the next one
         n_before[row.sequence] = first + int(is_sampled.sum())
         mask = row.mask & (number_L < len(known)) if bootstrap else is_sampled
+        mask &= ~_demonstrated(sample)
         wanted = np.zeros(len(row), np.float32)
         wanted[mask] = known[number_L[mask]]
         rows.append(replace(row.masked(mask), returns=wanted))
-    return rows
+    return [row for row in rows if row.mask.any()]
+
+
+def _demonstrated(sample: Sample) -> Bools:
+    """Of a critic's row, the places of tokens that another than the policy wrote, and those right after one."""
+    off = np.zeros(len(sample) + 1, np.bool_)
+    if sample.off_policy is not None:
+        off[:-1] |= sample.off_policy
+        off[1:] |= sample.off_policy
+    return off
 
 
 def _figures(seen: Seen, samples: Sequence[Sample]) -> dict[str, float]:
-    """Compare the values that the advantages were made with, and the returns, of all sampled tokens."""
-    values = [row.values[s] for row, s in zip(seen.rows, seen.sampled, strict=True) if row.values is not None]
-    returns = [s.returns[s.mask] for s in samples if s.returns is not None]
-    if not values:
+    """Compare the values that the advantages were made with, and the returns, of all tokens that the policy sampled."""
+    own = [s.mask & ~_demonstrated(s)[:-1] for s in samples]
+    values = [row.values[:-1][m] for row, m in zip(seen.rows, own, strict=True) if row.values is not None]
+    returns = [s.returns[m] for s, m in zip(samples, own, strict=True) if s.returns is not None]
+    if not any(map(len, values)):
         return {}
     v, g = (torch.from_numpy(np.concatenate(arrays)) for arrays in (values, returns))
     return {

@@ -23,7 +23,7 @@ from rlhf.losses.reduction import Reduction
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
-from rlhf.trainers.critic import CriticTrainer, Seen, value_rows
+from rlhf.trainers.critic import CriticTrainer, Seen, _with_returns, value_rows
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
@@ -105,8 +105,6 @@ def test_what_a_value_should_have_been() -> None:
 
 def learnt_rows(critic: CriticTrainer, groups: list[ScoredGroup], credits: list[Credit]) -> list[Sample]:
     """The rows that the critic is trained on."""
-    from rlhf.trainers.critic import _with_returns
-
     samples, _ = make_samples(groups, credits, critic._stage.layout)
     return _with_returns(critic.look(groups), samples, bootstrap=critic.settings.bootstrap)
 
@@ -309,6 +307,22 @@ def test_values_and_returns_stay_with_their_tokens(groups: list[ScoredGroup]) ->
     assert kept.returns[some].tolist() == samples[0].returns[some].tolist()
     [[batch]] = pack_minibatches(samples, 1, Reduction(), 100_000)
     assert batch.returns is not None and batch.values is None and batch.returns.tolist() == flat
+
+
+def test_demonstrations_say_nothing_of_what_the_policy_may_expect(groups: list[ScoredGroup]) -> None:
+    critic = critic_of(policy())
+    seen = critic.look(groups)
+    samples, _ = make_samples(groups, credit_of(GAE(), groups, seen.values))
+    shown = samples[0].sequence
+    marked = [replace(s, off_policy=s.mask) if s.sequence == shown else s for s in samples]
+    rows, fewer = (_with_returns(seen, given, bootstrap=True) for given in (samples, marked))
+    assert shown in {r.sequence for r in rows}
+    kept = [r for r in rows if r.sequence != shown]
+    assert [r.sequence for r in fewer] == [r.sequence for r in kept]
+    assert all((a.mask == b.mask).all() and (a.returns == b.returns).all() for a, b in zip(fewer, kept, strict=True))
+    logged = critic.learn(seen, marked, np.random.default_rng(0), 0)
+    means = np.concatenate([s.returns[s.mask] for s in marked if s.returns is not None and s.sequence != shown])
+    assert logged["critic/return_mean"] == pytest.approx(float(means.mean()), rel=1e-4)
 
 
 def test_without_bootstrap_a_limit_is_an_end(groups: list[ScoredGroup]) -> None:
