@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from small_world import Corridor, CorridorEpisode, tokenizer
 
 from agents.chat import ChatAgent
@@ -17,6 +19,8 @@ from rlhf.batching.samples import make_samples
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, Score, Task, Turn
 from rlhf.errors import DataError
+from rlhf.evaluation.store import TrajectoryRecord
+from rlhf.evaluation.transcript import transcript
 from rlhf.rollout.collect import Collected
 from rlhf.rollout.episode import Branch, run_episode
 from rlhf.rollout.group import run_groups
@@ -24,6 +28,7 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.viewer.terminal import show_trajectory
 
 LIMITS = Limits(max_turns=4)
 TASK = Task("corridor/test/0", reference="secret")
@@ -256,3 +261,23 @@ def test_a_branch_passes_over_what_could_not_be_read():
     assert parent.turns[1].action.error  # nothing was done in the second turn
     got = play(TASK, branch=Branch(0, parent.turns[:3]))
     assert got.turns[:3] == parent.turns[:3] and got.turns[3].state_key == "room 2"
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_reports_and_terminal_say_what_was_given_and_what_is_shared():
+    start = TASK.started_after(walk(1))
+    parent = play(start, Corridor(length=6))
+    made = play(start, Corridor(length=6), attempt=1, branch=Branch(0, parent.turns[:3]))
+    record = TrajectoryRecord(1, "0-policy_gradient", "train", made.task_id, made)
+    shown = transcript(record, None, 1.0)
+    turns = shown.split("<b>Turn ")[1:]
+    assert [("given" in turn, "in common with attempt 0" in turn) for turn in turns] == [
+        (True, False), (False, True), (False, True), (False, False), (False, False),
+    ]  # fmt: skip
+    assert turns[0].startswith("1") and "go north" in turns[0]
+    console = Console(file=io.StringIO(), width=200)
+    show_trajectory(record, console)
+    lines = [line for line in console.file.getvalue().splitlines() if " > go north" in line]
+    assert [line.split("go north")[1].strip() for line in lines] == ["given", "shared", "shared", "", ""]

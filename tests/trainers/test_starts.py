@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rlhf.cli import app
+from rlhf.commands.arithmetic import arithmetic
 from rlhf.errors import RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
@@ -99,6 +102,18 @@ def test_the_tree_of_a_run_is_stored(tmp_path: Path) -> None:
     assert runs.curve(done.folder, "rollout/n_episodes") == [24.0] * 5
 
 
+def test_what_a_tree_comes_to_is_shown(tmp_path: Path) -> None:
+    path = recipe(tmp_path, STAGE | TREE)
+    [figures] = arithmetic(load(path))["stages"]
+    # 4 tasks x 6 attempts, of which 4 x 2 trees begin at the start; a branch replays at most 3 of its 4 turns.
+    assert (figures["episodes_per_step"], figures["branches_per_step"]) == (24, 16)
+    assert figures["max_shared_turns_per_step"] == 48
+    shown = CliRunner().invoke(app, ["show", str(path)], env={"COLUMNS": "200"}).output
+    assert "16 of these episodes branch off others of their task: at most 48 of the turns are replayed" in shown
+    alone = CliRunner().invoke(app, ["show", str(path), "stages.0.rollout={kind: independent}"]).output
+    assert "branch off" not in alone and "policy_gradient" in alone
+
+
 @pytest.mark.parametrize(
     ("overrides", "where", "says"),
     [
@@ -157,3 +172,28 @@ class Mum:
     async def act(self, history, policy):
         raise NotImplementedError
 """
+
+
+@pytest.mark.slow
+def test_a_sparse_task_is_learnt_from_near_its_goal(tmp_path: Path, one_thread: None) -> None:
+    # Six words in a row of which a third are said right: from the beginning one episode in about 700 is rewarded.
+    # `benchmarks/starts.py` has more seeds.
+    shown = {"kind": "supervised", "n_demonstrations": 64, "epochs": 3, "batch_size": 4, "optimizer": {"lr": 3.0e-3}}
+    stage = {**STAGE, "steps": 36, "tasks_per_step": 8, "group_size": 8, "checkpoint_every": 0, "evaluate_every": 0}
+    after = {}
+    for name, sampler in {
+        "beginning": {"kind": "shuffled"},
+        "reverse": {"kind": "reverse_curriculum", "segments": 6, "n_demonstrations": 64},
+    }.items():
+        path = recipe(
+            tmp_path / name,
+            shown,
+            stage | {"sampler": sampler},
+            seed=1,
+            environment={"kind": "./words.py:Words", "n_turns": 6, "n_tasks": 128},
+            rewards={"solved": {"kind": "outcome"}},
+            limits={"max_turns": 7, "max_tokens": 4},
+            evaluation={"n_tasks": 128},
+        )
+        after[name] = runs.run(path, tmp_path / name / "run").result["success_after"]
+    assert after["beginning"] < 0.05 and after["reverse"] > 0.2, after
