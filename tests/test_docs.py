@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -15,8 +16,10 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
+from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.evaluation.store import read_trajectories
+from rlhf.losses.regularized import Regularized
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
 from rlhf.recipe.model import KEYS
@@ -26,7 +29,8 @@ from rlhf.sinks import read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = [README, *sorted(DOCS.glob("*.md"))]
+ALGORITHMS = DOCS / "algorithms"
+PAGES = [README, *sorted(DOCS.glob("**/*.md"))]
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
 CHECKED = re.compile(r"`?(rlhf check (?:environment|reward|agent|recipe) [^`\n]*)")
@@ -157,6 +161,74 @@ def test_the_batch_arithmetic_of_the_page_is_that_of_its_recipe(tmp_path: Path) 
     names = ("episodes_per_step", "updates_per_step", "episodes_per_update", "n_episodes", "max_turns_per_step")
     more = ("max_sampled_tokens_per_step", "max_samples_per_step")
     assert shown == [*(improved[name] for name in names + more), supervised["n_updates"]]
+
+
+# --- algorithms -------------------------------------------------------------------------------------------------------
+
+#: The parts of a page, in order; the idea stands above the first.
+PARTS = ("Formula", "Source", "Differences", "Keys", "Not for", "Recipe", "Measured")
+#: Pages that several entries of the catalogue share, or that describe a key without kinds.
+SHARED = ("corrections", "filters", "kl", "reductions")
+ONE_EACH = [(section, kind) for section in ("advantage", "loss") for kind in CATALOG[section]]
+
+
+def parts_of(name: str) -> dict[str, str]:
+    """The text below each heading of an algorithm's page; that of the title is the idea."""
+    title, *rest = re.split(r"^## (.+)\n", (ALGORITHMS / f"{name}.md").read_text("utf-8"), flags=re.MULTILINE)
+    return {"": title} | dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", [*(kind for _, kind in ONE_EACH), *SHARED])
+def test_the_page_of_an_algorithm_has_all_its_parts(name: str) -> None:
+    parts = parts_of(name)
+    assert tuple(parts) == ("", *PARTS)
+    assert re.match(r"# \S.*\n\n[A-Z]", parts[""]) and parts[""].rstrip().endswith((".", "?"))
+    assert re.search(r"^    \S", parts["Formula"], re.MULTILINE) and re.search(r"\d", parts["Formula"])
+    assert re.search(r"\(https?://\S+\)", parts["Source"]) and re.search(r"`(rlhf|rewards)/\S+\.py`", parts["Source"])
+    assert all(parts[part].strip() for part in PARTS)
+    assert re.search(r"```yaml\n# [\w-]+\.yaml\n", parts["Recipe"])
+
+
+@pytest.mark.parametrize(("section", "kind"), ONE_EACH)
+def test_the_page_of_an_algorithm_has_its_keys_and_uses_it(section: str, kind: str) -> None:
+    module, _, name = CATALOG[section][kind].target.partition(":")
+    keys = reference().keys_of(getattr(importlib.import_module(module), name))
+    shared = set(reference().keys_of(Regularized)) if section == "loss" else set()
+    wanted = {
+        f"`{key.name}`, which must be given"
+        if key.make_default is None
+        else f"`{key.name}: {reference()._default(key)}`"
+        for key in keys.values()
+        if key.name not in shared
+    }
+    parts = parts_of(kind)
+    assert wanted == set(re.findall(r"`\w+: [^`]+`|`\w+`, which must be given", parts["Keys"].replace("\n", " ")))
+    assert re.search(rf"{section}: {{{{?kind: {kind}\b", parts["Recipe"])
+    assert CATALOG[section][kind].target.partition(":")[0].replace(".", "/") + ".py" in parts["Source"]
+
+
+@pytest.mark.parametrize("kind", CATALOG["correction"])
+def test_the_page_of_corrections_has_each(kind: str) -> None:
+    assert f"| `{kind}`" in parts_of("corrections")["Formula"] and f"- `{kind}`:" in parts_of("corrections")["Keys"]
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [(section, kind) for section in ("sampler", "selection", "rollout") for kind in CATALOG[section]],
+)
+def test_the_table_of_algorithms_leads_to_samplers_selections_and_groupings(section: str, kind: str) -> None:
+    rows = [row for row in (ALGORITHMS / "index.md").read_text("utf-8").splitlines() if row.startswith("|")]
+    linked = {link for row in rows if f"`{kind}`" in row for link in re.findall(r"\]\(([\w./]+)", row)}
+    told = re.compile(rf"`{kind}`|{section}: {{kind: {kind}}}")
+    assert any(told.search((ALGORITHMS / link).read_text("utf-8")) for link in linked)
+
+
+def test_the_guides_name_every_estimator_and_every_loss() -> None:
+    text = (ALGORITHMS / "index.md").read_text("utf-8")
+    _, credit, loss, papers, *_ = re.split(r"^## (?:Which credit|Which loss|From paper).*\n", text, flags=re.MULTILINE)
+    for section, kind in ONE_EACH:
+        assert f"({kind}.md)" in (credit if section == "advantage" else loss), kind
+        assert f"({kind}.md)" in papers, kind
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
