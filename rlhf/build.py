@@ -271,9 +271,9 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
             continue
         path = folder / "demonstrations" / f"{index}.jsonl"
         if not path.exists():
-            progress.stage("demonstrations", wants.n_demonstrations, 0)
             tasks = tasks_of(recipe.environment, stage.split, wants.n_demonstrations)
             n = wants.n_demonstrations if imitates else len(tasks)
+            progress.stage("demonstrations", n, 0)
             found = await demonstrations.play(
                 recipe.environment,
                 [tasks[i % len(tasks)] for i in range(n)],
@@ -290,13 +290,15 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
 
 
 def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) -> list[Any]:
-    """The stages, with samplers that have seen the demonstrations they need."""
-    return [
-        replace(stage, sampler=stage.sampler.shown([d.trajectory for d in played[index]]))
-        if not isinstance(stage, Supervised) and isinstance(stage.sampler, DemonstratedSampler)
-        else stage
-        for index, stage in enumerate(recipe.stages)
-    ]
+    """The stages, with samplers that have seen the demonstrations they need, each of which is started once to try."""
+    stages: list[Any] = []
+    for index, stage in enumerate(recipe.stages):
+        if not isinstance(stage, Supervised) and isinstance(stage.sampler, DemonstratedSampler):
+            sampler = stage.sampler.shown([d.trajectory for d in played[index]])
+            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
+            stage = replace(stage, sampler=sampler)
+        stages.append(stage)
+    return stages
 
 
 async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress: RichProgress) -> list[str]:

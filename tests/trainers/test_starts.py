@@ -90,6 +90,13 @@ def test_evaluations_begin_at_the_beginning_and_training_does_not(tmp_path: Path
     assert {"sampling/start_success", "sampling/n_given_turns_mean"} <= set(runs.log(done.folder)[-2])
 
 
+def test_demonstrations_without_a_middle_are_noticed_before_anything_is_trained(tmp_path: Path) -> None:
+    path = recipe(tmp_path, STAGE | REVERSE, environment={"kind": "./words.py:Words", "n_turns": 1})
+    with pytest.raises(RecipeError, match="no demonstration has a start state but its beginning"):
+        runs.run(path, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_the_tree_of_a_run_is_stored(tmp_path: Path) -> None:
     done = runs.run(recipe(tmp_path, SUPERVISED, STAGE | TREE), tmp_path / "run")
     records = list(read_trajectories(done.folder / "trajectories", phase="train", steps=[5]))
