@@ -25,10 +25,13 @@ from rlhf.recipe.describe import expected
 from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
 from rlhf.recipe.text import to_text
 from rlhf.rollout.limits import Limits
+from rlhf.trainers.expert import Expert
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora
-from rlhf.trainers.value_model import Critic
+from rlhf.trainers.reference import ReferenceReset
+from rlhf.trainers.relift import Relift
 from rlhf.trainers.replay import Replay
+from rlhf.trainers.value_model import Critic
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
@@ -45,7 +48,10 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
+    ("stages[i].expert", Expert),
+    ("stages[i].relift", Relift),
     ("stages[i].replay", Replay),
+    ("stages[i].reference_reset", ReferenceReset),
     ("policy.lora", Lora),
 )
 

@@ -116,6 +116,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "bilevel_gae": Entry("rlhf.credit.bilevel_gae:BiLevelGAE", "GAE over turns, then within each turn"),
         "tree_grpo": Entry("rlhf.credit.tree_grpo:TreeGRPO", "GRPO among attempts that begin alike, and among all"),
         "treerl": Entry("rlhf.credit.treerl:TreeRL", "what became of the attempts that took each step"),
+        "guided": Entry("rlhf.credit.guided:Guided", "reward minus mean, demonstrations counted in it or not"),
         "task_normalised": Entry("rlhf.credit.task_normalised:TaskNormalised", "another one, whitened per task type"),
         "duration_aware": Entry("rlhf.credit.duration_aware:DurationAware", "another one, times the seconds of a turn"),
         "hicra": Entry("rlhf.credit.hicra:HICRA", "another one, raised on planning tokens"),

@@ -117,7 +117,7 @@ batch/padding_share             | share      | computed tokens that are padding
 loss/total                      | 1          | the number that is minimised
 loss/policy                     | 1          | policy-gradient term
 loss/kl_ref                     | nats       | divergence from the frozen reference per token
-reference/n_resets              | resets     | times that the policy has become the reference in the stage, before this step
+reference/n_resets              | resets     | times that the policy became the reference in the stage, before this step
 loss/kl_coef                    | 1          | coefficient of that divergence in the next step, where it is adapted
 loss/kl_teacher                 | nats       | divergence from the teacher per token, k2; 0 on tokens it does not teach
 loss/teacher_coef               | 1          | coefficient of that divergence
@@ -167,6 +167,14 @@ supervised/loss                 | nats       | cross-entropy per demonstrated to
 supervised/accuracy             | share      | demonstrated tokens that are the policy's likeliest
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
 supervised/n_demonstrations     | episodes   | demonstrations trained on
+expert/n_trajectories           | episodes   | demonstrations that joined the attempts of the step
+expert/n_unguided_groups        | groups     | groups trained on without a demonstration: none solves their task
+expert/return_mean              | 1          | mean total score of the demonstrations that joined
+relift/n_failed_groups          | groups     | groups of which every attempt failed, from the beginning of the task
+relift/n_waiting                | tasks      | tasks with a demonstration that wait to be imitated, after the step
+relift/n_imitated               | tasks      | tasks imitated in this step
+relift/loss                     | nats       | cross-entropy per token of their demonstrations
+relift/grad_norm                | 1          | norm of the gradient of that update before clipping
 eval/success                    | share      | evaluation episodes whose success criterion was met
 eval/success_low                | share      | lower end of the 95% interval of eval/success
 eval/success_high               | share      | upper end of the 95% interval of eval/success

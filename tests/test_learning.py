@@ -27,6 +27,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "loop": {},
     "lightning": {},
     "grpo_lead": {},
+    "guided": {},
     "task_normalised": {"inner": {"kind": "gigpo"}},
     "hicra": {"grams": [[5], [6, 7]]},
     "ktae": {"inner": {"kind": "lite_ppo"}},

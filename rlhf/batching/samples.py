@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf.data import Credit, Generation, ScoredGroup
+from rlhf.data.generation import DEMONSTRATED
 from rlhf.errors import DataError
 
 Ints = npt.NDArray[np.int64]
@@ -139,6 +140,7 @@ def make_samples(
     The ids of a row are those the model was given and those it sampled; nothing is tokenised again. In layout
     `trajectory` a generation continues the row of the one before it if its prompt begins with exactly the ids of that
     row, and begins a new row if not: each such prompt is counted in `batch/n_rewritten_prompts`, in either layout.
+    Tokens of demonstrations are off-policy.
 
     Args:
         groups: of one step.
@@ -219,6 +221,7 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
         last = trained[-1][0]
         n = len(last.prompt.token_ids) + len(last.token_ids)
         mask = np.zeros(n, np.bool_)
+        off_policy = np.zeros(n, np.bool_)
         logprobs, advantages, returns = (np.zeros(n, np.float32) for _ in range(3))
         has_returns = all(returns_T is not None for _, _, returns_T in trained)
         for generation, credit_T, returns_T in trained:
@@ -226,11 +229,13 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
             start = len(generation.prompt.token_ids)
             span = slice(start, start + len(generation.token_ids))
             mask[span], logprobs[span], advantages[span] = True, generation.logprobs, credit_T
+            off_policy[span] = generation.policy_version == DEMONSTRATED
             if returns_T is not None:
                 _check_count(len(returns_T), len(generation.token_ids), group, "sampled tokens", "returns")
                 returns[span] = returns_T
         known = returns if has_returns else None
-        yield Sample(ids[:n], mask, logprobs, advantages, sequence, number, returns=known)
+        others = off_policy if off_policy.any() else None
+        yield Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=others, returns=known)
 
 
 def _check_count(got: int, expected: int, group: ScoredGroup, what: str, given: str = "credit") -> None:

@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from rlhf.errors import DataError
 
+#: `Generation.policy_version` of tokens that no policy sampled: those of a demonstration.
+DEMONSTRATED = -1
+
 
 class Finish(StrEnum):
     """Why sampling ended."""
@@ -74,7 +77,7 @@ class Generation:
         token_ids: `[T]` sampled ids, as sampled.
         logprobs: `[T]` log-probs in nats of the distribution sampled from (temperature, top-p and top-k included).
         finish: why sampling ended.
-        policy_version: version of the weights that sampled the first token.
+        policy_version: version of the weights that sampled the first token; `DEMONSTRATED` where none did.
         version_spans: (version, number of tokens) in order, when weights were updated while this was sampled; empty
             when one version sampled all of it.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.data.generation import Generation
+from rlhf.data.generation import DEMONSTRATED, Generation
 
 
 class Outcome(StrEnum):
@@ -116,6 +116,11 @@ class Trajectory:
     def own_turns(self) -> tuple[Turn, ...]:
         """The turns in which the policy acted in this very episode: neither given, nor replayed from another."""
         return self.turns[max(self.n_given, self.n_shared) :]
+
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether another than the policy played it: its tokens are off-policy, and it says nothing of the policy."""
+        return any(g.policy_version == DEMONSTRATED for g in self.generations)
 
     @property
     def n_tokens(self) -> int:

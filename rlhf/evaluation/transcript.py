@@ -44,7 +44,8 @@ def _first_where(folder: Path, files: Sequence[StoredStep], solved: bool) -> Tra
     wanted = [o for o in Outcome if (o is Outcome.SOLVED) is solved and not o.is_failure_of_a_part]
     for stored in files:
         found = read_trajectories(folder, stage=stored.stage, phase="train", steps=[stored.step], outcomes=wanted)
-        if record := max(found, key=_signal, default=None):
+        own = (record for record in found if not record.trajectory.is_demonstration)
+        if record := max(own, key=_signal, default=None):
             return record
     return None
 

@@ -232,6 +232,7 @@ def _check_context(recipe: Recipe) -> None:
 _SILENCED: tuple[tuple[str, str, str, object, tuple[str, ...]], ...] = (
     ("agent", "chat", "show_admissible", False, ("max_admissible",)),
     ("advantage", "grpo", "normalize_std", False, ("ddof", "eps")),
+    ("advantage", "guided", "normalize_std", False, ("ddof", "eps")),
     ("advantage", "gigpo", "normalize", "mean", ("ddof", "eps")),
     ("advantage", "gigpo", "step_weight", 0, ("gamma", "similarity")),
     ("advantage", "hgpo", "normalize", "mean", ("ddof", "eps")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
@@ -54,4 +54,68 @@ def _check_patience(path: str, stage: Any) -> None:
         )
 
 
-GUIDANCE_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_votes, _check_references)
+def _check_shown(recipe: Recipe) -> None:
+    from environments.base import Oracle
+
+    for path, stage in policy_gradient_stages(recipe):
+        for key in ("expert", "relift"):
+            if getattr(stage, key) is None:
+                continue
+            if not isinstance(recipe.environment, Oracle):
+                raise RecipeError(
+                    "this environment cannot demonstrate",
+                    where=f"{path}.{key}",
+                    got=kind_of("environment", recipe.environment),
+                    expected="an environment with a method `plan(task, taken)`",
+                    hint="remove the key, or write `plan`",
+                )
+            missing = [name for name in ("messages", "write") if not callable(getattr(recipe.agent, name, None))]
+            if missing:
+                raise RecipeError(
+                    "this agent cannot be shown demonstrations",
+                    where=f"{path}.{key}",
+                    got=f"{kind_of('agent', recipe.agent)}, which lacks {' and '.join(missing)}",
+                    expected="methods `messages(history)` and `write(action)` beside `act`",
+                    hint="remove the key, or write them as agents.chat.ChatAgent does",
+                )
+
+
+def _check_experts(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if stage.expert is None:
+            if kind_of("advantage", stage.advantage) == "guided" and stage.advantage.baseline == "own":
+                raise RecipeError(
+                    "this key has no effect",
+                    where=f"{path}.advantage.baseline",
+                    got="own",
+                    expected="nothing, because the stage brings no demonstrations: every attempt is the policy's own",
+                    hint="remove the key, or set expert: {per_group: 1}",
+                )
+            continue
+        for got, hint in _cannot_join(recipe, stage):
+            raise RecipeError(
+                "demonstrations cannot join these groups",
+                where=f"{path}.expert",
+                got=got,
+                expected="parts that tell demonstrations from attempts",
+                hint=f"{hint}, or remove expert",
+            )
+
+
+def _cannot_join(recipe: Recipe, stage: Any) -> Iterator[tuple[str, str]]:
+    """Say what is in the way of demonstrations, and what to do about it."""
+    if not getattr(stage.loss, "takes_off_policy", False):
+        loss = kind_of("loss", stage.loss)
+        yield f"loss {loss} takes every token for the policy's own", "use loss: {kind: luffy}"
+    if getattr(stage.sampler, "replays", False):
+        sampler = kind_of("sampler", stage.sampler)
+        yield f"sampler {sampler} begins tasks in the middle, demonstrations at their beginning", "use another sampler"
+    if stage.critic is not None:
+        yield "a critic would learn the value of what the policy does not do", "use advantage: {kind: guided}"
+    for name, weighted in recipe.rewards.items():
+        if hasattr(weighted.reward, "over_group"):
+            why = f"rewards.{name} compares the attempts at a task, and a demonstration is none"
+            yield why, "use a reward that judges each trajectory"
+
+
+GUIDANCE_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_votes, _check_references, _check_shown, _check_experts)

@@ -145,7 +145,7 @@ def _caution_units(recipe: Recipe) -> Iterator[str]:
 
 def _caution_own_rows_only(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
-        if kind_of("loss", stage.loss) == "luffy":
+        if kind_of("loss", stage.loss) == "luffy" and stage.expert is None:
             yield f"{path}.loss is for demonstrations among the attempts, and this stage brings none: it is -A ratio"
 
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from agents.base import History
 from environments.base import Environment, Oracle, StepResult
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
+from rlhf.data.generation import DEMONSTRATED
 from rlhf.errors import EnvError, RecipeError
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.group import RETRYABLE
@@ -228,7 +229,7 @@ def _render_one(demonstration: Demonstration, agent: Any, renderer: Renderer) ->
         messages: Sequence[Message] = agent.messages(history)
         prompt = renderer.prompt(messages)
         ids = renderer.encode_reply(agent.write(turn.action.text))
-        generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=-1)
+        generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED)
         turns.append(replace(turn, action=Action(turn.action.text, (generation,))))
     return replace(played, turns=tuple(turns))
 

@@ -9,6 +9,7 @@ from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import RlhfError, TrainingError, boundary
 from rlhf.rollout.collect import Collected
 from rlhf.sampling.selection import Selection
+from rlhf.trainers.expert import expert_metrics, with_experts
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.run import Run
 
@@ -21,16 +22,26 @@ class Gathered:
         collected: every group of every round, in the order their tasks were drawn in.
         selection: which of them are trained on.
         n_rounds: rounds drawn.
+        guided: the groups that are trained on, with demonstrations among the attempts; None where there are none.
     """
 
     collected: Collected
     selection: Selection
     n_rounds: int
+    guided: Sequence[ScoredGroup] | None = None
 
     @property
     def groups(self) -> list[ScoredGroup]:
         """The groups that are trained on."""
+        if self.guided is not None:
+            return list(self.guided)
         return [self.collected.groups[i] for i in self.selection.kept]
+
+    @property
+    def recorded(self) -> list[ScoredGroup]:
+        """Every group drawn, in order; those that are trained on with their demonstrations."""
+        of_kept = dict(zip(self.selection.kept, self.groups, strict=True))
+        return [of_kept.get(i, group) for i, group in enumerate(self.collected.groups)]
 
     def weighted(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits of `groups` with their advantages multiplied by the factors of the selection."""
@@ -52,6 +63,7 @@ class Gathered:
             "rollout/n_groups": float(n),
             "sampling/n_unused_groups": float(n - n_kept),
             "sampling/factor_mean": sum(factors) / max(n_kept, 1),
+            **(expert_metrics(self.guided) if self.guided is not None else {}),
         }
 
 
@@ -76,7 +88,8 @@ async def gather(run: Run, parts: Parts, step: int) -> Gathered:
         if selection.n_more:
             run.progress.note(f"{len(selection.kept)} of {stage.tasks_per_step} groups kept, drawing another round")
     run.caution(collected, where)
-    return Gathered(collected, selection, n_rounds)
+    gathered = Gathered(collected, selection, n_rounds)
+    return replace(gathered, guided=await with_experts(run, parts, gathered.groups)) if stage.expert else gathered
 
 
 def _selected(run: Run, parts: Parts, collected: Collected, n_rounds: int, step: int) -> Selection:

@@ -20,6 +20,7 @@ from rlhf.trainers.imitation import imitate
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.reference import take_reference, watch
+from rlhf.trainers.relift import lift
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 from rlhf.trainers.teacher import taught, with_teacher_coef
@@ -83,6 +84,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     samples = taught(parts.teacher, stage, parts.trainer, samples, groups)
     buffer = None if parts.is_warming(step) else parts.buffer
     values = update(stage, parts.trainer, samples, rng, run.collector.engine.shares_policy, buffer)
+    values |= {} if parts.is_warming(step) else await lift(run, parts, collected.groups, step)
     values |= parts.critic.learn(seen, made, rng, step) if parts.critic and seen else {}
     train_s = time.perf_counter() - start
     kl_coef = next_kl_coef(stage, values, samples)
@@ -90,7 +92,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
 
     learnt, cautions = parts.learn(collected.groups, values, step, run.state.label)
     run.say_once(cautions)
-    run.record(run.state.label, step + 1, "train", collected.groups, gathered.of_all(credits))
+    run.record(run.state.label, step + 1, "train", gathered.recorded, gathered.of_all(credits))
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
     metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **values, **learnt}

@@ -13,9 +13,11 @@ from rlhf.sampling.empty import EmptySteps
 from rlhf.sampling.sampler import Stateful, TaskSource
 from rlhf.trainers.collapse import Monitor
 from rlhf.trainers.critic import CriticTrainer
+from rlhf.trainers.guide import Guide
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.reference import ResetClock
+from rlhf.trainers.relift import HardTasks
 from rlhf.trainers.replay import ReplayBuffer
 from rlhf.trainers.teacher import Teacher, teacher_of
 from rlhf.trainers.trainer import TorchTrainer
@@ -35,6 +37,8 @@ class Parts:
         empty: counts steps that trained on nothing.
         buffer: of trajectories to replay, or None.
         reference: says when the reference is renewed, or None where it never is.
+        guide: plays demonstrations, or None where none are asked for.
+        hard: tasks that wait to be imitated, or None where none are.
     """
 
     stage: PolicyGradient
@@ -46,6 +50,8 @@ class Parts:
     empty: EmptySteps = field(default_factory=EmptySteps)
     buffer: ReplayBuffer | None = None
     reference: ResetClock | None = None
+    guide: Guide | None = None
+    hard: HardTasks | None = None
 
     @classmethod
     def of(cls, stage: PolicyGradient, policy: Policy, environment: Any, seed: int, start: Path | None = None) -> Parts:
@@ -58,22 +64,25 @@ class Parts:
             seed: of the run.
             start: checkpoint of the stage's begin, where the policy has moved since.
         """
+        tasks = tasks_of(environment, stage.split)
         n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
         return cls(
             stage,
             TorchTrainer(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
-            stage.sampler.start(tasks_of(environment, stage.split), seed),
+            stage.sampler.start(tasks, seed),
             teacher=teacher_of(stage, policy),
             critic=CriticTrainer.of(stage, policy, start, seed),
             buffer=ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
             reference=ResetClock(stage.reference_reset) if stage.reference_reset else None,
+            guide=Guide({task.id: task for task in tasks}) if stage.expert or stage.relift else None,
+            hard=HardTasks(stage.relift) if stage.relift else None,
         )
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
         """What a checkpoint keeps besides policy and optimiser, by name."""
         parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "empty": self.empty}
-        parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference}
+        parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference, "hard": self.hard}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
@@ -104,6 +113,8 @@ class Parts:
             figures, cautions = figures | count, cautions | caution
         if self.buffer is not None:
             self.buffer.learn()
+        if self.hard is not None:
+            self.hard.learn()
         if self.reference is not None:
             figures |= self.reference.learn(values)
         return figures, cautions

@@ -19,8 +19,10 @@ from rlhf.sampling.sampler import TaskSampler
 from rlhf.sampling.selection import All, GroupSelection
 from rlhf.sampling.shuffled import Shuffled
 from rlhf.settings import STRICT
+from rlhf.trainers.expert import Expert
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reference import ReferenceReset
+from rlhf.trainers.relift import Relift
 from rlhf.trainers.replay import Replay
 from rlhf.trainers.value_model import Critic
 
@@ -60,6 +62,10 @@ class PolicyGradient:
     """How the losses of single tokens become one number."""
     filters: Filters = Field(default_factory=Filters)
     """Which rows are left out of the update."""
+    expert: Expert | None = None
+    """Demonstrations that join the attempts at their task, for a loss that takes them; null brings none."""
+    relift: Relift | None = None
+    """Supervised updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
     """Trajectories of the last steps that take the place of those left out; null replays nothing."""
     layout: Literal["trajectory", "generation"] = "trajectory"

@@ -176,17 +176,21 @@ class TorchTrainer:
         self.policy.model.eval()
         return whole_of([self._inputs(batch, loss, temperature) for batch in batches])
 
-    def imitate(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π).
+    def imitate(self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0) -> dict[str, float]:
+        """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π − c · entropy).
 
-        Advantages are the tokens' weights: 1 for an action. The logged loss is the mean over action tokens, in nats.
+        Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of actions, in nats.
         """
+        wanted: set[Figure] = {"entropy"} if entropy_coef else set()
         n_actions = max(sum(int((b.advantages == 1).sum()) for b in batches), 1)
 
         def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-            logp, _ = self.logprobs(self.policy.model, batch, temperature=1.0)
+            found = self.read(self.policy.model, batch, wanted, temperature=1.0)
+            logp = found.logprobs
             weights = (batch.weights * batch.advantages).to(logp.device)
             value = -(weights * logp).sum()
+            if found.entropy is not None:
+                value = value - entropy_coef * (weights * found.entropy).sum()
             chosen = (batch.advantages == 1).to(logp.device)
             mean = -logp.detach()[chosen].sum() / n_actions
             return value, {"supervised/loss": mean}, {}

@@ -72,7 +72,7 @@ def trajectory_table(records: Iterable[Record]) -> Table:
             str(t.n_tokens),
             str(n_invalid) if n_invalid else "",
             f"{t.duration_s:.1f}",
-            Text(str(t.outcome), style=_outcome_style(t.outcome)),
+            Text(str(t.outcome) + ", demonstrated" * t.is_demonstration, style=_outcome_style(t.outcome)),
             _plain(f"{record.phase} ({record.stage})"),
             _plain(record.task_id),
         )

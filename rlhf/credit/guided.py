@@ -1,0 +1,54 @@
+"""Credit of groups in which demonstrations stand among the attempts."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.groups import broadcast, group_counters, group_returns, is_constant, mean_and_std
+from rlhf.data import Credit, ScoredGroup, Values
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Guided:
+    """A_i = (R_i − mean R) / F, the same for every token of trajectory i; F is 1, or std R + ε.
+
+    Mean and deviation are over the whole group, as in the paper, or with `baseline: own` over the policy's own attempts
+    alone, as in its code: a demonstration does then not lower what the attempts get. R = (0, 0, 1) and a demonstration
+    of 1: (−.5, −.5, .5, .5), or with the own baseline (−.333333, −.333333, .666667, .666667).
+
+    Degenerate groups: equal scores of all give exactly 0, the demonstration included, so that nothing is imitated where
+    everything is right. Own attempts of equal score have the deviation 0, and F is then 1: where all are wrong the
+    demonstration alone has an advantage by the own baseline. Without own attempts the baseline is over the group.
+    Without demonstrations this is `dr_grpo`, or `grpo`.
+
+    Source: LUFFY, arXiv 2504.14945, and its code, `mix_core_alg.py`.
+    """
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
+
+    baseline: Literal["group", "own"] = "group"
+    """Whose scores the mean is of: those of all, or of the policy's own attempts."""
+    normalize_std: bool = False
+    """Divide by the deviation."""
+    ddof: Literal[0, 1] = 1
+    """1 divides the sum of squares by n − 1, 0 by n."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the deviation."""
+
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
+        """Return one number per sampled token of `group`."""
+        returns = group_returns(group)
+        own = [r for t, r in zip(group.trajectories, returns, strict=True) if not t.is_demonstration]
+        compared = own if self.baseline == "own" and own else returns
+        if is_constant(returns):
+            return Credit(broadcast(group, [0.0] * len(returns)), group_counters(returns))
+        mean, std = mean_and_std(compared, self.ddof)
+        factor = std + self.eps if self.normalize_std and std else 1.0
+        # Equal scores are equal up to rounding: what is left of the difference is no advantage.
+        advantages = [0.0 if is_constant([r, mean]) else (r - mean) / factor for r in returns]
+        return Credit(broadcast(group, advantages), group_counters(returns))
