@@ -3,7 +3,7 @@
     python benchmarks/starts.py --seeds 0 1 2 --out runs/starts
 
 Six words have to be said one after the other; the first mistake ends the episode, and only the last word is rewarded. A
-policy that has been shown a little says about every third word right: from the beginning nearly nothing is ever
+policy that has been shown a little says about every fifth word right: from the beginning nearly nothing is ever
 rewarded. All runs of a seed begin with the same policy and make the same number of episodes.
 """
 
@@ -24,7 +24,7 @@ from rlhf.data import Task
 from rlhf.recipe import load
 
 WORDS = ("red", "green", "blue", "white")
-N_WORDS, STEPS = 6, 60
+N_WORDS, STEPS = 6, 120
 _FIRST_SEED = {"train": 0, "test": 2000}
 
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {
@@ -35,7 +35,7 @@ SAMPLERS: Mapping[str, Mapping[str, Any]] = {
         "segments": N_WORDS,
         "n_demonstrations": 64,
         "schedule": "staged",
-        "stage_steps": 7,
+        "stage_steps": 12,
     },
     "exit": {"kind": "exit"},
 }
