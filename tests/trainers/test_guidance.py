@@ -41,6 +41,15 @@ RELIFT = {"relift": {"size": 3}}
 OUTCOME = {"right": {"kind": "outcome"}}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_order_of_summation() -> Iterator[None]:
+    """One thread, so that what is learnt here is learnt everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def learn(folder: Path, stage: dict[str, Any], **changes: Any) -> runs.Done:
     path = runs.write(folder, [SUPERVISED, STAGE | stage], **{"rewards": OUTCOME, **changes})
     return runs.run(path, folder / "run")
