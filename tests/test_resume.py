@@ -31,6 +31,8 @@ POLICY_GRADIENT = {
     "optimizer": {"lr": 3.0e-3, "schedule": "linear"},
 }
 
+#: A score that differs between attempts of a policy that knows nothing yet, so that every step has updates.
+SHORT = {"kind": "overlong", "max_tokens": 6, "buffer": 5}
 
 #: With a reference, which a resumed run takes from the checkpoint of its stage's begin, and a coefficient that moves.
 LOSS = {
@@ -45,7 +47,8 @@ def recipe(folder: Path, advantage: str, lora: dict[str, Any] | None, **changes:
     stages = [SUPERVISED, {**POLICY_GRADIENT, "advantage": {"kind": advantage}, "loss": LOSS[advantage]}]
     stages = changes.pop("stages", stages)
     evaluation = {"n_tasks": 6, "watch_n_tasks": 4}
-    return runs.write(folder, stages, **{"policy": policy, "evaluation": evaluation, **changes})
+    rewards = {**runs.BASE["rewards"], "short": SHORT}
+    return runs.write(folder, stages, **{"policy": policy, "evaluation": evaluation, "rewards": rewards, **changes})
 
 
 def everything(run: Path) -> dict[str, Any]:
@@ -68,6 +71,7 @@ def assert_equal(found: Path, expected: Path) -> None:
     for (name, got), wanted in zip(everything(found).items(), everything(expected).values(), strict=True):
         assert got == wanted, name
     assert {s for s, _, _ in runs.stored(found)} >= {"before", "1-policy_gradient", "after"}
+    assert max(runs.curve(expected, "optimizer/n_updates")) > 0, "nothing was trained, so there was nothing to differ"
 
 
 COMBINATIONS = pytest.mark.parametrize(

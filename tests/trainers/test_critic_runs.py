@@ -10,13 +10,11 @@ import pytest
 import torch
 import yaml
 
-from tests.test_resume import LORA, POLICY_GRADIENT, SUPERVISED, assert_equal, one_thread, run_with_interruptions
+from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, one_thread, run_with_interruptions
 from tests.trainers import runs, words
 
 __all__ = ["one_thread"]  # a fixture
 
-#: A score that differs between attempts that know nothing yet.
-SHORT = {"kind": "overlong", "max_tokens": 6, "buffer": 5}
 RATE = {"optimizer": {"lr": 1.0e-2, "schedule": "linear"}}
 
 
