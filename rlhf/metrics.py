@@ -142,7 +142,7 @@ loss/sampler_rejected_share     | share      | tokens left out, denominators inc
 loss/sampler_dropped_share      | share      | trajectories of which rejection or veto left nothing
 delivery/canary_gap             | nats       | largest difference of engine and trainer on the canary, after a delivery
 delivery/canary_moved           | nats       | how far the canary moved in the trainer since the last delivery
-collapse/group_std_mean         | 1          | mean deviation of the score within groups; falls when attempts become alike
+collapse/group_std_mean         | 1          | mean deviation of the score within groups; falls as attempts become alike
 collapse/silent_groups_share    | share      | groups whose attempts all scored the same
 collapse/surprisal              | nats       | mean -log p of the sampled tokens: the policy's entropy, estimated
 collapse/echo_share             | share      | sampled 4-grams that stand in the prompt of their generation
