@@ -62,7 +62,8 @@ def value_loss(
         raise DataError("the bound of a value loss must be positive", where="value_loss.clip", got=str(clip))
     old = old_values.detach()
     bounded = (torch.clamp(values, old - clip, old + clip) - returns).square()
-    loss = (weights * torch.maximum(error, bounded)).sum() / 2
+    # Not `maximum`, which halves the gradient where both are equal by rounding and only one of them has it.
+    loss = (weights * torch.where(bounded > error, bounded, error)).sum() / 2
     return ValueOutput(loss, ((values - old).abs() > clip) & (bounded > error))
 
 
