@@ -9,62 +9,9 @@ import pytest
 import torch
 
 from rlhf.catalog import CATALOG
+from tests.combinations import CRITIC, ESTIMATORS, LOSSES, OTHER_LOSSES, OTHERS, WITH_CRITIC, stage_of_loss
 from tests.environments import toytext
 from tests.trainers import runs
-
-ESTIMATORS = ("grpo", "dr_grpo", "rloo", "gigpo")
-#: The others of the catalogue, with the keys they need, each with the loss of several updates that most were made for.
-#: Not `duration_aware`, whose numbers follow the clock.
-OTHERS: dict[str, dict[str, Any]] = {
-    "reinforce_pp": {},
-    "reinforce_pp_baseline": {},
-    "lite_ppo": {},
-    "hgpo": {"episode": True},
-    "step_grpo": {},
-    "progress": {},
-    "hrpo": {"reward": "cost"},
-    "stratified": {},
-    "loop": {},
-    "lightning": {},
-    "grpo_lead": {},
-    "guided": {},
-    "task_normalised": {"inner": {"kind": "gigpo"}},
-    "hicra": {"grams": [[5], [6, 7]]},
-    "ktae": {"inner": {"kind": "lite_ppo"}},
-    "tree_grpo": {},
-    "treerl": {},
-}
-#: Those that compare with the values of a critic: the keys a stage needs to learn with each.
-WITH_CRITIC: dict[str, dict[str, Any]] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
-#: The clipped loss makes several updates of the same samples, so that its ratios leave 1; REINFORCE makes one.
-LOSSES: dict[str, dict[str, Any]] = {
-    "ppo_clip": {"loss": {"kind": "ppo_clip"}, "minibatches": 2, "epochs": 2, "steps": 12},
-    "reinforce": {"loss": {"kind": "reinforce"}, "steps": 22},
-}
-#: The others, each with the advantage and reduction that it is defined with, over several updates of the same samples.
-#: The default bounds of GSPO are for far lower learning rates. Not `min_entropy`, which looks at no reward.
-_CENTRED, _SUMMED = {"advantage": {"kind": "dr_grpo"}}, {"reduction": {"kind": "seq_mean_token_sum"}}
-_MEANS = {"reduction": {"kind": "seq_mean_token_mean"}}
-OTHER_LOSSES: dict[str, dict[str, Any]] = {
-    "cispo": {},
-    "gspo": {"loss": {"kind": "gspo", "clip_low": 0.1, "clip_high": 0.1}, **_MEANS},
-    "cpgd": {},
-    "stable_reinforce": {"filters": {"max_advantage_z": 3}},
-    "rebel": {**_CENTRED, **_SUMMED, "minibatches": 1, "steps": 20},
-    "a_lol": {**_CENTRED, **_SUMMED},
-    "nft": {**_CENTRED, "rewards": {"right": {"kind": "outcome"}}},
-    "shiq": {
-        **_CENTRED,
-        **_SUMMED,
-        "loss": {"kind": "shiq", "beta": 0.03},
-        "minibatches": 1,
-        "steps": 16,
-        "filters": {"drop_zero_advantage": False},
-    },
-    "rover": {**_CENTRED, "steps": 18},
-    "kdrl": {"loss": {"kind": "kdrl", "teach": "wrong"}, "filters": {"drop_zero_advantage": False}},
-    "luffy": {**_CENTRED},
-}
 
 #: Demonstrations of which most actions are random: the policy that comes of them knows the words and little else.
 SUPERVISED = {
@@ -136,7 +83,7 @@ def test_every_other_estimator_learns(start: Path, tmp_path: Path, estimator: st
 
 #: A model of the critic's own, a head on the policy's trunk, and one whose gradient goes on into that trunk.
 CRITICS: dict[str, dict[str, Any]] = {
-    "own": {"optimizer": {"lr": 3.0e-3}},
+    "own": dict(CRITIC),
     "head": {"trunk": "policy", "optimizer": {"lr": 2.0e-2}},
     "trunk": {"trunk": "policy", "gradient": "trunk", "head_lr": 2.0e-2, "optimizer": {"lr": 1.0e-3}},
 }
@@ -160,7 +107,7 @@ def test_every_estimator_with_a_critic_learns(start: Path, tmp_path: Path, estim
 
 @pytest.mark.parametrize("loss", OTHER_LOSSES)
 def test_every_other_loss_learns(start: Path, tmp_path: Path, loss: str) -> None:
-    stage = LOSSES["ppo_clip"] | {"loss": {"kind": loss}} | OTHER_LOSSES[loss]
+    stage = stage_of_loss(loss)
     if loss == "kdrl":  # the start itself is a teacher of the same tokenizer, and holds back what drifts
         stage["loss"] = {**stage["loss"], "teacher": str(start)}
     done = learn(start, tmp_path, **stage)
@@ -177,14 +124,14 @@ def test_every_estimator_of_the_catalogue_is_asked_to_learn() -> None:
 
 
 def test_later_updates_of_the_same_samples_move_the_ratios(start: Path, tmp_path: Path) -> None:
-    done = learn(start, tmp_path, **(LOSSES["ppo_clip"] | {"steps": 2}))
+    done = learn(start, tmp_path, **{**LOSSES["ppo_clip"], "steps": 2})
     assert min(runs.curve(done.folder, "loss/ratio_max")) > 1.05
     assert max(runs.curve(done.folder, "loss/clip_high_share")) > 0
     assert runs.curve(done.folder, "optimizer/n_updates") == [4.0, 8.0]
 
 
 def test_one_seed_gives_one_curve(start: Path, tmp_path: Path) -> None:
-    stage = LOSSES["ppo_clip"] | {"advantage": {"kind": "gigpo"}, "steps": 4}
+    stage = {**LOSSES["ppo_clip"], "advantage": {"kind": "gigpo"}, "steps": 4}
     first, again, other = (
         learn(start, tmp_path / name, seed, **stage) for name, seed in (("a", 5), ("b", 5), ("c", 6))
     )

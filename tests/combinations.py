@@ -1,0 +1,72 @@
+"""With what each estimator and each loss of the catalogue is used: keys of a `policy_gradient` stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Keys = Mapping[str, Any]
+
+#: Estimators that are tried with every loss of `LOSSES`.
+ESTIMATORS = ("grpo", "dr_grpo", "rloo", "gigpo")
+#: The others of the catalogue, with the keys they need, each with the loss of several updates that most were made for.
+#: Not `duration_aware`, whose numbers follow the clock.
+OTHERS: Mapping[str, Keys] = {
+    "reinforce_pp": {},
+    "reinforce_pp_baseline": {},
+    "lite_ppo": {},
+    "hgpo": {"episode": True},
+    "step_grpo": {},
+    "progress": {},
+    "hrpo": {"reward": "cost"},
+    "stratified": {},
+    "loop": {},
+    "lightning": {},
+    "grpo_lead": {},
+    "guided": {},
+    "task_normalised": {"inner": {"kind": "gigpo"}},
+    "hicra": {"grams": [[5], [6, 7]]},
+    "ktae": {"inner": {"kind": "lite_ppo"}},
+    "tree_grpo": {},
+    "treerl": {},
+}
+#: Those that compare with the values of a critic: the keys a stage needs to learn with each.
+WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
+#: A critic that learns as fast as they need on tasks of seconds: a model of its own.
+CRITIC: Keys = {"optimizer": {"lr": 3.0e-3}}
+#: The clipped loss makes several updates of the same samples, so that its ratios leave 1; REINFORCE makes one.
+LOSSES: Mapping[str, Keys] = {
+    "ppo_clip": {"loss": {"kind": "ppo_clip"}, "minibatches": 2, "epochs": 2, "steps": 12},
+    "reinforce": {"loss": {"kind": "reinforce"}, "steps": 22},
+}
+_CENTRED, _SUMMED = {"advantage": {"kind": "dr_grpo"}}, {"reduction": {"kind": "seq_mean_token_sum"}}
+_MEANS = {"reduction": {"kind": "seq_mean_token_mean"}}
+#: The others, each with the advantage and reduction that it is defined with, over several updates of the same samples.
+#: The default bounds of GSPO are for far lower learning rates. Not `min_entropy`, which looks at no reward.
+OTHER_LOSSES: Mapping[str, Keys] = {
+    "cispo": {},
+    "gspo": {"loss": {"kind": "gspo", "clip_low": 0.1, "clip_high": 0.1}, **_MEANS},
+    "cpgd": {},
+    "stable_reinforce": {"filters": {"max_advantage_z": 3}},
+    "rebel": {**_CENTRED, **_SUMMED, "minibatches": 1, "steps": 20},
+    "a_lol": {**_CENTRED, **_SUMMED},
+    "nft": {**_CENTRED, "rewards": {"right": {"kind": "outcome"}}},
+    "shiq": {
+        **_CENTRED,
+        **_SUMMED,
+        "loss": {"kind": "shiq", "beta": 0.03},
+        "minibatches": 1,
+        "steps": 16,
+        "filters": {"drop_zero_advantage": False},
+    },
+    "rover": {**_CENTRED, "steps": 18},
+    "kdrl": {"loss": {"kind": "kdrl", "teach": "wrong"}, "filters": {"drop_zero_advantage": False}},
+    "luffy": {**_CENTRED},
+}
+
+
+def stage_of_loss(loss: str) -> dict[str, Any]:
+    """Return the keys of a stage that learns with `loss`; a `rewards` among them belongs to the recipe."""
+    if loss in LOSSES:
+        return dict(LOSSES[loss])
+    return {**LOSSES["ppo_clip"], "loss": {"kind": loss}, **OTHER_LOSSES[loss]}
