@@ -40,14 +40,17 @@ class ROVER(Regularized):
     next_weight: Annotated[float, Field(ge=0)] = 1.0
     """λ, how much the value of the next state counts; 0 regresses the log-ratio on the advantage alone."""
     clip: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """ε: Q is kept within ln(1 − ε) and ln(1 + ε), and a token beyond has no gradient; null is no bound."""
+    """ε: Q stops at ln(1 − ε) and ln(1 + ε) where its target lies further out, and the token has no gradient there; one
+    that is beyond while its target is not comes back. null is no bound."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
         q = log_ratio(inputs.policy_logprobs, inputs.old_logprobs)
-        if self.clip is not None:
-            q = q.clamp(math.log1p(-self.clip), math.log1p(self.clip))
         target = inputs.advantages + self.next_weight * self._next_values(inputs).to(q)
+        if self.clip is not None:
+            bounded = q.clamp(math.log1p(-self.clip), math.log1p(self.clip))
+            leaves = (target - q) * (q - bounded) > 0  # beyond the bound, and pushed further
+            q = torch.where(leaves, bounded, q)
         return self.output(inputs, (q - target).square())
 
     def _next_values(self, inputs: LossInputs) -> torch.Tensor:

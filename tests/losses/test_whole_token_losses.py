@@ -157,12 +157,21 @@ def test_rover_without_old_means_is_before_the_first_update():
     assert ROVER()(made).loss.item() == pytest.approx(0.26)
 
 
-def test_rover_stops_at_its_bound():
-    # Q = 1 is brought to ln 1.2 = .182322, Q = −1 to ln .8 = −.223144; targets 0 and no next value
-    for q, bound in ((1.0, math.log(1.2)), (-1.0, math.log(0.8))):
-        made = inputs([-2.0 + q], [0.0], old=[-2.0], mean_logprobs=[0.0])
+def test_rover_stops_at_its_bound_on_the_way_out():
+    # Q = 1 on its way to 2 is brought to ln 1.2 = .182322, Q = −1 on its way to −2 to ln .8 = −.223144.
+    for q, target, bound in ((1.0, 2.0, math.log(1.2)), (-1.0, -2.0, math.log(0.8))):
+        made = inputs([-2.0 + q], [target], old=[-2.0], mean_logprobs=[0.0])
         loss = ROVER(clip=0.2)(made).loss
-        assert loss.item() == pytest.approx(bound**2) and gradient(loss, made) == [0.0]
+        assert loss.item() == pytest.approx((bound - target) ** 2) and gradient(loss, made) == [0.0]
+
+
+@pytest.mark.parametrize(("q", "target"), [(1.0, 0.0), (1.0, 0.5), (-1.0, 0.0), (1.0, -2.0), (0.1, 2.0)])
+def test_rover_comes_back_from_beyond_its_bound(q, target):
+    # (Q − target)², slope 2 (Q − target): the bound holds no token off from a target that is nearer, nor within it.
+    made = inputs([-2.0 + q], [target], old=[-2.0], mean_logprobs=[0.0])
+    loss = ROVER(clip=0.2)(made).loss
+    assert loss.item() == pytest.approx((q - target) ** 2)
+    assert gradient(loss, made) == pytest.approx([2 * (q - target)])
 
 
 @given(made=trajectories(), weight=st.floats(0, 2))
