@@ -22,7 +22,8 @@ class Guided:
 
     Degenerate groups: equal scores of all give exactly 0, the demonstration included, so that nothing is imitated where
     everything is right. Own attempts of equal score have the deviation 0, and F is then 1: where all are wrong the
-    demonstration alone has an advantage by the own baseline. Without own attempts the baseline is over the group.
+    demonstration alone has an advantage by the own baseline; so it has beside a single own attempt, whose score is then
+    the mean (the authors take 0). Without own attempts the baseline is over the group.
     Without demonstrations this is `dr_grpo`, or `grpo`.
 
     Source: LUFFY, arXiv 2504.14945, and its code, `mix_core_alg.py`.

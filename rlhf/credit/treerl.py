@@ -26,8 +26,9 @@ class TreeRL:
     Degenerate cases: what all trajectories share, equal scores, and a lone trajectory give exactly 0. An attempt that
     ends where others go on counts in the value of the piece it ends with.
 
-    The formula is the paper's, with its code's scores. The code rewards (V(s) − V(parent)) + V(s), which is the same
-    since V(task) is 0, but lets a piece that changed nothing repeat the number of the piece before it.
+    The formula is the paper's, with its code's scores. The code divides each V by its own sqrt(n) before it subtracts,
+    2 V(s) / sqrt(n(s)) − V(parent) / sqrt(n(parent)) as V(task) is 0, shifts all by a mean over the step, and lets a
+    piece that changed nothing repeat the number of the piece before it.
 
     Source: TreeRL, arXiv 2506.11902; THUDM/TreeRL, `tree_node.py`.
     """

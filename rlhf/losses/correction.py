@@ -203,8 +203,7 @@ class Masked(_Bounded):
     reduction's numbers, so the gradient of the other tokens is what it was; `rejection` takes it out of them too.
     w = .3, 1, 1.8, 6 become 0, 1, 1.8, 0.
 
-    Source: Ling Team, Every step evolves, arXiv 2510.18855 (.5 and 5); verl, a threshold `lo_hi`; slime,
-    `icepop_function`.
+    Source: Ling Team, Every step evolves, arXiv 2510.18855 (.5 and 5); slime, `icepop_function`.
     """
 
     max_weight: Annotated[float, Field(gt=0)] = 5.0

@@ -14,7 +14,7 @@ from rlhf.losses.ratios import log_ratio
 from rlhf.losses.regularized import Regularized
 from rlhf.settings import STRICT
 
-#: Bound of log ρ in nats, and of the share q of right attempts; both as in the authors' code.
+#: Bound of log ρ in nats, on both sides (the authors bound it from above), and their bounds of the share of right ones.
 MAX_LOG_RATIO = 10.0
 MIN_SHARE, MAX_SHARE = 0.02, 0.98
 

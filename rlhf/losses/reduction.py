@@ -9,7 +9,7 @@ s, N = Σ T_s:
     seq_mean_token_mean      1 / (S · T_s)                                      GRPO
     seq_mean_token_sum       1 / S
     seq_mean_token_sum_norm  1 / (S · C), or 1 / C with divide_by: constant     Dr.GRPO; verl divides by C only
-    per_trajectory_mean      1 / (S · T of the token's trajectory)              Agent Lightning
+    per_trajectory_mean      1 / (S · T of the token's trajectory)              Agent Lightning divides by rows for S
 
 A sequence is a trajectory; with `per: row` it is a row of the batch, as in code bases that cannot tell which rows
 belong together. Only trajectories give the same gradient however they are cut into rows.
