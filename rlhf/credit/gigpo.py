@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import group_counters, group_returns, normalise, spread
+from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.similarity import similar_clusters
 from rlhf.data import Credit, ScoredGroup, Values
-from rlhf.errors import DataError
 from rlhf.settings import STRICT
 
 
@@ -83,9 +81,7 @@ class GiGPO:
     def _add_state_advantages(
         self, credit_GK: list[list[float]], group: ScoredGroup, clusters: Iterable[Sequence[tuple[int, int]]]
     ) -> None:
-        returns_GK = [discounted_returns(score.turns, self.gamma) for score in group.scores]
-        if not all(math.isfinite(x) for row in returns_GK for x in row):
-            raise DataError("a turn's score is not finite", where=f"group {group.task_id}", got=str(returns_GK))
+        returns_GK = [discounted_returns(row, self.gamma) for row in turn_rewards(group)]
         for members in clusters:
             advantages = self._normalise([returns_GK[i][k] for i, k in members])
             for (i, k), advantage in zip(members, advantages, strict=True):

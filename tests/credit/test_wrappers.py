@@ -186,6 +186,17 @@ def test_ktae_worked_example():
     assert KTAE().kappa(wrong, right) == {i: pytest.approx(-x, abs=1e-9) for i, x in kappa.items()}
 
 
+def test_ktae_without_any_evidence_is_refused():
+    with pytest.raises(ValidationError, match="fisher_weight and gain_weight must not both be 0"):
+        KTAE(fisher_weight=0, gain_weight=0)
+    # Either alone is evidence: the right attempts say 5, the wrong ones do not, and all say 3.
+    right, wrong = [turn(ids=[5, 3])], [turn(ids=[3])]
+    made = group_of([right, right, wrong, wrong], [[1], [1], [0], [0]], solved_G=[True, True, False, False])
+    base = per_token(GRPO()(made))
+    for alone in (KTAE(fisher_weight=0), KTAE(gain_weight=0)):
+        assert per_token(alone(made))[0][0] > base[0][0]
+
+
 def test_ktae_adds_to_every_token_but_stop_tokens():
     made = group_of([[turn(ids=[7, 0])], [turn(ids=[5, 0])]], [[1], [0]], solved_G=[True, False])
     kappa = KTAE().kappa([[7, 0]], [[5, 0]])

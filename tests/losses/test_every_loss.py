@@ -15,8 +15,10 @@ from loss_inputs import gradient, inputs
 
 from rlhf.catalog import CATALOG, resolve
 from rlhf.errors import DataError
+from rlhf.losses.a_lol import ALoL
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.reduction import Reduction
+from rlhf.losses.reinforce import Reinforce
 
 #: Keys that a loss cannot do without.
 NEEDED = {"kdrl": {"teacher": "somewhere"}}
@@ -165,6 +167,44 @@ def test_a_loss_keeps_its_contract(kind):
     for name in getattr(loss, "reductions", ()):
         Reduction(kind=name, max_tokens=5 if name.endswith("norm") else None)
     assert getattr(loss, "needs_whole", None) in (None, "trajectory", "group", "tokens")
+
+
+#: What a loss asks for, and the arrays that it is then given.
+ASKED = {
+    "needs_ref": ("ref_logprobs",),
+    "needs_entropy": ("entropy",),
+    "needs_log_normalizers": ("log_normalizers", "ref_log_normalizers"),
+    "needs_mean_logprobs": ("mean_logprobs",),
+    "teacher": ("teacher_logprobs",),
+}
+
+
+@every_loss
+@pytest.mark.parametrize("terms", [{}, {"kl": "k3", "kl_coef": 0.1}])
+def test_what_a_loss_asks_for_is_enough(kind, terms):
+    loss = KINDS[kind](**terms)
+    asked = [name for flag, names in ASKED.items() if getattr(loss, flag, None) for name in names]
+    made = inputs([-1.0, -2.0], [0.5, -0.5], **{name: [-1.5, -0.5] for name in asked})
+    if getattr(loss, "needs_whole", None) is None:
+        made = replace(made, trajectories=None, whole=None)
+    assert torch.isfinite(loss(made).loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "fresh"),
+    [
+        (Reinforce(), True),
+        (Reinforce(max_weight=5.0), False),
+        (ALoL(ratio="none"), True),
+        (ALoL(ratio="token"), False),
+        (ALoL(), False),
+    ],
+    ids=repr,
+)
+def test_a_loss_that_does_not_see_how_far_the_policy_moved_says_so(loss, fresh):
+    moved, unmoved = (inputs([-1.0], [0.5], old=[old]) for old in (-1.3, -1.0))
+    same = gradient(loss(moved).loss, moved) == gradient(loss(unmoved).loss, unmoved)
+    assert loss.needs_fresh_samples == same == fresh
 
 
 @every_loss
