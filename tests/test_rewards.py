@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,10 +14,13 @@ from rewards.check import check_reward
 from rewards.exact import ExactMatch
 from rewards.outcome import EnvironmentReward, Outcome
 from rewards.penalties import InvalidActionPenalty, Overlong, TurnCost
+from rlhf.catalog import CATALOG
 from rlhf.data import Action, Finish, Generation, Prompt, Task, Trajectory, Turn
 from rlhf.data import Outcome as End
 from rlhf.errors import RewardError
+from rlhf.recipe.builder import build_part
 from rlhf.rollout.score import Weighted, score_group
+from tests.test_catalog import NEEDED
 
 TASK = Task("t", reference="Paris")
 ALL = [
@@ -127,6 +132,73 @@ def test_rewards_keep_their_promises(reward):
     report = check_reward(reward, played)
     assert report.ok, str(report)
     assert pickle.loads(pickle.dumps(reward)) == reward
+
+
+# --- every reward of the catalogue -----------------------------------------------------------------------------------
+
+CATALOGUE = {
+    kind: build_part("reward", {"kind": kind, **NEEDED.get(("reward", kind), {})}, kind, base=Path())
+    for kind in CATALOG["reward"]
+}
+#: The least and the most of an episode of `K` turns that earned `r`; of all others, 0 and 1.
+BOUNDS = {
+    "environment": lambda r: (sum(r), sum(r)),
+    "invalid_action": lambda r: (-0.1 * len(r), 0),
+    "turn_cost": lambda r: (-0.01 * len(r), 0),
+    "overlong": lambda r: (-1, 0),
+}
+#: Any code point, of which a good part are those that break parsers.
+strange = st.one_of(st.text(max_size=20), st.text(alphabet='{}[]()\\"%.9eE+-\x00\u202e\u0663½ \n', max_size=20))
+said = st.tuples(strange, st.one_of(st.none(), strange), st.floats(-9, 9), st.booleans(), st.integers(0, 150))
+
+
+def attempts_of(rows):
+    """Attempts whose policy and environment said these things."""
+    prompt = Prompt((1,))
+    return [
+        trajectory(
+            *(
+                Turn(
+                    Action(text, (Generation(prompt, (3,) * n, (-1.0,) * n, Finish.STOP, 0),), error=error),
+                    text[::-1],
+                    reward=reward,
+                    valid=valid,
+                )
+                for text, error, reward, valid, n in turns
+            ),
+            outcome=outcome,
+            attempt=i,
+        )
+        for i, (turns, outcome) in enumerate(rows)
+    ]
+
+
+def judged(reward, task, attempts):
+    """The verdict on each attempt, of rewards of one and of rewards of a group."""
+    if hasattr(reward, "over_group"):
+        return list(reward.over_group(task, attempts))
+    return [reward(task, attempt) for attempt in attempts]
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+@given(
+    rows=st.lists(
+        st.tuples(st.lists(said, max_size=3), st.sampled_from([o for o in End if not o.is_failure_of_a_part])),
+        max_size=4,
+    ),
+    reference=strange,
+)
+def test_whatever_was_said_a_reward_is_bounded_and_says_the_same_again(kind, rows, reference):
+    reward, task, attempts = CATALOGUE[kind], Task("t", reference=reference), attempts_of(rows)
+    found = judged(reward, task, attempts)
+    assert len(found) == len(attempts)
+    for verdict, attempt in zip(found, attempts, strict=True):
+        low, high = BOUNDS.get(kind, lambda r: (0, 1))([t.reward for t in attempt.turns])
+        assert low - 1e-9 <= verdict.value <= high + 1e-9
+        assert verdict.per_turn is None or sum(verdict.per_turn) == pytest.approx(verdict.value)
+    # Again, by another object, on other objects.
+    again = judged(pickle.loads(pickle.dumps(reward)), replace(task), attempts_of(rows))
+    assert [(v.value, v.per_turn, v.why) for v in again] == [(v.value, v.per_turn, v.why) for v in found]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,10 @@ from rlhf.errors import DataError
 ESTIMATORS = estimators()
 #: Estimators that no constant added to every score changes; the others use scores as they are.
 NOT_CENTRED = ("hrpo", "grpo_lead")
+#: Estimators whose numbers are centred over all tokens of a step, and within a group only by chance.
+CENTRED_OVER_STEP = ("reinforce_pp", "gae", "turn_gae", "bilevel_gae")
+#: Estimators that weigh or raise what is centred, or use a reward as it is: their sum is whatever it is.
+NOT_ZERO_SUM = (*NOT_CENTRED, "hicra", "ktae")
 few = settings(max_examples=30)  # for each estimator
 every = pytest.mark.parametrize("kind", ESTIMATORS)
 
@@ -95,6 +99,90 @@ def test_a_constant_added_to_every_score_changes_nothing(kind, rewards, shift):
         assert [x for row in per_token(one) for x in row] == pytest.approx(
             [x for row in per_token(other) for x in row], abs=1e-7
         )
+
+
+returns = st.lists(st.sampled_from([-1.0, -0.1, 0.0, 0.25, 0.5, 1.0, 10.0]), min_size=1, max_size=6)
+
+
+def answers(rows, ids=lambda i: [3 + i, 20 + i]):
+    """Groups of one-turn attempts with these returns; every other one is solved, and no two say the same."""
+    return [
+        group_of(
+            [[turn(ids=ids(i), state="hall")] for i in range(len(row))],
+            [[r] for r in row],
+            task=f"maze/{k}",
+            solved_G=[i % 2 == 0 for i in range(len(row))],
+        )
+        for k, row in enumerate(rows)
+    ]
+
+
+def sums(credits):
+    """The sum over the tokens of each group."""
+    return [math.fsum(x for row in per_token(credit) for x in row) for credit in credits]
+
+
+def exact(estimator):
+    """An estimator that leaves out nothing for being small."""
+    return replace(estimator, min_advantage=0.0) if hasattr(estimator, "min_advantage") else estimator
+
+
+@pytest.mark.parametrize("kind", [k for k in ESTIMATORS if k not in (*CENTRED_OVER_STEP, *NOT_ZERO_SUM)])
+@few
+@given(rows=st.lists(returns, min_size=1, max_size=3))
+def test_credit_of_a_group_sums_to_zero(kind, rows):
+    # Attempts of as many tokens: none counts more than another.
+    assert sums(credit_of(exact(ESTIMATORS[kind]), answers(rows))) == pytest.approx([0.0] * len(rows), abs=1e-8)
+
+
+@pytest.mark.parametrize("kind", CENTRED_OVER_STEP)
+@few
+@given(data=st.lists(groups, min_size=1, max_size=3))
+def test_credit_of_a_step_sums_to_zero(kind, data):
+    # Attempts of any number of turns, turns of any number of tokens.
+    assert math.fsum(sums(credited(kind, [made_of(rows) for rows in data]))) == pytest.approx(0, abs=1e-8)
+
+
+def test_what_is_said_not_to_sum_to_zero_does_not():
+    step = answers([[1.0, 0.0, 0.25], [0.5, 0.0, 0.0]], ids=lambda i: [5, 3] if i else [7, 3])
+    found = {kind: sums(credited(kind, step)) for kind in ESTIMATORS}
+    assert all(abs(found[kind][0]) > 0.01 for kind in (*CENTRED_OVER_STEP, *NOT_ZERO_SUM)), found
+
+
+@every
+def test_a_lone_attempt_has_no_signal(kind):
+    # Nothing to compare it with, not even another token: the critic was equally wrong before each.
+    made = answers([[0.0 if kind == "hrpo" else 0.5]])
+    [credit] = credited(kind, made, constant=0.2)
+    assert per_token(credit) == [[0.0, 0.0]]
+
+
+@every
+@few
+@given(rows=groups, noise=st.lists(st.integers(1, 50), min_size=1, max_size=9))
+def test_what_was_observed_changes_no_credit(kind, rows, noise):
+    # What the environment says enters through states, scores and outcomes alone, never as tokens.
+    made = made_of(rows)
+
+    def noisy(t):
+        turns = [
+            replace(
+                one,
+                reply=f"reply {noise}",
+                action=replace(
+                    one.action,
+                    generations=tuple(
+                        replace(g, prompt=replace(g.prompt, token_ids=(*noise, *g.prompt.token_ids, *noise)))
+                        for g in one.action.generations
+                    ),
+                ),
+            )
+            for one in t.turns
+        ]
+        return replace(t, opening=f"opening {noise}", turns=tuple(turns))
+
+    other = replace(made, trajectories=tuple(map(noisy, made.trajectories)))
+    assert credited(kind, [other]) == credited(kind, [made])
 
 
 @every

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from credit_groups import critic, group, group_of, per_token, turn
+from credit_groups import critic, estimators, group, group_of, per_token, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +57,10 @@ def episodes(draw):
     is_cut = draw(st.booleans())
     values = values_of([[draw(numbers) for _ in range(n)] for n in sizes], draw(numbers) if is_cut else 0.0)
     return (cut_short(made) if is_cut else made), values
+
+
+def test_every_estimator_of_the_catalogue_that_needs_a_critic_is_tested():
+    assert {type(estimator) for estimator in estimators().values() if estimator.needs_values} == set(KINDS)
 
 
 def test_gae_worked_example():

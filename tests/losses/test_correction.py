@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from loss_inputs import gradient, inputs
 from pydantic import ValidationError
 
+from rlhf.catalog import CATALOG, resolve
 from rlhf.errors import DataError
 from rlhf.losses.correction import Bypass, Clipped, Correction, Criterion, Masked, Rejection, Truncated, corrected
 from rlhf.losses.mismatch import (
@@ -212,6 +214,10 @@ def of(drawn):
         torch.tensor(advantages, dtype=torch.float64),
         torch.tensor(sequences),
     )
+
+
+def test_every_correction_of_the_catalogue_is_tested():
+    assert {type(c) for c in KINDS} == {resolve("correction", kind, base=Path()) for kind in CATALOG["correction"]}
 
 
 @pytest.mark.parametrize("correction", KINDS, ids=repr)
