@@ -53,6 +53,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "environments.textworld_express:TextWorldExpress", "eight text games in one Java process", extra="twx"
         ),
         "babyai": Entry("environments.babyai:BabyAI", "BabyAI grid worlds told in words", extra="babyai"),
+        "keyhole": Entry("environments.keyhole:Keyhole", "find the key, open the door, in houses drawn by seed"),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
     },
     "agent": {

@@ -19,10 +19,12 @@ from rlhf.errors import DataError
 STYLE = """
 .fig { --ink: #1d2330; --soft: #667085; --grid: #e4e7ec; --paper: #ffffff;
   --c0: #2563c9; --c1: #c2590a; --c2: #1d7f55; --c3: #7b46c9;
+  --c4: #b3261e; --c5: #0e7c93; --c6: #8a6d00; --c7: #b83280;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; font-size: 12px; }
 @media (prefers-color-scheme: dark) {
   .fig { --ink: #e6e9ef; --soft: #98a2b3; --grid: #2f3643; --paper: #171b22;
-    --c0: #74a7ff; --c1: #ffa657; --c2: #5fcf9b; --c3: #c4a1ff; } }
+    --c0: #74a7ff; --c1: #ffa657; --c2: #5fcf9b; --c3: #c4a1ff;
+    --c4: #ff8f87; --c5: #5cc8de; --c6: #e0c050; --c7: #ff8ac4; } }
 .fig text { fill: var(--soft); }
 .fig .title { fill: var(--ink); font-size: 14px; font-weight: 600; }
 .fig .value { fill: var(--ink); font-weight: 600; }
@@ -39,7 +41,7 @@ STYLE = """
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 58, 38
 #: Above the plot: where lines begin, the baseline of the second one, their pitch, and the width of a character.
 _START, _SECOND, _LINE, _CHARACTER = 8, 40, 20, 6.7
-_N_COLOURS = 4
+_N_COLOURS = 8
 _MAX_HOVER = 150
 
 

@@ -1,0 +1,278 @@
+"""Which credit learns fastest: estimators on a task of delayed reward and repeated states, over several seeds.
+
+    python benchmarks/credit.py --out runs/credit
+    python benchmarks/credit.py grpo gigpo 'gigpo, γ = 1={kind: gigpo, gamma: 1.0}' --chart docs/images/credit.svg
+    python benchmarks/credit.py grpo gigpo --tune 100
+
+The task is `environments/keyhole.py`. For each seed a model is made from scratch and imitates spoilt demonstrations;
+all estimators of that seed start from it. Success is measured on fixed unseen tasks as environment steps go by, and
+each run is stopped once it has had its budget of them. Every run leaves a file under `--out` and is not repeated, so
+the whole can be stopped and started again. `--tune SEED` tries the learning rates of `RATES` instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from rlhf.evaluation.figures import Band, Series, line_chart
+from rlhf.evaluation.statistics import Estimate, mean_interval
+from rlhf.sinks import read_metrics
+
+#: Environment steps of training that each run has.
+BUDGET = 30_000
+#: Learning rates that `--tune` tries, the same for every estimator.
+RATES = (5e-4, 1e-3, 2e-3)
+
+TASK: Mapping[str, Any] = {
+    "environment": {"kind": "keyhole", "rows": 4, "columns": 4, "loops": 6, "max_steps": 16},
+    "agent": {"kind": "chat", "system": ""},
+    "rewards": {"success": {"kind": "outcome"}},
+    "limits": {"max_turns": 16, "max_tokens": 6, "max_concurrent": 128},
+}
+MODEL: Mapping[str, Any] = {
+    "kind": "from_scratch", "hidden_size": 96, "n_layers": 2, "n_heads": 3, "vocab_size": 512, "max_context": 768,
+}  # fmt: skip
+SUPERVISED: Mapping[str, Any] = {
+    "kind": "supervised", "n_demonstrations": 1500, "random_share": 0.75, "observation_weight": 0.5, "epochs": 3,
+    "batch_size": 8, "optimizer": {"lr": 3e-3, "schedule": "cosine", "warmup_steps": 20},
+}  # fmt: skip
+#: One update per step, on samples of the present policy: no loss has to correct for older ones. The number of steps is
+#: more than any run needs: an episode takes a step of the environment at least.
+POLICY_GRADIENT: Mapping[str, Any] = {
+    "kind": "policy_gradient", "tasks_per_step": 8, "group_size": 8, "steps": 500, "evaluate_every": 3,
+    "checkpoint_every": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One estimator of the comparison.
+
+    Attributes:
+        label: in tables, and the name of its runs' folders.
+        stage: what it changes in `POLICY_GRADIENT`.
+        lr: learning rate, the best of `RATES` on a seed that is not among those measured.
+    """
+
+    label: str
+    stage: Mapping[str, Any]
+    lr: float = 1e-3
+
+
+#: Each with its defaults and the loss it is usually given.
+ARMS: Mapping[str, Arm] = {
+    arm.label: arm
+    for arm in (
+        Arm("grpo", {"advantage": {"kind": "grpo"}}),
+        Arm("rloo", {"advantage": {"kind": "rloo"}, "loss": {"kind": "reinforce"}}),
+        Arm("stratified", {"advantage": {"kind": "stratified"}}),
+        Arm("gigpo", {"advantage": {"kind": "gigpo"}}),
+        Arm("hgpo", {"advantage": {"kind": "hgpo"}}),
+        Arm("turn_gae", {"advantage": {"kind": "turn_gae"}, "critic": {}}),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Success on unseen tasks of one run.
+
+    Attributes:
+        steps: environment steps of training before each measurement, from 0.
+        success: share of the tasks solved.
+    """
+
+    steps: Sequence[float]
+    success: Sequence[float]
+
+    def at(self, steps: Sequence[float]) -> list[float]:
+        """Success after `steps`, on straight lines between the measurements."""
+        return [float(x) for x in np.interp(steps, self.steps, self.success)]
+
+    def area(self, budget: float) -> float:
+        """Mean success from 0 to `budget`: the area under the curve, over the budget."""
+        inside = [x for x in self.steps if x < budget]
+        return float(np.trapezoid(self.at([*inside, budget]), [*inside, budget])) / budget
+
+
+def arm_of(text: str) -> Arm:
+    """Read an arm from the command line: the name of an estimator, or `label={kind: ...}`."""
+    label, _, values = text.partition("=")
+    if not values:
+        return ARMS.get(label, Arm(label, {"advantage": {"kind": label}}))
+    advantage = yaml.safe_load(values)
+    known = ARMS.get(advantage["kind"], Arm(label, {}))
+    return Arm(label, {**known.stage, "advantage": advantage}, known.lr)
+
+
+def start(seed: int, out: Path) -> Path:
+    """Return the folder of the weak policy that every run of `seed` starts from; made once."""
+    folder = out / f"start-seed{seed}"
+    stage = {
+        "name": "start",
+        "seed": seed,
+        "policy": MODEL,
+        "evaluation": {"n_tasks": 200},
+        "stages": [SUPERVISED],
+    }
+    if not (folder / "result.json").is_file():
+        subprocess.run(command(folder, {**TASK, **stage}), check=True)
+    return max((folder / "checkpoints").glob("*/policy"))
+
+
+def command(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
+    """Return the command that trains `recipe`, or goes on where its folder is there already."""
+    path = beside(folder, "yaml")
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(recipe)), sort_keys=False))
+    where = ["--resume", str(folder)] if (folder / "recipe.yaml").is_file() else [str(path), "--out", str(folder)]
+    return [sys.executable, "-m", "rlhf.cli", "train", *where]
+
+
+def beside(folder: Path, ending: str) -> Path:
+    return folder.with_name(f"{folder.name}.{ending}")
+
+
+def run(arm: Arm, lr: float, seed: int, split: str, out: Path) -> Curve:
+    """Train one estimator with one seed until its budget is spent, unless that is done already."""
+    folder = out / f"{arm.label.replace(' ', '')}-lr{lr:g}-seed{seed}"
+    result = beside(folder, "json")
+    if not result.is_file():
+        stage = {**POLICY_GRADIENT, **arm.stage, "optimizer": {"lr": lr}}
+        if "critic" in stage:
+            stage["critic"] = {**stage["critic"], "optimizer": {"lr": lr}}
+        recipe = {
+            **TASK,
+            "name": "credit",
+            "seed": seed,
+            "policy": {"kind": "pretrained", "path": str(start(seed, out).resolve())},
+            "evaluation": {"split": split, "n_tasks": 100, "watch_split": split, "watch_n_tasks": 100},
+            "stages": [stage],
+        }
+        begun = time.perf_counter()
+        with beside(folder, "log").open("a") as log:
+            curve = until_spent(subprocess.Popen(command(folder, recipe), stdout=log, stderr=log), folder)
+        time_s = time.perf_counter() - begun
+        print(f"{folder.name}: {curve.area(BUDGET):.1%} in {time_s:.0f} s", file=sys.stderr, flush=True)
+        result.write_text(json.dumps({"steps": curve.steps, "success": curve.success, "time_s": time_s}))
+    found = json.loads(result.read_text())
+    return Curve(found["steps"], found["success"])
+
+
+def until_spent(process: subprocess.Popen[bytes], folder: Path) -> Curve:
+    """Wait until a run was measured after its budget was spent, and stop it then."""
+    try:
+        while True:
+            curve = curve_of(folder)
+            if curve.steps and curve.steps[-1] >= BUDGET:
+                return curve
+            if process.poll() is not None:
+                raise SystemExit(f"{folder} ended before its budget was spent; see {folder.with_suffix('.log')}")
+            time.sleep(0.5)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def curve_of(folder: Path) -> Curve:
+    """Read the measurements that a run has made so far."""
+    path, n_steps = folder / "metrics.jsonl", 0.0
+    steps: list[float] = []
+    success: list[float] = []
+    for line in read_metrics(path) if path.is_file() else ():
+        n_steps += (line.values.get("rollout/n_turns_mean") or 0.0) * (line.values.get("rollout/n_episodes") or 0.0)
+        solved = line.values.get("eval/success")
+        if solved is not None:
+            steps.append(round(n_steps))
+            success.append(solved)
+    return Curve(steps, success)
+
+
+def tune(arms: Sequence[Arm], seed: int, out: Path, n_workers: int) -> None:
+    """Print mean success over the budget for each learning rate, on tasks of the split `dev`."""
+    start(seed, out)
+    print(f"| estimator | {' | '.join(f'{lr:g}' for lr in RATES)} |\n|---|{'---|' * len(RATES)}")
+    with ThreadPoolExecutor(n_workers) as pool:
+        pairs = [(arm, lr) for arm in arms for lr in RATES]
+        areas = list(pool.map(lambda pair: run(pair[0], pair[1], seed, "dev", out).area(BUDGET), pairs))
+    for i, arm in enumerate(arms):
+        found = areas[i * len(RATES) : (i + 1) * len(RATES)]
+        print(f"| {arm.label} | {' | '.join(f'{area:.1%}' for area in found)} |", flush=True)
+
+
+def row(label: str, curves: Sequence[Curve], first: Sequence[Curve]) -> str:
+    """Return one row of the table; `first` are the runs of the same seeds that it is compared with."""
+    areas, bases = ([curve.area(BUDGET) for curve in found] for found in (curves, first))
+    last = [curve.at([BUDGET])[0] for curve in curves]
+    more = "" if curves is first else points(mean_interval([a - b for a, b in zip(areas, bases, strict=True)]))
+    return f"| {label} | {share(mean_interval(areas))} | {more} | {share(mean_interval(last))} |"
+
+
+def share(found: Estimate) -> str:
+    low, high = max(found.low, 0.0), min(found.high, 1.0)
+    return f"{found.value:.1%} ({low:.1%} to {high:.1%})"
+
+
+def points(found: Estimate) -> str:
+    return f"{100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+
+
+def chart(curves: Mapping[str, Sequence[Curve]]) -> str:
+    """Draw the mean over the seeds of each estimator with its 95% interval."""
+    grid = [BUDGET * i / 32 for i in range(33)]
+    lines, bands = [], []
+    for label, found in curves.items():
+        means = [mean_interval(values) for values in zip(*(curve.at(grid) for curve in found), strict=True)]
+        lines.append(Series(label, grid, [m.value for m in means]))
+        bands.append(Band(label, grid, [max(m.low, 0.0) for m in means], [min(m.high, 1.0) for m in means]))
+    title = f"Keyhole: success on unseen tasks, mean of {len(next(iter(curves.values())))} seeds"
+    return line_chart(
+        lines, title, "environment steps of training", "solved", bands, percent=True, y_range=(0, 1), width=760,
+        height=380,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", nargs="*", default=["grpo", "gigpo"], help=f"{', '.join(ARMS)}, or others")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--out", type=Path, default=Path("runs/credit"))
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time, one core each")
+    parser.add_argument("--tune", type=int, metavar="SEED")
+    parser.add_argument("--chart", type=Path, metavar="FILE")
+    settings = parser.parse_args()
+    settings.out.mkdir(parents=True, exist_ok=True)
+    arms = [arm_of(text) for text in settings.arms]
+    if settings.tune is not None:
+        return tune(arms, settings.tune, settings.out, settings.workers)
+    with ThreadPoolExecutor(settings.workers) as pool:
+        list(pool.map(lambda seed: start(seed, settings.out), settings.seeds))
+        pairs = [(arm, seed) for seed in settings.seeds for arm in arms]
+        done = pool.map(lambda pair: run(pair[0], pair[0].lr, pair[1], "test", settings.out), pairs)
+        found = dict(zip(((arm.label, seed) for arm, seed in pairs), done, strict=True))
+    curves = {arm.label: [found[arm.label, seed] for seed in settings.seeds] for arm in arms}
+    first = curves[arms[0].label]
+    print(f"| estimator | mean success over the budget | points more than {arms[0].label} | success at its end |")
+    print("|---|---|---|---|")
+    for label, runs in curves.items():
+        print(row(label, runs, first))
+    if settings.chart:
+        settings.chart.parent.mkdir(parents=True, exist_ok=True)
+        settings.chart.write_text(chart(curves))
+
+
+if __name__ == "__main__":
+    main()
