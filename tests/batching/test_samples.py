@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,6 +134,19 @@ def test_each_row_is_what_the_model_saw(step):
 def test_credit_that_does_not_match_the_tokens_raises(tokens_GNT):
     with pytest.raises(DataError, match="credit does not match"):
         make_samples([group(trajectory(*GROWING))], [Credit(tokens_GNT)])
+
+
+@pytest.mark.parametrize("layout", ["trajectory", "generation"])
+def test_what_a_critic_learns_lies_beside_the_advantages(layout):
+    # Two turns of one and two tokens; the returns are those of the tokens, and 0 where nobody sampled.
+    made = group(trajectory(*GROWING))
+    credit = replace(constant_credit(made, [2.0]), returns_GNT=(((0.5,), (0.25, 1.0)),))
+    samples, _ = make_samples([made], [credit], layout)
+    expected = [[0, 0, 0.5, 0, 0.25, 1]] if layout == "trajectory" else [[0, 0, 0.5], [0, 0, 0, 0, 0.25, 1]]
+    assert [s.returns.tolist() for s in samples] == expected
+    assert all(s.returns is None for s in make_samples([made], [constant_credit(made, [2.0])], layout)[0])
+    with pytest.raises(DataError, match="returns do not match the sampled tokens"):
+        make_samples([made], [replace(credit, returns_GNT=(((0.5,), (0.25,)),))], layout)
 
 
 def test_credit_that_is_not_finite_raises():

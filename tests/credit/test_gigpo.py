@@ -113,6 +113,17 @@ def test_similar_states_join_above_the_threshold_only():
     assert together.metrics["credit/n_state_groups"] == 1
 
 
+def test_a_text_that_comes_again_is_where_it_was():
+    # "abcf" is compared with the same first member as "abce" before it, the repeated texts with none.
+    assert similar_clusters(["abcd", "abce", "abcf", "abce", "wxyz", "wxyz"], 0.75) == [0, 0, 0, 0, 1, 1]
+
+
+def test_texts_of_very_different_length_are_not_alike():
+    # At most 2 · 2 / (2 + 8) = .4 agree, whatever they say.
+    assert similar_clusters(["abababab", "ab"], 0.5) == [0, 1]
+    assert similar_clusters(["abababab", "ab"], 0.4) == [0, 0]
+
+
 def test_a_text_is_compared_with_first_members_only():
     # Neighbours share 3 of 4 characters (.75), the ends 2 (.5): the middle joins the first, the last joins nothing.
     assert similar_clusters(["abcd", "abce", "abfe"], 0.75) == [0, 0, 1]

@@ -94,6 +94,10 @@ def test_the_coefficient_follows_the_divergence(divergence, n, expected):
     assert loss.next_kl_coef(divergence, n) == pytest.approx(expected, abs=1e-10)
 
 
+def test_a_coefficient_without_a_target_stays():
+    assert PPOClip(kl="k3", kl_coef=0.001).next_kl_coef(9.0, 10**6) == 0.001
+
+
 @given(divergence=st.floats(0, 5), n=st.integers(0, 10**6))
 def test_the_coefficient_moves_towards_the_target_and_stays_positive(divergence, n):
     loss = PPOClip(kl="k3", kl_coef=0.5, kl_target=1.0, kl_horizon=100)

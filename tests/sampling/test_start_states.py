@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
@@ -111,6 +111,7 @@ def test_the_share_of_beginnings() -> None:
     schedule=st.sampled_from(["mixed", "staged"]),
     share=st.sampled_from([None, 0.3]),
 )
+@example(at=4, n=3, schedule="staged", share=0.3)
 def test_a_reverse_curriculum_goes_on_where_another_stood(at: int, n: int, schedule: Any, share: float | None) -> None:
     sampler = ReverseCurriculum(
         schedule=schedule, beginning_share=share, stage_steps=3 if schedule == "staged" else None
@@ -240,6 +241,7 @@ def test_groups_that_broke_leave_nothing() -> None:
 
 
 @given(at=st.integers(0, 10), n=st.integers(1, 5), size=st.integers(1, 6), p_new=st.sampled_from([0.2, 0.6]))
+@example(at=5, n=3, size=4, p_new=0.2)
 def test_exit_goes_on_where_another_stood(at: int, n: int, size: int, p_new: float) -> None:
     def scores(task: Task, i: int) -> list[float]:
         return [float((len(task.id) + i + k) % 3 > 0) for k in range(4)]
