@@ -231,6 +231,21 @@ def test_the_guides_name_every_estimator_and_every_loss() -> None:
         assert f"({kind}.md)" in papers, kind
 
 
+def test_every_algorithm_is_measured_and_its_page_has_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    algorithms = importlib.import_module("algorithms")
+    measured = {page for arm in algorithms.arms() for page in arm.pages}
+    assert measured == {kind for _, kind in ONE_EACH} | {"kl", "reductions", "filters"}
+    for name in (*measured, "measured"):
+        before, begin, rest = (ALGORITHMS / f"{name}.md").read_text("utf-8").partition(algorithms.BEGIN)
+        assert before and begin and rest.count(algorithms.END) == 1
+    for arm in algorithms.arms():
+        stage = {**algorithms.POLICY_GRADIENT, **arm.stage}
+        if arm.label == "kdrl":
+            stage["loss"] = {**stage["loss"], "teacher": "."}
+        build_part("stage", json.loads(json.dumps(stage)), "stages[0]", base=ROOT)
+
+
 # --- links -----------------------------------------------------------------------------------------------------------
 
 

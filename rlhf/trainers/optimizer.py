@@ -70,6 +70,8 @@ class Stepper:
         total_updates: the schedule's horizon.
         where: the settings' place in the stage, for messages.
         n_updates: applied so far.
+        n_beside: those among them that are no part of the schedule: each is made at the learning rate of the update
+            before it, and the schedule goes on as if it had not been.
         n_skipped: left out.
     """
 
@@ -78,16 +80,20 @@ class Stepper:
     total_updates: int
     where: str = "optimizer"
     n_updates: int = 0
+    n_beside: int = 0
     n_skipped: int = 0
     _n_skipped_in_a_row: int = 0
 
     @property
     def lr(self) -> float:
         """Learning rate of the last update."""
-        return self.settings.lr_at(max(self.n_updates - 1, 0), self.total_updates)
+        return self.settings.lr_at(max(self.n_updates - self.n_beside - 1, 0), self.total_updates)
 
-    def step(self) -> float:
+    def step(self, *, beside: bool = False) -> float:
         """Update the parameters that have a gradient, and return its norm before it was bounded.
+
+        Args:
+            beside: the update is no part of the schedule.
 
         Raises:
             TrainingError: too many gradients in a row were not finite.
@@ -100,10 +106,12 @@ class Stepper:
             self._skip(norm)
             return norm
         self._n_skipped_in_a_row = 0
+        lr = self.lr if beside else self.settings.lr_at(self.n_updates - self.n_beside, self.total_updates)
         for group in groups:
-            group["lr"] = self.settings.lr_at(self.n_updates, self.total_updates) * group.get("lr_scale", 1.0)
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()
         self.n_updates += 1
+        self.n_beside += beside
         return norm
 
     def _skip(self, norm: float) -> None:

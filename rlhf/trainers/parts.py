@@ -114,7 +114,7 @@ class Parts:
         if self.buffer is not None:
             self.buffer.learn()
         if self.hard is not None:
-            self.hard.learn()
+            self.hard.learn(self.trainer.n_beside)
         if self.reference is not None:
             figures |= self.reference.learn(values)
         return figures, cautions

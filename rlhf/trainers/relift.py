@@ -29,7 +29,8 @@ class Relift:
 
         l = mean over their tokens of −log π − c · entropy
 
-    It counts as an update in the learning rate's schedule. Groups [0, 0], [1, 0], [0, 0] and a size of 2 imitate the
+    It is no part of the learning rate's schedule, which knows only of updates that are certain to come: it has the rate
+    of the update before it. Groups [0, 0], [1, 0], [0, 0] and a size of 2 imitate the
     first and the third task; of mean −log π .5 and 1.5 over as many tokens each, l = 1 for c = 0.
 
     Source: arXiv 2506.07527.
@@ -49,11 +50,13 @@ class HardTasks:
         settings: the recipe keys.
         waiting: ids, the longest waiting first.
         after: what waits when the present step is finished.
+        n_updates: supervised updates of the steps that are finished.
     """
 
     settings: Relift
     waiting: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
+    n_updates: int = 0
 
     def candidates(self, failed: Sequence[str]) -> list[str]:
         """Return the ids that wait, and those of `failed` behind them, each once."""
@@ -66,17 +69,18 @@ class HardTasks:
         self.after = list(shown[len(chosen) :])
         return chosen
 
-    def learn(self) -> None:
-        """Take in that the step is finished."""
-        self.waiting = self.after
+    def learn(self, n_updates: int) -> None:
+        """Take in that the step is finished, and how many supervised updates there have been."""
+        self.waiting, self.n_updates = self.after, n_updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Who waits."""
-        return {"waiting": list(self.waiting)}
+        """Who waits, and what was done."""
+        return {"waiting": list(self.waiting), "n_updates": self.n_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.waiting = self.after = list(state["waiting"])
+        self.n_updates = int(state["n_updates"])
 
 
 async def lift(run: Run, parts: Parts, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
@@ -109,7 +113,7 @@ def _imitated(parts: Parts, settings: Relift, shown: Sequence[Trajectory]) -> di
     stage, trainer = parts.stage, parts.trainer
     samples = imitation_samples(shown)
     [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), stage.max_tokens_per_microbatch, None)
-    values = trainer.imitate(batches, entropy_coef=settings.entropy_coef)
+    values = trainer.imitate(batches, entropy_coef=settings.entropy_coef, beside=True)
     return {
         "relift/loss": values["supervised/loss"],
         "relift/grad_norm": values["optimizer/grad_norm"],

@@ -141,6 +141,7 @@ class Run:
             parts.trainer.n_updates = self.state.n_updates
             folder = self.checkpoints / self.state.folder_name
             checkpoint.load_trainer(folder, parts.trainer.optimizer, parts.kept)
+            parts.trainer.n_beside = parts.hard.n_updates if parts.hard else 0
 
     @contextmanager
     def saved_if_stopped(self, parts: Parts) -> Iterator[None]:

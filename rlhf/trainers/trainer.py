@@ -59,6 +59,15 @@ class TorchTrainer:
         self._stepper.n_updates = value
 
     @property
+    def n_beside(self) -> int:
+        """Updates among them that are no part of the schedule."""
+        return self._stepper.n_beside
+
+    @n_beside.setter
+    def n_beside(self, value: int) -> None:
+        self._stepper.n_beside = value
+
+    @property
     def n_skipped(self) -> int:
         """Updates left out because the gradient was not finite."""
         return self._stepper.n_skipped
@@ -176,10 +185,13 @@ class TorchTrainer:
         self.policy.model.eval()
         return whole_of([self._inputs(batch, loss, temperature) for batch in batches])
 
-    def imitate(self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0) -> dict[str, float]:
+    def imitate(
+        self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, beside: bool = False
+    ) -> dict[str, float]:
         """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π − c · entropy).
 
         Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of actions, in nats.
+        With `beside` the update is no part of the learning rate's schedule, and has the rate of the one before it.
         """
         wanted: set[Figure] = {"entropy"} if entropy_coef else set()
         n_actions = max(sum(int((b.advantages == 1).sum()) for b in batches), 1)
@@ -195,7 +207,7 @@ class TorchTrainer:
             mean = -logp.detach()[chosen].sum() / n_actions
             return value, {"supervised/loss": mean}, {}
 
-        return self._step(batches, of)
+        return self._step(batches, of, beside=beside)
 
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
         if batch.off_policy is not None and not getattr(loss, "takes_off_policy", False):
@@ -232,6 +244,8 @@ class TorchTrainer:
         self,
         batches: Sequence[PackedBatch],
         compute: Callable[[PackedBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]],
+        *,
+        beside: bool = False,
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -244,7 +258,7 @@ class TorchTrainer:
                 sums[name] = sums.get(name, 0.0) + float(x)
             for name, x in metrics_max.items():
                 peaks[name] = max(peaks.get(name, -math.inf), float(x))
-        norm = self._stepper.step()
+        norm = self._stepper.step(beside=beside)
         self.policy.model.eval()
         return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr}
 

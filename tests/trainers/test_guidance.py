@@ -38,6 +38,7 @@ STAGE: dict[str, Any] = {"kind": "policy_gradient", "steps": 6, "tasks_per_step"
                          "checkpoint_every": 2, "optimizer": {"lr": 4.0e-3}}  # fmt: skip
 LUFFY = {"loss": {"kind": "luffy", "entropy_coef": 0.001}, "advantage": {"kind": "guided"}, "expert": {}}
 RELIFT = {"relift": {"size": 3}}
+FALLING = {"optimizer": {"lr": 4.0e-3, "schedule": "linear"}}
 OUTCOME = {"right": {"kind": "outcome"}}
 
 
@@ -149,15 +150,15 @@ def test_tasks_that_failed_wait_until_there_are_enough() -> None:
     # Groups [0, 0], [1, 0], [0, 0] of tasks a, b, c: a and c are imitated.
     hard = HardTasks(Relift(size=2))
     assert hard.put(hard.candidates(["a", "c"])) == ["a", "c"]
-    hard.learn()
+    hard.learn(0)
     assert hard.waiting == []
     assert hard.put(hard.candidates(["d"])) == []
-    hard.learn()
+    hard.learn(0)
     assert hard.put(hard.candidates(["d"])) == [], "each waits once"
-    hard.learn()
+    hard.learn(0)
     assert hard.put(hard.candidates(["e", "f", "d"])) == ["d", "e"], "the longest waiting first"
     assert hard.waiting == ["d"], "a step that is not finished changes nothing"
-    hard.learn()
+    hard.learn(0)
     assert hard.waiting == ["f"]
 
 
@@ -172,9 +173,9 @@ def test_who_waits_is_remembered(failed: list[list[str]], size: int, stopped: in
         chosen = [hard.put(hard.candidates(names)) for hard in (whole, resumed)]
         assert chosen[0] == chosen[1] and len(chosen[0]) in (0, size)
         for hard in (whole, resumed):
-            hard.learn()
+            hard.learn(hard.n_updates + bool(chosen[0]))
             assert len(set(hard.waiting)) == len(hard.waiting)
-    assert whole.waiting == resumed.waiting
+    assert (whole.waiting, whole.n_updates) == (resumed.waiting, resumed.n_updates)
 
 
 def rows(policy: Any) -> list[Sample]:
@@ -211,12 +212,12 @@ def test_the_supervised_update_is_that_of_its_loss(coef: float) -> None:
 
 @pytest.fixture(scope="module")
 def lifted(tmp_path_factory: pytest.TempPathFactory) -> runs.Done:
-    return learn(tmp_path_factory.mktemp("lifted"), RELIFT)
+    return learn(tmp_path_factory.mktemp("lifted"), RELIFT | FALLING)
 
 
 def test_what_every_attempt_failed_is_imitated(lifted: runs.Done) -> None:
     waiting: list[str] = []
-    n_updates = 0.0
+    n_updates = n_scheduled = 0.0
     for line in steps(lifted):
         records = list(read_trajectories(lifted.folder / "trajectories", phase="train", steps=[line["step"]]))
         solved = {r.task_id for r in records if r.trajectory.solved}
@@ -231,6 +232,10 @@ def test_what_every_attempt_failed_is_imitated(lifted: runs.Done) -> None:
         n_updates = line["optimizer/n_updates"]
         assert updates == (line["batch/n_trained_trajectories"] > 0) + imitates
         assert not any(r.trajectory.is_demonstration for r in records)
+        # Update k of 6 has 1 − k/6 of the rate, however many demonstrations were imitated before.
+        n_scheduled += updates - imitates
+        if updates - imitates:
+            assert line["optimizer/lr"] == pytest.approx(4.0e-3 * (1 - (n_scheduled - 1) / 6))
     assert sum(runs.curve(lifted.folder, "relift/n_imitated")) >= 3
     state = json.loads((runs.newest(lifted.folder) / "state.json").read_text())
     assert state["n_updates"] == n_updates
@@ -256,7 +261,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "dropout": 0.2}], ids=["full", "lora"])
-@pytest.mark.parametrize("stage", [LUFFY, RELIFT, LUFFY | RELIFT], ids=["luffy", "relift", "both"])
+@pytest.mark.parametrize("stage", [LUFFY, RELIFT | FALLING, LUFFY | RELIFT], ids=["luffy", "relift", "both"])
 def test_a_stopped_run_equals_an_uninterrupted_one(
     tmp_path: Path, stage: dict[str, Any], lora: dict[str, Any] | None, one_thread: None
 ) -> None:

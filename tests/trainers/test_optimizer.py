@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.optimizer import AdamW, Stepper
 
 
 def rates(settings: AdamW, n: int) -> list[float]:
@@ -48,6 +48,21 @@ def test_a_rate_is_never_more_than_the_peak_and_falls_after_the_warm_up(
     assert all(0 < rate <= 3e-4 * (1 + 1e-12) for rate in found)
     assert found[:warmup] == sorted(found[:warmup]) and found[warmup:] == sorted(found[warmup:], reverse=True)
     assert all(rate >= 3e-4 * share * (1 - 1e-12) for rate in found[warmup:])
+
+
+def test_an_update_beside_the_schedule_has_the_rate_before_it_and_takes_none() -> None:
+    # Four updates fall as 1, 3/4, 1/2, 1/4, wherever others are made between them; one before the first has its rate.
+    weight = torch.nn.Parameter(torch.ones(1))
+    settings = AdamW(lr=1.0, schedule="linear")
+    stepper, made = Stepper(settings, settings.build([weight]), 4), []
+    for beside in (True, False, True, False, True, True, False, False, True):
+        weight.grad = torch.ones(1)
+        stepper.step(beside=beside)
+        [group] = stepper.optimizer.param_groups
+        made.append(group["lr"])
+        assert stepper.lr == group["lr"]
+    assert made == [1.0, 1.0, 1.0, 0.75, 0.75, 0.75, 0.5, 0.25, 0.25]
+    assert (stepper.n_updates, stepper.n_beside) == (9, 5)
 
 
 def test_only_what_is_trained_reaches_the_optimizer() -> None:
