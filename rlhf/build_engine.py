@@ -13,6 +13,8 @@ import psutil
 import torch
 
 from rlhf.recipe import Recipe
+from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.rollout.copied_engine import CopiedEngine
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.engines import VllmSettings, kv_bytes_per_token
 from rlhf.rollout.transfer import memory_folder
@@ -46,14 +48,19 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
     context = context_of(recipe, policy)
     settings = recipe.engine
     if not isinstance(settings, VllmSettings):
-        return TransformersEngine(
-            policy.model,
+        engine_of: Any = TransformersEngine
+        model = policy.model
+        if is_taken_apart(recipe):
+            engine_of, model = CopiedEngine, _whole_copy(policy).to("cuda" if torch.cuda.is_available() else "cpu")
+        made: RolloutEngine = engine_of(
+            model,
             max_context=context,
             max_sessions=settings.max_sessions,
             max_batch_tokens=settings.max_batch_tokens,
             version=policy.version,
             decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
         )
+        return made
     rank = adapter_rank(settings, policy)
     instances: list[Instance] = [ServerInstance(url) for url in settings.servers]
     if not instances:
@@ -85,11 +92,17 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
     return engine
 
 
+def _whole_copy(policy: Policy) -> Any:
+    """A module of the policy's architecture without adapters, for an engine that cannot share the policy's own."""
+    model = copy.deepcopy(policy.model)
+    return model.merge_and_unload() if policy.is_lora else model
+
+
 def make_publisher(recipe: Recipe, policy: Policy, engine: RolloutEngine) -> Publisher:
     """What delivers the policy to its engine."""
     settings = recipe.engine
     if not isinstance(settings, VllmSettings):
-        return Publisher(policy, engine, dtype=policy.model.dtype)
+        return Publisher(policy, engine)
     dtype = engine_dtype(settings, policy)
     return Publisher(policy, engine, settings.canary_tolerance, dtype, settings.delivery_timeout_s)
 

@@ -76,6 +76,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "supervised": Entry("rlhf.trainers.supervised:Supervised", "imitate the environment's oracle"),
         "policy_gradient": Entry("rlhf.trainers.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"),
     },
+    "trainer": {
+        "torch": Entry("rlhf.trainers.trainer_kind:Torch", "plain torch in one process"),
+        "deepspeed": Entry("rlhf.trainers.trainer_kind:DeepSpeed", "ZeRO 0 to 3 in one or several processes"),
+    },
     "rollout": {
         "independent": Entry("rlhf.rollout.grouping:Independent", "every attempt begins where its task does"),
         "tree": Entry("rlhf.rollout.grouping:Tree", "attempts branch off others, and share what led there"),
@@ -149,7 +153,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
 }
 
 #: What is used where a recipe gives a section but no kind, or leaves the section out.
-DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers"}
+DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "trainer": "torch"}
 
 #: Import names whose absence means that an extra is not installed.
 PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {"twx": ("textworld_express",), "babyai": ("minigrid",)}
@@ -162,6 +166,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "advantage": ("__call__", "needs_values", "min_group"),
     "loss": ("__call__",),
     "correction": ("__call__",),
+    "trainer": ("start",),
     "rollout": ("n_rounds", "n_from_start", "branches"),
     "sampler": ("start",),
     "selection": ("__call__",),
@@ -175,6 +180,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
     "rlhf.losses.correction:Correction": "correction",
+    "rlhf.trainers.trainer_kind:TrainerKind": "trainer",
     "rlhf.rollout.grouping:Grouping": "rollout",
     "rlhf.sampling.sampler:TaskSampler": "sampler",
     "rlhf.sampling.selection:GroupSelection": "selection",

@@ -74,6 +74,8 @@ def pack_minibatches(
     reduction: Reduction,
     max_tokens: int,
     rng: np.random.Generator | None = None,
+    *,
+    n_least: int = 1,
 ) -> Iterator[list[PackedBatch]]:
     """Yield the micro-batches of each minibatch, one minibatch at a time.
 
@@ -83,6 +85,7 @@ def pack_minibatches(
         reduction: its coefficients are computed for each minibatch.
         max_tokens: token budget of a micro-batch.
         rng: shuffles trajectories over the minibatches; None takes them in order.
+        n_least: as `pack`.
     """
     for rows in minibatches(samples, n_minibatches, rng):
         counts = np.array([s.n_policy_tokens for s in rows])
@@ -90,7 +93,7 @@ def pack_minibatches(
         total, first = int(counts.sum()), _tokens_before(rows)
         yield [
             collate([rows[i] for i in members], weights[members], n_minibatch_tokens=total, first_R=first[members])
-            for members in pack(rows, max_tokens)
+            for members in pack(rows, max_tokens, n_least=n_least)
         ]
 
 
@@ -114,12 +117,22 @@ def minibatches(
     return split
 
 
-def pack(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+def pack(samples: Sequence[Sample], max_tokens: int, *, n_least: int = 1) -> list[list[int]]:
     """Distribute rows over micro-batches of at most `max_tokens` tokens: best fit, longest row first.
 
     A row longer than the budget gets a micro-batch of its own, and a warning. The result depends on the lengths alone:
     indices into `samples`, ascending in each micro-batch.
+
+    Args:
+        samples: rows.
+        max_tokens: token budget of a micro-batch.
+        n_least: processes that share the micro-batches: where all rows would fit into fewer, they are cut evenly into
+            about as many, as far as whole rows allow.
     """
+    given = max_tokens
+    if n_least > 1 and samples:
+        lengths = [len(s) for s in samples]
+        max_tokens = min(given, max(-(-sum(lengths) // n_least), *lengths))
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (space left, number of the micro-batch), sorted
     for i in sorted(range(len(samples)), key=lambda i: (-len(samples[i]), i)):
@@ -130,10 +143,10 @@ def pack(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
             bins.append([])
         bins[number].append(i)
         insort(free, (space - length, number))
-    n_oversized = sum(len(s) > max_tokens for s in samples)
+    n_oversized = sum(len(s) > given for s in samples)
     if n_oversized:
         warnings.warn(
-            f"{n_oversized} of {len(samples)} rows are longer than the micro-batch budget of {max_tokens} tokens and "
+            f"{n_oversized} of {len(samples)} rows are longer than the micro-batch budget of {given} tokens and "
             "get a micro-batch of their own; raise max_tokens_per_microbatch or lower the episode's limits",
             stacklevel=2,
         )

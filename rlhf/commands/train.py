@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from asyncio import CancelledError
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.output import AsJson, Overrides, Stopped, command, errors, print_json, quiet_libraries, results
+from rlhf.commands.output import (
+    STATE,
+    AsJson,
+    Overrides,
+    Stopped,
+    command,
+    errors,
+    print_json,
+    quiet_libraries,
+    results,
+)
 from rlhf.commands.ready import refuse_absent_engine
 from rlhf.errors import RecipeError
+from rlhf.processes import n_wanted
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -25,11 +37,14 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-seedN if left out.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine that share every step.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train a policy from a recipe.
 
     Ctrl-C writes a checkpoint and says how to go on; SIGTERM does the same.
+
+    Several processes, by --nproc or a launcher such as torchrun, need stages with trainer: {kind: deepspeed}.
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
     """
@@ -47,10 +62,16 @@ def train(
         from rlhf.recipe import load
 
         loaded = load(recipe, overrides or [])
-    for caution in _cautions(loaded):
+    if nproc > 1 and n_wanted() == 1:
+        _launch(loaded, nproc, out, resume, [a for a in (recipe, *(overrides or [])) if a is not None], as_json)
+        return
+    is_main = os.environ.get("RANK", "0") == "0"
+    for caution in _cautions(loaded) if is_main else ():
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
     refuse_absent_engine(loaded)
     result = _run(loaded, out, resume)
+    if not is_main:
+        return
     if as_json:
         print_json(result)
     else:
@@ -59,15 +80,31 @@ def train(
 
 def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any]:
     from rlhf.build import train as run
+    from rlhf.build_processes import joined
     from rlhf.trainers.run import Interrupted
 
     quiet_libraries()
-    folder = resume or _new_folder(recipe, out)
+    folder = out or Path("runs")
     try:
-        return run(recipe, folder, resume=resume, console=errors())
+        with joined(recipe) as here:
+            folder = resume or here.from_main(_new_folder(recipe, out) if here.is_main else folder, "the folder")
+            return run(recipe, folder, resume=resume, console=errors())
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
         raise Stopped("stopped", where=where, got=got, hint=f"rlhf train --resume {folder}") from error
+
+
+def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool) -> None:
+    from rlhf.commands.launch import launch
+    from rlhf.recipe.trainer_checks import check_processes
+
+    check_processes(recipe, n)
+    folder = resume or _new_folder(recipe, out)
+    place = ["--resume", str(resume)] if resume else ["--out", str(folder)]
+    flags = ["--json"] * as_json + ["--debug"] * STATE.debug
+    code = launch(["train", *arguments, *place, *flags], n, folder)
+    if code:
+        raise typer.Exit(code)
 
 
 def _new_folder(recipe: Recipe, out: Path | None) -> Path:

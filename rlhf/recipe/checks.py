@@ -17,6 +17,7 @@ from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
+from rlhf.recipe.trainer_checks import TRAINER_CHECKS
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -322,6 +323,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *CRITIC_CHECKS,
     _check_lora,
     *START_CHECKS,
+    *TRAINER_CHECKS,
     _check_watched,
     _check_overlong,
     _check_splits,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.catalog import CATALOG, kind_of
 from rlhf.errors import RecipeError
 from rlhf.recipe.keys import keys_of
+from rlhf.recipe.trainer_checks import is_taken_apart
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -29,7 +30,7 @@ def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 def shares_policy(recipe: Recipe) -> bool:
     """Whether the engine will say so of itself (`RolloutEngine.shares_policy`); none is built yet."""
-    return kind_of("engine", recipe.engine) == "transformers"
+    return kind_of("engine", recipe.engine) == "transformers" and not is_taken_apart(recipe)
 
 
 def _check_shares_of_right_attempts(recipe: Recipe) -> None:

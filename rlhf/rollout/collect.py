@@ -11,6 +11,7 @@ from typing import Any
 from agents.base import Agent
 from environments.base import Environment
 from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task
+from rlhf.processes import current
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.group import OnProgress, run_groups
 from rlhf.rollout.grouping import Grouping, Independent
@@ -92,6 +93,8 @@ class Collector:
     ) -> Collected:
         """Attempt every task `group_size` times, as `grouping` says, and score the attempts.
 
+        Of several processes each attempts its share of the tasks, and all return all groups.
+
         Another round of a step is given the `earlier` ones: what is returned holds their groups first.
 
         Raises:
@@ -99,8 +102,11 @@ class Collector:
         """
         start = time.perf_counter()
         before = earlier.groups if earlier else ()
+        here = current()
+        share = here.share(len(tasks))
+        own = tasks[share]
         attempts: list[Any] = await run_groups(
-            tasks,
+            own,
             self.environment,
             self.agent,
             self.engine,
@@ -110,16 +116,17 @@ class Collector:
             group_size=group_size,
             seed=self.seed,
             step=step,
-            earlier=[group.task_id for group in before],
+            earlier=[*(group.task_id for group in before), *(task.id for task in tasks[: share.start])],
             grouping=grouping,
             on_progress=self.on_progress,
         )
         timeout_s = self.limits.reward_timeout_s
         scored = [
             await score_group(t, found, self.rewards, timeout_s=timeout_s)
-            for t, found in zip(tasks, attempts, strict=True)
+            for t, found in zip(own, attempts, strict=True)
         ]
-        groups = (*before, *scored)
+        parts = here.gather((scored, time.perf_counter() - start), f"the rollouts of step {step + 1}")
+        groups = (*before, *(group for found, _ in parts for group in found))
         check_failures(groups, self.limits)
-        seconds = time.perf_counter() - start
+        seconds = max(seconds for _, seconds in parts)
         return Collected(groups, seconds + (earlier.seconds if earlier else 0.0))

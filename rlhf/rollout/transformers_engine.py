@@ -190,6 +190,15 @@ class TransformersEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
+    def _check_version(self, weights: PolicyWeights, where: str) -> None:
+        if weights.version < self._version:
+            raise DeliveryError(
+                "weights are older than those in use",
+                where=where,
+                got=f"version {weights.version}",
+                expected=f"at least {self._version}",
+            )
+
     def _verified(self, weights: PolicyWeights) -> str:
         """Return the fingerprint of the module's parameters, if they may be called `weights`."""
         where = f"TransformersEngine.load, version {weights.version}"
@@ -200,13 +209,7 @@ class TransformersEngine:
                 got=f"{weights.form} weights",
                 expected="shared weights",
             )
-        if weights.version < self._version:
-            raise DeliveryError(
-                "weights are older than those in use",
-                where=where,
-                got=f"version {weights.version}",
-                expected=f"at least {self._version}",
-            )
+        self._check_version(weights, where)
         found = fingerprint(self._model)
         if weights.fingerprint and weights.fingerprint != found:
             raise DeliveryError(

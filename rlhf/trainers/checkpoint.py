@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 
 from rlhf.errors import CheckpointError
+from rlhf.processes import ProcessError, current
 from rlhf.sampling.sampler import Stateful
 
 #: Checkpoints that stay where a recipe says nothing: the last ones of the run.
@@ -110,6 +111,8 @@ def save(
 ) -> Path:
     """Write a checkpoint under `root` and prune old ones; a crash at any point leaves the older ones whole.
 
+    Of several processes all call this together, and the first one writes.
+
     Stage starts (step 0) and later references are never pruned: KL terms compare with them.
 
     Args:
@@ -121,6 +124,27 @@ def save(
         keep: how many checkpoints of this stage to leave, its start not counted, now and in later stages.
     """
     target = root / state.folder_name
+    here = current()
+    if not here.is_main:
+        policy.save(target)
+        if optimizer is not None:
+            optimizer.state_dict()
+        here.gather(None, f"the checkpoint {target.name}")
+        return target
+    _write(root, target, state, policy, optimizer, kept, keep)
+    here.gather(None, f"the checkpoint {target.name}")
+    return target
+
+
+def _write(
+    root: Path,
+    target: Path,
+    state: State,
+    policy: Any,
+    optimizer: torch.optim.Optimizer | None,
+    kept: Mapping[str, Stateful],
+    keep: Keep,
+) -> None:
     partial = root / f".{state.folder_name}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -137,6 +161,9 @@ def save(
         (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
         _remove(target)
         partial.rename(target)
+    except ProcessError:  # which is no matter of the disk
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
         shutil.rmtree(partial, ignore_errors=True)
         size = _size(policy, kept)
@@ -148,7 +175,6 @@ def save(
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
     _prune(root, state.references)
-    return target
 
 
 def _size(policy: Any, kept: Mapping[str, Stateful]) -> int:

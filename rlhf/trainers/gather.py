@@ -76,6 +76,7 @@ async def gather(run: Run, parts: Parts, step: int) -> Gathered:
     """
     stage, where = parts.stage, f"step {step + 1} of {run.state.label}"
     parts.empty.check(getattr(stage.selection, "max_empty_steps", None), where)
+    await run.breathe()
     sampling = run.collector.limits.sampling(stage.temperature)
     collected, selection, n_rounds = Collected((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
     while selection.n_more:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from rlhf.losses.reduction import Reduction
 from rlhf.trainers.demonstrations import render
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
-from rlhf.trainers.trainer import TorchTrainer
 
 
 async def imitate(run: Run, stage: Supervised) -> None:
@@ -25,7 +23,8 @@ async def imitate(run: Run, stage: Supervised) -> None:
     rendered = render(demonstrations, run.collector.agent, run.collector.renderer)
     rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
     n_batches = -(-len(rows) // stage.batch_size)
-    trainer = TorchTrainer(run.policy, stage.optimizer, stage.epochs * n_batches)
+    trainer = stage.trainer.start(run.policy, stage.optimizer, stage.epochs * n_batches)
+    run.note_trainer(trainer)
     run.save(optimizer=trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
     reduction = Reduction(kind="token_mean")
@@ -36,7 +35,8 @@ async def imitate(run: Run, stage: Supervised) -> None:
         for i in range(n_batches):
             chosen = order[i * stage.batch_size : (i + 1) * stage.batch_size]
             batch = [sample for j in chosen for sample in rows[j]]
-            [packed] = pack_minibatches(batch, 1, reduction, stage.max_tokens_per_microbatch, None)
+            budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
+            [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
             values = trainer.imitate(packed)
             run.log(
                 epoch * n_batches + i + 1,
@@ -47,7 +47,8 @@ async def imitate(run: Run, stage: Supervised) -> None:
                 },
             )
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
-            await asyncio.sleep(0)  # where Ctrl-C is heard
+            await run.breathe()
+    trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
     await run.deliver()
 

@@ -65,6 +65,7 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
             await watch(run, parts)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(parts)
+    parts.trainer.close()
     run.advance(finished=True)
 
 

@@ -106,17 +106,20 @@ class Stepper:
             self._skip(norm)
             return norm
         self._n_skipped_in_a_row = 0
-        lr = self.lr if beside else self.settings.lr_at(self.n_updates - self.n_beside, self.total_updates)
-        for group in groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self._set_lr(beside)
         self.optimizer.step()
         self.n_updates += 1
         self.n_beside += beside
         return norm
 
-    def _skip(self, norm: float) -> None:
+    def _set_lr(self, beside: bool) -> None:
+        lr = self.lr if beside else self.settings.lr_at(self.n_updates - self.n_beside, self.total_updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+
+    def _skip(self, norm: float, *, counts: bool = True) -> None:
         self.n_skipped += 1
-        self._n_skipped_in_a_row += 1
+        self._n_skipped_in_a_row += counts
         if self._n_skipped_in_a_row >= MAX_SKIPPED:
             raise TrainingError(
                 f"{MAX_SKIPPED} updates in a row had a gradient that is not finite",

@@ -68,7 +68,7 @@ class Parts:
         n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
         return cls(
             stage,
-            TorchTrainer(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
+            stage.trainer.start(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
             stage.sampler.start(tasks, seed),
             teacher=teacher_of(stage, policy),
             critic=CriticTrainer.of(stage, policy, start, seed),

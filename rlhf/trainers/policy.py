@@ -14,9 +14,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.errors import CheckpointError, ModelError
+from rlhf.processes import current
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.trainers.checkpoint import way_out
+from rlhf.trainers.sharded import device_of, is_laid_out, whole_state
 from rlhf.trainers.tokenizer import train_tokenizer
 
 
@@ -239,6 +241,22 @@ class Policy:
         """All parameters, frozen ones included."""
         return sum(p.numel() for p in self.model.parameters())
 
+    def recompute(self, on: bool) -> None:
+        """Have training compute activations again in its backward pass instead of keeping them, or not any more."""
+        model = self.model.get_base_model() if self.is_lora else self.model
+        if not on:
+            model.gradient_checkpointing_disable()
+            return
+        try:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        except ValueError as error:
+            raise ModelError(
+                "this model cannot compute its activations again",
+                where="trainer.gradient_checkpointing",
+                got=str(error).splitlines()[0],
+                expected="false",
+            ) from error
+
     def keep_reference(self, folder: Path, *, adapter: bool = False) -> None:
         """Keep the policy of a checkpoint, frozen, for KL terms.
 
@@ -249,7 +267,7 @@ class Policy:
         else:
             dtype = str(self.model.dtype).removeprefix("torch.")
             self.reference, _ = load_folder(str(folder / "policy"), dtype=dtype)
-            self.reference.requires_grad_(False).to(next(self.model.parameters()).device).eval()
+            self.reference.requires_grad_(False).to(device_of(self.model)).eval()
             use_packed_attention(self.reference)
 
     @contextmanager
@@ -273,16 +291,23 @@ class Policy:
         """Keep the weights under an adapter that were made from scratch: no other copy of them exists."""
         if self.base is not None:
             folder = run_folder.resolve() / "base"
-            self.base.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            if current().is_main:
+                self.base.save_pretrained(folder)
+                self.tokenizer.save_pretrained(folder)
             self.base = None
             for settings in self.model.peft_config.values():
                 settings.base_model_name_or_path = str(folder)
 
     def save(self, folder: Path) -> None:
-        """Write an ordinary Hugging Face folder (an adapter: a PEFT folder with its base's name)."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        """Write an ordinary Hugging Face folder (an adapter: a PEFT folder with its base's name).
+
+        Where parameters lie in pieces all processes call this together; the first one writes.
+        """
+        is_main = current().is_main
+        whole = whole_state(self.model, trained_only=self.is_lora, keep=is_main) if is_laid_out(self.model) else None
+        if is_main:
+            self.model.save_pretrained(folder, **({} if whole is None else {"state_dict": whole}))
+            self.tokenizer.save_pretrained(folder)
 
 
 def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:

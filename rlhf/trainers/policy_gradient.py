@@ -24,6 +24,7 @@ from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.relift import Relift
 from rlhf.trainers.replay import Replay
+from rlhf.trainers.trainer_kind import Torch, TrainerKind
 from rlhf.trainers.value_model import Critic
 
 
@@ -76,6 +77,8 @@ class PolicyGradient:
     """Optimiser updates in one pass; trajectories are kept whole."""
     optimizer: AdamW = Field(default_factory=AdamW)
     """How the weights are updated."""
+    trainer: TrainerKind = Field(default_factory=Torch)
+    """What computes the updates: plain torch in one process, or DeepSpeed in one or several."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by it too."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -25,6 +24,7 @@ from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.rollout.seeds import stable_seed
 from rlhf.trainers.policy import Policy
+from rlhf.trainers.sharded import device_of, gathered
 
 #: Tokens of the canary: its prompt, long enough to fill blocks of a prefix cache, and what the engine adds.
 N_PROMPT, N_SAMPLED = 80, 4
@@ -50,7 +50,7 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         owner = _adapted_owner(base, prefix)
         for name, parameter in module.named_parameters(recurse=False):
-            with _gathered([parameter, *(owner.parameters() if owner is not None else ())]):
+            with gathered([parameter, *(owner.parameters() if owner is not None else ())]):
                 value = parameter.detach()
                 if owner is not None and name == "weight":
                     for adapter in owner.active_adapters:
@@ -64,7 +64,7 @@ def adapter_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
     unwrapped = getattr(model, "module", model)
     trained = [p for n, p in unwrapped.named_parameters() if ".lora_" in n]
-    with _gathered(trained):  # an adapter is small
+    with gathered(trained):  # an adapter is small
         yield from get_peft_model_state_dict(unwrapped).items()
 
 
@@ -83,7 +83,7 @@ class Publisher:
         policy: whose `version` counts publications.
         engine: takes the weights.
         tolerance: most nats of difference on the canary; None is by the engine's number format.
-        dtype: the engine's number format.
+        dtype: the engine's number format; None is the policy's.
         timeout_s: most seconds for the canary.
 
     Attributes:
@@ -93,7 +93,7 @@ class Publisher:
     policy: Policy
     engine: RolloutEngine
     tolerance: float | None = None
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
     timeout_s: float = 300.0
     figures: dict[str, float] = field(default_factory=dict)
     _last: _Said | None = None
@@ -111,6 +111,11 @@ class Publisher:
         self._judge(said)
         self._last = said
         self.figures["time/publish_s"] = time.perf_counter() - begin
+
+    @property
+    def _format(self) -> torch.dtype:
+        found: torch.dtype = self.dtype or self.policy.model.dtype
+        return found
 
     def _weights(self) -> PolicyWeights:
         model, version = self.policy.model, self.policy.version
@@ -144,7 +149,7 @@ class Publisher:
 
     def _judge(self, said: _Said) -> None:
         gap = _difference(said.engine, said.trainer)
-        tolerance = self.tolerance if self.tolerance is not None else TOLERANCE[self.dtype]
+        tolerance = self.tolerance if self.tolerance is not None else TOLERANCE[self._format]
         self.figures["delivery/canary_gap"] = gap
         where = f"delivery of version {self.policy.version}, canary"
         if said.version != self.policy.version:
@@ -169,7 +174,7 @@ class Publisher:
         last = self._last
         if last is None:
             return ""
-        noise = 4 * (_ROUNDING if self.dtype is torch.float32 else tolerance / 4)
+        noise = 4 * (_ROUNDING if self._format is torch.float32 else tolerance / 4)
         moved = _difference(said.of_prompt, last.of_prompt)
         self.figures["delivery/canary_moved"] = moved
         if last.token_ids != said.token_ids:  # the engine has moved
@@ -213,7 +218,7 @@ def token_logprobs(model: Any, prompt_ids: tuple[int, ...], token_ids: tuple[int
     """Log-probs `[T]` in nats that `model` gives to `token_ids` after `prompt_ids`, at temperature 1."""
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
+    device = device_of(model)
     full = torch.tensor(prompt_ids + token_ids, device=device)
     select = torch.arange(len(prompt_ids) - 1, len(full) - 1, device=device)
     logp = packed_forward(model, full, [len(full)], select).float().log_softmax(-1)
@@ -227,17 +232,6 @@ def _adapted_owner(base: Any, prefix: str) -> Any:
     if not prefix.endswith(".base_layer"):
         return None
     return base.get_submodule(prefix.removesuffix(".base_layer"))
-
-
-def _gathered(found: list[Any]) -> AbstractContextManager[Any]:
-    """Bring together parameters that ZeRO-3 keeps in pieces."""
-    sharded = [p for p in found if hasattr(p, "ds_id")]
-    if not sharded:
-        return nullcontext()
-    import deepspeed
-
-    gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(sharded)
-    return gathered
 
 
 def _plain(value: Any) -> Any:

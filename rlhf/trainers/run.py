@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 
 from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import CheckpointError, RlhfError
+from rlhf.processes import ProcessError, current
 from rlhf.rollout.collect import Collected, Collector
 from rlhf.sinks import Metrics
 from rlhf.trainers import checkpoint
@@ -23,6 +25,7 @@ from rlhf.trainers.checkpoint import State
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.publish import Publisher
+from rlhf.trainers.trainer import TorchTrainer
 
 
 class Progress(Protocol):
@@ -133,8 +136,21 @@ class Run:
             finished=False,
         )
 
+    def note_trainer(self, trainer: TorchTrainer) -> None:
+        """Keep the configuration that DeepSpeed was given for this stage."""
+        config = getattr(trainer, "config", None)
+        if config is not None and current().is_main:
+            (self.folder / f"deepspeed-{self.state.label}.json").write_text(json.dumps(config, indent=1))
+
+    async def breathe(self) -> None:
+        """Between two updates: hear whether the user wants to stop. Several processes stop together or not at all."""
+        await asyncio.sleep(0)
+        if current().agree_to_stop():
+            raise asyncio.CancelledError
+
     def take_up(self, parts: Parts) -> None:
         """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""
+        self.note_trainer(parts.trainer)
         if self.state.step == 0:
             self.save(parts)
         else:
@@ -154,7 +170,7 @@ class Run:
         except asyncio.CancelledError as error:
             last = self._save_whole(parts)
             raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {last}") from error
-        except CheckpointError:  # nothing can be written
+        except (CheckpointError, ProcessError):  # nothing can be written
             raise
         except Exception:
             last = self._save_whole(parts)
@@ -162,7 +178,9 @@ class Run:
             raise
 
     def _save_whole(self, parts: Parts) -> Path | None:
-        """Save unless a step is half done; return the newest checkpoint."""
+        """Save unless a step is half done, or other processes are elsewhere; return the newest checkpoint."""
+        if current().n > 1 and not current().stops_together:
+            return checkpoint.latest(self.checkpoints)
         made = (parts.trainer.n_updates, parts.n_critic_updates)
         is_whole = made == (self.state.n_updates, self.state.n_critic_updates)
         return self.save(parts) if is_whole else checkpoint.latest(self.checkpoints)

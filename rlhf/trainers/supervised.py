@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.settings import STRICT
 from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.trainer_kind import Torch, TrainerKind
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -35,6 +36,8 @@ class Supervised:
     """Demonstrations per optimiser update."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-3, schedule="cosine", warmup_steps=10))
     """How the weights are updated."""
+    trainer: TrainerKind = Field(default_factory=Torch)
+    """What computes the updates: plain torch in one process, or DeepSpeed in one or several."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"

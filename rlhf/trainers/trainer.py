@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.reading import Figure, Reading, wanted_by
+from rlhf.trainers.sharded import device_of
 
 #: Arrays that a loss gets as they are in the batch.
 _OF_TOKENS = (
@@ -32,22 +33,60 @@ _OF_TOKENS = (
 )  # fmt: skip
 
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: What was compared of a micro-batch: the tokens, and what a correction made of them.
+Compared = tuple[CorrectionInputs, CorrectionOutput | None]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a forward pass over one micro-batch came to.
+
+    Attributes:
+        loss: scalar to differentiate, this micro-batch's share.
+        metrics: shares of what is logged, which add up.
+        metrics_max: of which the largest is logged.
+        compared: with the engine, where the old log-probs are found in the update.
+    """
+
+    loss: torch.Tensor
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    metrics_max: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    compared: Compared | None = None
+
+
 @dataclass
 class TorchTrainer:
     """Updates `policy` in place.
 
     Attributes:
         total_updates: updates the stage will make; the schedule's horizon.
+        recomputes: whether the backward pass computes activations again.
         optimizer: over the policy's trained parameters.
     """
 
     policy: Policy
     settings: AdamW
     total_updates: int
+    recomputes: bool = False
 
     def __post_init__(self) -> None:
-        self.optimizer = self.settings.build(self.policy.model.parameters())
+        if self.recomputes:
+            self.policy.recompute(True)
+        self.optimizer: Any = self.settings.build(self.policy.model.parameters())
         self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
+
+    @property
+    def live(self) -> Any:
+        """The policy as it is called where gradients are to flow."""
+        return self.policy.model
+
+    def close(self) -> None:
+        """Leave the policy's module as an ordinary one: the stage is over."""
+        if self.recomputes:
+            self.policy.recompute(False)
 
     @property
     def n_updates(self) -> int:
@@ -83,7 +122,7 @@ class TorchTrainer:
         self, model: torch.nn.Module, batch: PackedBatch, wanted: Collection[Figure], *, temperature: float
     ) -> Reading:
         """What `model` says of the policy tokens, at `temperature`."""
-        device = next(model.parameters()).device
+        device = device_of(model)
         logits = packed_forward(model, batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device))
         return Reading.of(logits, batch.targets.to(device), temperature, wanted)
 
@@ -112,12 +151,17 @@ class TorchTrainer:
         model = self.policy.model if model is None else model
         model.eval()
         found = {name: [np.zeros(0, np.float32)] * len(samples) for name in ("logprobs", *wanted)}
-        for members in pack(samples, max_tokens):
+
+        def look(members: list[int]) -> dict[str, Floats]:
             rows = [samples[i] for i in members]
             reading = self.read(model, collate(rows, np.ones(len(rows))), wanted, temperature=temperature)
-            ends = np.cumsum([row.n_policy_tokens for row in rows])[:-1]
+            return {name: getattr(reading, name).cpu().numpy() for name in found}
+
+        packs = pack(samples, max_tokens, n_least=self.n_processes)
+        for members, flat in zip(packs, self._each(packs, look), strict=True):
+            ends = np.cumsum([samples[i].n_policy_tokens for i in members])[:-1]
             for name, values in found.items():
-                for i, part in zip(members, np.split(getattr(reading, name).cpu().numpy(), ends), strict=True):
+                for i, part in zip(members, np.split(flat[name], ends), strict=True):
                     values[i] = part
         return found
 
@@ -146,44 +190,43 @@ class TorchTrainer:
                 tokens = self._all_tokens(batches, loss, temperature)
             else:
                 shared = self._measured(batches, temperature, moved=correction is None)
-        seen: list[tuple[CorrectionInputs, CorrectionOutput | None]] = []
 
-        def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
+        def of(batch: PackedBatch) -> Computed:
             inputs = self._inputs(batch, loss, temperature)
+            compared: Compared | None = None
             if batch.old_logprobs is None:
                 inputs, compared = _compare(inputs, correction)
-                seen.append(compared)
             if whole == "tokens":
                 inputs = replace(inputs, whole=whole_of([inputs]) if tokens is None else tokens)
             elif whole is not None:
                 figures = shared or _figures(inputs.policy_logprobs, inputs.old_logprobs, [batch])
                 inputs = replace(inputs, trajectories=figures)
             output = loss(inputs)
-            return output.loss, output.metrics, output.metrics_max
+            return Computed(output.loss, output.metrics, output.metrics_max, compared)
 
-        values = self._step(batches, of)
-        return values | (_mismatch(seen) if seen else {})
+        return self._step(batches, of)
 
     @torch.no_grad()
     def _measured(self, batches: Sequence[PackedBatch], temperature: float, *, moved: bool) -> Trajectories:
         """Figures of the trajectories of a minibatch; unless `moved`, batches without old log-probs have ratio 1."""
         self.policy.model.eval()
-        device = next(self.policy.model.parameters()).device
-        policy, old = [], []
-        for batch in batches:
-            before = (batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs).to(device)
+        device = device_of(self.policy.model)
+
+        def before(batch: PackedBatch) -> torch.Tensor:
+            return (batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs).to(device)
+
+        def now(batch: PackedBatch) -> torch.Tensor:
             if moved or batch.old_logprobs is not None:
-                policy.append(self.logprobs(self.policy.model, batch, temperature=temperature)[0])
-            else:
-                policy.append(before)
-            old.append(before)
-        return _figures(torch.cat(policy), torch.cat(old), batches)
+                return self.logprobs(self.policy.model, batch, temperature=temperature)[0]
+            return before(batch)
+
+        return _figures(torch.cat(self._each(batches, now)), torch.cat([before(b) for b in batches]), batches)
 
     @torch.no_grad()
     def _all_tokens(self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float) -> LossInputs:
         """The tokens of a minibatch, in order; the engine's log-probs are the old ones where they have no others."""
         self.policy.model.eval()
-        return whole_of([self._inputs(batch, loss, temperature) for batch in batches])
+        return whole_of(self._each(batches, lambda batch: self._inputs(batch, loss, temperature)))
 
     def imitate(
         self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, beside: bool = False
@@ -196,8 +239,8 @@ class TorchTrainer:
         wanted: set[Figure] = {"entropy"} if entropy_coef else set()
         n_actions = max(sum(int((b.advantages == 1).sum()) for b in batches), 1)
 
-        def of(batch: PackedBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-            found = self.read(self.policy.model, batch, wanted, temperature=1.0)
+        def of(batch: PackedBatch) -> Computed:
+            found = self.read(self.live, batch, wanted, temperature=1.0)
             logp = found.logprobs
             weights = (batch.weights * batch.advantages).to(logp.device)
             value = -(weights * logp).sum()
@@ -205,7 +248,7 @@ class TorchTrainer:
                 value = value - entropy_coef * (weights * found.entropy).sum()
             chosen = (batch.advantages == 1).to(logp.device)
             mean = -logp.detach()[chosen].sum() / n_actions
-            return value, {"supervised/loss": mean}, {}
+            return Computed(value, {"supervised/loss": mean})
 
         return self._step(batches, of, beside=beside)
 
@@ -219,7 +262,8 @@ class TorchTrainer:
                 hint="use loss: {kind: luffy}",
             )
         wanted = wanted_by(loss)
-        policy = self.read(self.policy.model, batch, wanted, temperature=temperature)
+        model = self.live if torch.is_grad_enabled() else self.policy.model
+        policy = self.read(model, batch, wanted, temperature=temperature)
         reference: Reading | None = None
         if getattr(loss, "needs_ref", False):
             with self.policy.as_reference() as frozen:
@@ -240,27 +284,55 @@ class TorchTrainer:
             **there,
         )
 
+    # --- what trainers over several processes do differently ---
+
+    @property
+    def n_processes(self) -> int:
+        """How many processes share the micro-batches."""
+        return 1
+
+    def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
+        """Return what `work`, which asks the model once, makes of each of the items, in order."""
+        return [work(item) for item in items]
+
+    def _own(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
+        """Return the micro-batches to go through here, and whether each counts."""
+        return [(batch, True) for batch in batches]
+
+    def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _merged(
+        self, batches: Sequence[PackedBatch], computed: Sequence[Computed]
+    ) -> list[tuple[dict[str, float], dict[str, float], Compared | None]]:
+        """Return of every micro-batch what adds up, what is compared for the largest, and what was compared."""
+        return [plain(c) for c in computed]
+
     def _step(
-        self,
-        batches: Sequence[PackedBatch],
-        compute: Callable[[PackedBatch], tuple[torch.Tensor, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]],
-        *,
-        beside: bool = False,
+        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        sums: dict[str, float] = {}
-        peaks: dict[str, float] = {}
-        for batch in batches:
-            value, metrics, metrics_max = compute(batch)
-            value.backward()  # type: ignore[no-untyped-call]
-            for name, x in metrics.items():
-                sums[name] = sums.get(name, 0.0) + float(x)
-            for name, x in metrics_max.items():
-                peaks[name] = max(peaks.get(name, -math.inf), float(x))
+        own, counted = self._own(batches), []
+        for number, (batch, counts) in enumerate(own):
+            found = compute(batch)
+            self._backward(found.loss if counts else found.loss * 0.0, is_last=number == len(own) - 1)
+            if counts:
+                counted.append(replace(found, loss=found.loss.detach()))
         norm = self._stepper.step(beside=beside)
         self.policy.model.eval()
-        return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr}
+        sums: dict[str, float] = {}
+        peaks: dict[str, float] = {}
+        seen = []
+        for metrics, metrics_max, compared in self._merged(batches, counted):
+            for name, x in metrics.items():
+                sums[name] = sums.get(name, 0.0) + x
+            for name, x in metrics_max.items():
+                peaks[name] = max(peaks.get(name, -math.inf), x)
+            if compared is not None:
+                seen.append(compared)
+        mismatch = _mismatch(seen) if seen else {}
+        return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, **mismatch}
 
 
 def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
@@ -270,9 +342,13 @@ def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBa
     return trajectories_of(policy, old, *tokens)
 
 
-def _compare(
-    inputs: LossInputs, correction: Correction | None
-) -> tuple[LossInputs, tuple[CorrectionInputs, CorrectionOutput | None]]:
+def plain(found: Computed) -> tuple[dict[str, float], dict[str, float], Compared | None]:
+    """Return what adds up, what is compared for the largest, and what was compared with the engine, as numbers."""
+    sums, peaks = ({name: float(x) for name, x in values.items()} for values in (found.metrics, found.metrics_max))
+    return sums, peaks, found.compared
+
+
+def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInputs, Compared]:
     """Return `inputs` as `correction` has them, and what was compared: the tokens that the engine sampled."""
     policy = inputs.policy_logprobs.detach()
     sampled = torch.ones_like(policy, dtype=torch.bool) if inputs.off_policy is None else ~inputs.off_policy
@@ -287,6 +363,6 @@ def _compare(
     return replace(inputs, old_logprobs=policy, weights=inputs.weights * factors), (tokens, output)
 
 
-def _mismatch(seen: Sequence[tuple[CorrectionInputs, CorrectionOutput | None]]) -> dict[str, float]:
+def _mismatch(seen: Sequence[Compared]) -> dict[str, float]:
     outputs = [output for _, output in seen if output is not None]
     return mismatch_metrics(joined([tokens for tokens, _ in seen]), joined_outputs(outputs) if outputs else None)

@@ -31,8 +31,8 @@ def update(
     samples, replayed = buffer.fill(samples, rng) if buffer else (samples, {})
     totals = {name: [value] for name, value in (*mismatch.items(), *replayed.items())}
     for _ in range(stage.epochs if samples else 0):
-        budget = stage.max_tokens_per_microbatch
-        for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng):
+        budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
+        for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng, n_least=n_least):
             values = trainer.update(batches, stage.loss, temperature=stage.temperature, correction=correction)
             for name, value in values.items():
                 # Only before the first update do trainer and engine hold the same weights.

@@ -1,0 +1,86 @@
+"""What the trainer of a stage asks of the settings around it, and of the processes it is started in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlhf.catalog import kind_of
+from rlhf.errors import RecipeError
+
+if TYPE_CHECKING:
+    from rlhf.recipe.model import Recipe
+
+
+def is_taken_apart(recipe: Recipe) -> bool:
+    """Whether a stage spreads the policy's weights over the processes, so that no engine can share its module."""
+    return any(getattr(stage.trainer, "zero", 0) == 3 for stage in recipe.stages)
+
+
+def check_processes(recipe: Recipe, n: int) -> None:
+    """Raise RecipeError where a part of the recipe cannot work in `n` processes."""
+    if n == 1:
+        return
+    for i, stage in enumerate(recipe.stages):
+        if kind_of("trainer", stage.trainer) == "torch":
+            raise RecipeError(
+                "this trainer works in one process",
+                where=f"stages[{i}].trainer.kind",
+                got=f"torch, and {n} processes were started",
+                expected="deepspeed in every stage",
+                hint=f"set 'stages.{i}.trainer={{kind: deepspeed}}', or start one process",
+            )
+    servers = getattr(recipe.engine, "servers", ())
+    if servers:
+        raise RecipeError(
+            "every process delivers weights to an engine of its own",
+            where="engine.servers",
+            got=f"{len(servers)} servers, and {n} processes were started",
+            expected="an engine that each process starts: servers: []",
+            hint="remove the key, or start one process",
+        )
+
+
+def _deepspeed_stages(recipe: Recipe) -> list[tuple[str, Any]]:
+    found = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
+    return [(path, stage) for path, stage in found if kind_of("trainer", stage.trainer) == "deepspeed"]
+
+
+def _check_critic(recipe: Recipe) -> None:
+    for path, stage in _deepspeed_stages(recipe):
+        if getattr(stage, "critic", None) is not None:
+            raise RecipeError(
+                "a critic learns beside the plain trainer only",
+                where=f"{path}.trainer.kind",
+                got=f"deepspeed with {path}.critic",
+                expected="torch",
+                hint="remove the trainer, or use an estimator without a critic: grpo, rloo or gigpo",
+            )
+
+
+def _check_reset(recipe: Recipe) -> None:
+    for path, stage in _deepspeed_stages(recipe):
+        if stage.trainer.zero == 3 and recipe.policy.lora and getattr(stage, "reference_reset", None) is not None:
+            raise RecipeError(
+                "adapters in pieces cannot stand in for an older one",
+                where=f"{path}.reference_reset",
+                got="a reference that is renewed, with policy.lora and trainer.zero: 3",
+                expected="zero: 0, 1 or 2",
+                hint="lower trainer.zero, or remove reference_reset",
+            )
+
+
+def _check_formats(recipe: Recipe) -> None:
+    for path, stage in _deepspeed_stages(recipe):
+        own = getattr(recipe.policy, "dtype", "float32")
+        if stage.trainer.zero == 0 and stage.trainer.precision is None and own != "float32":
+            raise RecipeError(
+                "ZeRO 0 computes in float32 only",
+                where=f"{path}.trainer.zero",
+                got=f"0 with policy.dtype: {own}",
+                expected="1, 2 or 3",
+                hint="zero: 1 holds the optimiser's state once instead of in every process, and costs no more",
+            )
+
+
+TRAINER_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_critic, _check_reset, _check_formats)
