@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlhf.data import Task, Trajectory
+from rlhf.processes import current
 from rlhf.trainers import demonstrations
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Guide:
         return {i: demonstration for i, demonstration in found if demonstration is not None}
 
     async def _play(self, task: Task, run: Run) -> Trajectory | None:
+        here = current()
+        return here.from_main(await self._solve(task, run) if here.is_main else None, "a demonstration")
+
+    async def _solve(self, task: Task, run: Run) -> Trajectory | None:
         collector = run.collector
         played = await demonstrations.play(
             collector.environment,

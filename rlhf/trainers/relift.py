@@ -112,7 +112,8 @@ def _imitated(parts: Parts, settings: Relift, shown: Sequence[Trajectory]) -> di
 
     stage, trainer = parts.stage, parts.trainer
     samples = imitation_samples(shown)
-    [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), stage.max_tokens_per_microbatch, None)
+    budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
+    [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), budget, None, n_least=n_least)
     values = trainer.imitate(batches, entropy_coef=settings.entropy_coef, beside=True)
     return {
         "relift/loss": values["supervised/loss"],
