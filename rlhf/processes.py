@@ -65,7 +65,7 @@ class Processes:
 
     def begin(self, folder: Path) -> None:
         """Work for the run in `folder`; what earlier failures have left there goes."""
-        self.folder = folder
+        self.folder, self.stops, self.stops_together = folder, False, False
         if self.is_main:
             for old in folder.glob("process-*.failed"):
                 old.unlink()

@@ -65,7 +65,7 @@ def _watched(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Wait for all; return the number of the one that failed first, or None."""
     first: int | None = None
     deadline = float("inf")
-    while any(child.poll() is None for child in children):
+    while None in [child.poll() for child in children]:
         failed = [i for i, child in enumerate(children) if child.returncode]
         if failed and first is None:
             first, deadline = failed[0], time.monotonic() + GRACE_S
