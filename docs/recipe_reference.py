@@ -66,6 +66,7 @@ PATHS = {
     "advantage": "stages[i].advantage",
     "loss": "stages[i].loss",
     "correction": "stages[i].correction",
+    "trainer": "stages[i].trainer",
     "rollout": "stages[i].rollout",
     "sampler": "stages[i].sampler",
     "selection": "stages[i].selection",
