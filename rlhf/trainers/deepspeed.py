@@ -90,6 +90,7 @@ class DeepSpeedTrainer(TorchTrainer):
         """Leave the policy's module as an ordinary one, whole in every process."""
         module = self._engine.module
         self._engine.destroy()
+        self._engine.destroy = _nothing  # or it would again, whenever it is collected, and undo a later engine's work
         for hook in (self._engine.module_forward_pre_hook, self._engine.module_forward_post_hook):
             hook.remove()
         with current().hearing("the end of a stage"):
@@ -164,6 +165,10 @@ class _EngineStepper(Stepper):
         self.n_updates += 1
         self.n_beside += beside
         return float(self.engine.get_global_grad_norm())
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _format_of(model: Any) -> Precision:

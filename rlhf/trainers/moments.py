@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from rlhf.errors import TrainingError
+from rlhf.processes import current
+
 #: Of AdamW, by the names torch gives them.
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -56,6 +59,7 @@ class GatheredMoments:
         """Steps, moments and weights in float32 by the parameters' names. All processes call it together."""
         if not self.state:
             return {"n_steps": 0, "parameters": {}, "scaler": self._scaler()}
+        self._check_links()
         found: dict[str, dict[str, torch.Tensor]] = {}
         for name, parameter in self._trained():
             values = {key: self._whole(parameter, key) for key in self._names}
@@ -85,6 +89,22 @@ class GatheredMoments:
             for key in self._names:
                 if key in saved["parameters"][name]:
                     self._set(parameter, key, saved["parameters"][name][key])
+
+    def _check_links(self) -> None:
+        """Raise TrainingError where DeepSpeed has lost track of what it holds: zeros would be saved in its place."""
+        if self._zero not in (1, 2):
+            return
+        links = [getattr(p, "_hp_mapping", None) for _, p in self._trained()]
+        n_here = sum(link.hp_fragment.numel() for link in links if link is not None and link.optim_fragment)
+        n_found = sum(current().gather(n_here, "the optimiser's state"))
+        n_wanted = sum(p.numel() for _, p in self._trained())
+        if n_found != n_wanted:
+            raise TrainingError(
+                "DeepSpeed does not say where the optimiser's state lies",
+                where="trainer",
+                got=f"the state of {n_found} numbers",
+                expected=f"that of {n_wanted} trained ones",
+            )
 
     def _trained(self) -> Iterator[tuple[str, Any]]:
         return ((name, p) for name, p in self._engine.module.named_parameters() if p.requires_grad)

@@ -221,7 +221,9 @@ def test_the_first_process_writes_an_ordinary_model(
     file = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}[form]
     saved = load_file(folder / f"{name}-{form}-0" / file)
     _, weights = seen[0][f"{name}-{form}"]
-    expected = {key.replace(".default.", "."): value for key, value in weights.items() if form == "full" or ".lora_" in key}
+    expected = {
+        key.replace(".default.", "."): value for key, value in weights.items() if form == "full" or ".lora_" in key
+    }
     expected.pop("lm_head.weight", None)  # tied
     assert saved.keys() == expected.keys()
     assert all(torch.equal(saved[key], value) for key, value in expected.items())
@@ -272,9 +274,7 @@ def test_trajectories_that_lie_in_both_processes_are_seen_whole(
         assert_same(found["whole"][name], _whole(Torch(), samples))
 
 
-@pytest.mark.parametrize(
-    "name", ["offloaded optimizer", "offloaded parameters", "recomputed", "recomputed in pieces"]
-)
+@pytest.mark.parametrize("name", ["offloaded optimizer", "offloaded parameters", "recomputed", "recomputed in pieces"])
 def test_memory_is_saved_and_the_curve_stays(seen: list[dict[str, Any]], samples: list[Sample], name: str) -> None:
     _, expected = train(Torch(), None, samples, end=6)
     for found in seen:
