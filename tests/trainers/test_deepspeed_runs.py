@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ SUPERVISED: Values = {
     "optimizer": {"lr": 5e-3},
 }
 STEPS: Values = {
-    "kind": "policy_gradient", "steps": 4, "tasks_per_step": 5, "group_size": 4, "minibatches": 2, "checkpoint_every": 2,
-    "max_tokens_per_microbatch": 200, "optimizer": {"lr": 2e-3},
+    "kind": "policy_gradient", "steps": 4, "tasks_per_step": 5, "group_size": 4, "minibatches": 2,
+    "checkpoint_every": 2, "max_tokens_per_microbatch": 200, "optimizer": {"lr": 2e-3},
 }  # fmt: skip
 #: An estimator that looks at the whole step, and a KL term that needs a reference.
 INVOLVED: Values = {
