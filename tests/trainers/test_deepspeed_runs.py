@@ -51,7 +51,7 @@ LORA: Values = {**runs.BASE["policy"], "lora": {"rank": 8}}
 
 
 def recipe(folder: Path, trainer: Values, *, involved: bool = False, lora: bool = False) -> Path:
-    supervised = {**SUPERVISED, **({"optimizer": {"lr": 2e-2}} if lora else {})}
+    supervised = {**SUPERVISED, **({"optimizer": {"lr": 1e-2}} if lora else {})}
     how = {**(INVOLVED if involved else {}), **({"selection": ROUNDS} if involved and not lora else {})}
     stages = [{**supervised, "trainer": trainer}, {**STEPS, **how, "trainer": trainer}]
     rewards = {**runs.BASE["rewards"], "short": SHORT}
@@ -123,7 +123,7 @@ def test_a_run_in_two_processes_is_that_in_one(
         if "zero3" in name:  # its engine holds a copy, so the difference from the trainer is measured and logged
             got = {k: v for k, v in got.items() if "/sampler_" not in k}
             wanted = {k: v for k, v in wanted.items() if "/sampler_" not in k}
-        assert got == pytest.approx(wanted, abs=1e-4), stage
+        assert got == pytest.approx(wanted, abs=1e-4, rel=1e-4), stage
     assert runs.stored(both) == runs.stored(alone)
     of_both, of_one = (runs.newest(run) / "policy" for run in (both, alone))
     for file in of_one.glob("*.safetensors"):
