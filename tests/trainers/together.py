@@ -13,17 +13,17 @@ import torch.multiprocessing as mp
 from rlhf.processes import free_port, join, leave
 
 
-def together(work: Callable[[int, Path], Any], folder: Path, n: int = 2) -> list[Any]:
-    """What `work`, a function of a module, returns in each of `n` new processes, which see (rank, folder)."""
+def together(work: Callable[[int, Path], Any], folder: Path, n: int = 2, *, timeout_s: float = 60.0) -> list[Any]:
+    """What `work`, a function of a module, returns in each of `n` new processes, which wait for each other so long."""
     folder.mkdir(parents=True, exist_ok=True)
-    mp.spawn(_begin, args=(n, free_port(), folder, work), nprocs=n, join=True)
+    mp.spawn(_begin, args=(n, free_port(), folder, work, timeout_s), nprocs=n, join=True)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(n)]
 
 
-def _begin(rank: int, n: int, port: int, folder: Path, work: Callable[[int, Path], Any]) -> None:
+def _begin(rank: int, n: int, port: int, folder: Path, work: Callable[[int, Path], Any], limit: float) -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TOKENIZERS_PARALLELISM": "false"}
     torch.set_num_threads(1)
-    join(60.0)
+    join(limit)
     torch.save(work(rank, folder), folder / f"{rank}.pt")
     leave()

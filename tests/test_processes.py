@@ -1,0 +1,98 @@
+"""Processes that train together: their shares, what they tell each other, and how long they wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.errors import RecipeError, TrainingError
+from rlhf.processes import ProcessError, Processes, current, in_turn, n_wanted, reasons_in
+from tests.trainers.together import together
+
+COUNTS = st.integers(0, 40)
+
+
+@given(n=COUNTS, processes=st.integers(1, 9))
+def test_shares_are_neighbours_and_differ_by_one_at_most(n: int, processes: int) -> None:
+    shares = [range(n)[Processes(rank, processes).share(n)] for rank in range(processes)]
+    assert [i for share in shares for i in share] == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_five_things_for_two_processes() -> None:
+    assert [Processes(rank, 2).share(5) for rank in (0, 1)] == [slice(0, 3), slice(3, 5)]
+
+
+@given(n=COUNTS, processes=st.integers(1, 9))
+def test_what_is_dealt_in_turn_comes_back_in_order(n: int, processes: int) -> None:
+    # Each process fills up to as many as the first one has, with things that do not count.
+    parts = [[*range(rank, n, processes), *[-1] * (-(-n // processes))] for rank in range(processes)]
+    assert in_turn(range(n), parts) == list(range(n))
+
+
+def test_one_process_waits_for_nobody() -> None:
+    alone = Processes()
+    assert alone.is_main and alone.gather(3, "numbers") == [3] and alone.from_main(4, "a number") == 4
+    assert not alone.agree_to_stop()
+
+
+def test_only_a_silence_is_another_process(tmp_path: Path) -> None:
+    here = Processes(0, 2, folder=tmp_path)
+    with pytest.raises(RuntimeError, match="a shape"), here.hearing("an update"):
+        raise RuntimeError("a shape does not fit")
+    with pytest.raises(TrainingError, match="of its own"), here.hearing("an update"):
+        raise TrainingError("an error of its own")
+
+
+def test_a_reason_that_was_left_is_found(tmp_path: Path) -> None:
+    Processes(1, 2, folder=tmp_path).tell(TrainingError("no disk", got="nothing"))
+    Processes(0, 2, folder=tmp_path).tell(ProcessError("the other one is silent"))
+    assert list(reasons_in(tmp_path)) == [1]
+    with pytest.raises(ProcessError, match="process 1 has failed: no disk"):
+        with Processes(0, 2, folder=tmp_path).hearing("the rollouts"):
+            raise RuntimeError("[gloo] Connection closed by peer")
+
+
+def test_a_number_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(RecipeError, match="WORLD_SIZE"):
+        n_wanted()
+
+
+def exchange(rank: int, folder: Path) -> Any:
+    """What two real processes tell each other; then the second one is late."""
+    here = current()
+    found: dict[str, Any] = {"ranks": here.gather(rank, "ranks"), "main": here.from_main(rank * 10 + 7, "a number")}
+    here.stops = rank == 1
+    found["stop"] = here.agree_to_stop()
+    begun = time.monotonic()
+    if rank == 1:
+        time.sleep(7)
+        return found
+    try:
+        here.gather(None, "the late one")
+    except ProcessError as error:
+        found["late"] = (str(error), time.monotonic() - begun)
+    return found
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+    yield together(exchange, tmp_path_factory.mktemp("processes"), timeout_s=3.0)
+
+
+def test_all_get_what_each_gave(heard: list[dict[str, Any]]) -> None:
+    for found in heard:
+        assert found["ranks"] == [0, 1] and found["main"] == 7 and found["stop"]
+
+
+def test_a_wait_has_an_end(heard: list[dict[str, Any]]) -> None:
+    said, seconds = heard[0]["late"]
+    assert 2.5 < seconds < 7
+    assert "did not come in time" in said and "trainer.timeout_s" in said and "the late one" in said
