@@ -54,9 +54,9 @@ def test_a_reason_that_was_left_is_found(tmp_path: Path) -> None:
     Processes(1, 2, folder=tmp_path).tell(TrainingError("no disk", got="nothing"))
     Processes(0, 2, folder=tmp_path).tell(ProcessError("the other one is silent"))
     assert list(reasons_in(tmp_path)) == [1]
-    with pytest.raises(ProcessError, match="process 1 has failed: no disk"):
-        with Processes(0, 2, folder=tmp_path).hearing("the rollouts"):
-            raise RuntimeError("[gloo] Connection closed by peer")
+    heard = Processes(0, 2, folder=tmp_path).hearing("the rollouts")
+    with pytest.raises(ProcessError, match="process 1 has failed: no disk"), heard:
+        raise RuntimeError("[gloo] Connection closed by peer")
 
 
 def test_a_number_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
