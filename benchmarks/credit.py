@@ -32,9 +32,9 @@ from rlhf.evaluation.statistics import Estimate, mean_interval
 from rlhf.sinks import read_metrics
 
 #: Environment steps of training that each run has.
-BUDGET = 30_000
+BUDGET = 20_000
 #: Learning rates that `--tune` tries, the same for every estimator.
-RATES = (5e-4, 1e-3, 2e-3)
+RATES = (5e-4, 1e-3)
 
 TASK: Mapping[str, Any] = {
     "environment": {"kind": "keyhole", "rows": 4, "columns": 4, "loops": 6, "max_steps": 16},
@@ -69,7 +69,7 @@ class Arm:
 
     label: str
     stage: Mapping[str, Any]
-    lr: float = 1e-3
+    lr: float = 5e-4
 
 
 #: Each with its defaults and the loss it is usually given.
@@ -81,7 +81,9 @@ ARMS: Mapping[str, Arm] = {
         Arm("stratified", {"advantage": {"kind": "stratified"}}),
         Arm("gigpo", {"advantage": {"kind": "gigpo"}}),
         Arm("hgpo", {"advantage": {"kind": "hgpo"}}),
-        Arm("turn_gae", {"advantage": {"kind": "turn_gae"}, "critic": {}}),
+        Arm("gae", {"advantage": {"kind": "gae"}, "critic": {}}, lr=1e-3),
+        Arm("turn_gae", {"advantage": {"kind": "turn_gae"}, "critic": {}}, lr=1e-3),
+        Arm("bilevel_gae", {"advantage": {"kind": "bilevel_gae"}, "critic": {}}, lr=1e-3),
     )
 }
 
