@@ -168,7 +168,7 @@ def test_the_batch_arithmetic_of_the_page_is_that_of_its_recipe(tmp_path: Path) 
 #: The parts of a page, in order; the idea stands above the first.
 PARTS = ("Formula", "Source", "Differences", "Keys", "Not for", "Recipe", "Measured")
 #: Pages that several entries of the catalogue share, or that describe a key without kinds.
-SHARED = ("corrections", "filters", "kl", "reductions")
+SHARED = ("corrections", "filters", "kl", "reductions", "selections")
 ONE_EACH = [(section, kind) for section in ("advantage", "loss") for kind in CATALOG[section]]
 
 

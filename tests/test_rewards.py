@@ -91,6 +91,25 @@ def test_a_penalised_group_scores_as_worked_by_hand():
     assert [s.total for s in group.scores] == pytest.approx([1.0, -0.1, 0.0, 1.0])
 
 
+def weighed(parts):
+    """The score of an attempt at which rewards of these weights judged this, in its only turn."""
+    rewards = {name: Weighted(name, weight, lambda task, t, x=x: x) for name, (weight, x) in parts.items()}
+    [score] = asyncio.run(score_group(TASK, [trajectory(turn())], rewards)).scores
+    assert score.turns == (score.total,)
+    return score.total
+
+
+def test_published_sums_of_rewards_are_weights_in_a_recipe():
+    # R1-VL: right, two of four key steps at weight .1, all sections in order: 1 + .1 · .5 + 1.
+    assert weighed({"right": (1, 1), "steps": (0.1, 2 / 4), "form": (1, 1)}) == pytest.approx(2.05)
+    # R1-Router, a step: .5 · cosine .8 of the questions + .5 for the right retriever.
+    assert weighed({"question": (0.5, 0.8), "retriever": (0.5, 1)}) == pytest.approx(0.9)
+    # R1-Reward: .5 · form + right · (1 + .5 · consistent). The last part is a product, so a reward of its own.
+    for form, right, consistent, expected in ((1, 1, 1, 2.0), (1, 1, 0, 1.5), (1, 0, 1, 0.5)):
+        parts = {"form": (0.5, form), "right": (1, right), "both": (0.5, right * consistent)}
+        assert weighed(parts) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("answer", "value"),
     [("Paris", 1), (" paris.\n", 1), ("ＰＡＲＩＳ", 1), ("the city of Paris", 0), ("", 0), ("Par is", 0)],

@@ -23,7 +23,8 @@ class GRPOLead:
     that are hardly solved to A for easy ones. A group of wrong ones only, equal R' and a lone trajectory give exactly
     0; advantages do not sum to 0.
 
-    The authors' code shortens only where answers exceed 4000 tokens, and gives degenerate repetition −2: not so here.
+    The authors' code shortens only where answers exceed 4000 tokens, and gives degenerate repetition −2: not so here,
+    as both are made for long answers to problems in mathematics, and a reward can do the second.
 
     Source: GRPO-LEAD, arXiv 2504.09696; aeroplanepaper/GRPO-LEAD.
     """

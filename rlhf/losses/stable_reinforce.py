@@ -20,7 +20,9 @@ class StableReinforce(Regularized):
     PPO's clipping does not bound a token that became much likelier though its advantage is negative. Here its ratio is
     at most e^b, and beyond it the token pushes no longer. (`ppo_clip` has the dual clip for that, which binds at 3.)
     The method's second part, leaving out advantages that are outliers of their step, is `filters.max_advantage_z: 3`.
-    At ρ = 1 the gradient is −A ∇log π: the plain policy gradient.
+    At ρ = 1 the gradient is −A ∇log π: the plain policy gradient. Its reward, .5 · form + right · (1 + .5 ·
+    consistent), needs a judge of its own task: rewards `form`, `right` and both right and consistent, of weights .5, 1
+    and .5.
 
     Source: R1-Reward, arXiv 2505.02835.
     """

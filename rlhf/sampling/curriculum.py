@@ -32,7 +32,8 @@ class Curriculum:
 
     The level is judged by training attempts, all those drawn in a step, whether or not they were trained on.
 
-    Source: the loop of Liu et al., SATURN, arXiv 2505.16368, which judges by validation instead.
+    Source: the loop of Liu et al., SATURN, arXiv 2505.16368, which judges by validation instead. Its measure of
+    difficulty is of SAT problems alone, so it is for an environment that has them to write into its tasks.
     """
 
     key: str = "level"

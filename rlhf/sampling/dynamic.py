@@ -25,7 +25,7 @@ class Dynamic:
     1111, 0100, 0000 and 1011 the deviations are 0, .433, 0 and .433, and the second and the fourth are kept. A further
     round draws as many tasks as are missing over the share that was kept so far, and never more than `tasks_per_step`.
     What is kept beyond `tasks_per_step` is left out, the last drawn first. Groups that failures of parts left with one
-    attempt are not kept.
+    attempt are not kept: they have no advantage here (the authors' code keeps them, where it is their score).
 
     Kept groups come from tasks of middling difficulty. Rounds cost episodes, which is much with agents: `sampler:
     {kind: greso}` leaves out beforehand what is likely to be dropped here.

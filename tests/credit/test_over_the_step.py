@@ -26,11 +26,13 @@ def tokens(credits):
 
 
 def test_whitening_of_the_published_example():
-    # Returns of two sequences whose rewards 1 and 0 were lowered by .01 per nat from the reference, .1 and .2 nats on
-    # the tokens of the first, 0 and .1 on those of the second (we leave that to the loss, so they are given here):
-    # 1 − .01 · .3, 1 − .01 · .2; −.01 · .1 twice. Mean 1.993 / 4 = .49825; squares .49875² + .49975² + 2 · .49925² =
-    # .997003; std sqrt(.997003 / 3) = .576484; .49875, .49975 and −.49925 over that.
-    credit = Credit((((0.997, 0.998),), ((-0.001, -0.001),)))
+    # Rewards of two sequences, 1 and 0 on their last tokens, are lowered by .01 per nat from the reference, .1 and .2
+    # nats on the tokens of the first, 0 and .1 on those of the second (we leave that to the loss, so it is given here).
+    # Returns 1 − .01 · .3, 1 − .01 · .2; −.01 · .1 twice. Mean 1.993 / 4 = .49825; squares .49875² + .49975² + 2 ·
+    # .49925² = .997003; std sqrt(.997003 / 3) = .576484; .49875, .49975 and −.49925 over that.
+    returns = scan(np.array([-0.001, 0.998, 0.0, -0.001]), np.array([2, 2]), 1.0).tolist()
+    assert returns == pytest.approx([0.997, 0.998, -0.001, -0.001])
+    credit = Credit(((tuple(returns[:2]),), (tuple(returns[2:]),)))
     assert tokens(whiten([credit])) == pytest.approx([0.865158, 0.866892, -0.866025, -0.866025], abs=1e-5)
 
 

@@ -44,6 +44,17 @@ def test_ppo_worked_examples(loss, ratio, advantage, expected):
     assert loss(given_).loss.item() == pytest.approx(expected)
 
 
+def test_the_loss_of_loop_worked_example():
+    # Of scores 1, 0, .5, .5 the first attempt has A = 2/3. Its log-ratios .2, −.1, 0 are ratios of 1.221403, .904837
+    # and 1. The first is clipped at 1.1; the second is below 1 / 1.1, which binds where A < 0 only:
+    # −(1.1 + .904837 + 1) / 3 · 2/3.
+    loss = PPOClip(clip_low=1 - 1 / 1.1, clip_high=0.1)
+    given_ = inputs([-0.5, -1.0, -0.2], [2 / 3] * 3, old=[-0.7, -0.9, -0.2])
+    assert loss(given_).loss.item() == pytest.approx(-0.667742, abs=1e-6)
+    # The first has no gradient; −A ρ / 3 of the others.
+    assert gradient(loss(given_).loss, given_) == pytest.approx([0, -0.201075, -0.222222], abs=1e-6)
+
+
 def test_reinforce_worked_example():
     # -.5 · (-1), -.5 · (-2), -.5 · (-3): mean 1
     assert Reinforce()(inputs([-1.0, -2.0, -3.0], [0.5] * 3)).loss.item() == pytest.approx(1.0)

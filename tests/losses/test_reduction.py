@@ -42,6 +42,12 @@ def test_worked_examples(reduction, expected):
     assert total(reduction, [4, 2], [1, 4]) == pytest.approx(expected)
 
 
+def test_demonstrations_of_equal_length_count_alike():
+    # What ReLIFT imitates, reduced as it does: two demonstrations of two tokens, .5 and 1.5 nats each: (2 · .5 + 2 ·
+    # 1.5) / 4.
+    assert total(Reduction(kind="token_mean"), [2, 2], [0.5, 1.5]) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("reduction", "expected"),
     # Trajectory 0 has rows of 3 and 1 tokens, loss 1; trajectory 1 has one row of 2 tokens, loss 4.

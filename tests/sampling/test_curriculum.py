@@ -78,6 +78,10 @@ def test_attempts_that_all_failed_say_nothing() -> None:
     ("levels", "keys", "order"),
     [
         ((3, 1, 2), {}, [1, 2, 3]),
+        # SATURN's estimate of how hard it is to satisfy l clauses of n literals over k variables is a level like any
+        # other: log2 k + 2 log2 l − n + k / n. Of n = 3, k = 5 and 5, 6, 15 clauses: 2.321928 + 1.666667 − 3 and twice
+        # 2.321928, 2.584963, 3.906891.
+        ((8.802376, 5.632451, 6.158520), {}, [5.632451, 6.158520, 8.802376]),
         ((0.5, 1), {}, [0.5, 1]),
         (("easy", "hard"), {"levels": ("easy", "hard")}, ["easy", "hard"]),
         ((1, 2, 3), {"levels": (3, 1)}, [3, 1]),  # those of level 2 are left out
