@@ -19,7 +19,8 @@ from environments.base import properties_of
 from rlhf import processes
 from rlhf.build_engine import make_publisher, start_engine
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
-from rlhf.errors import CheckpointError, RecipeError
+from rlhf.build_resume import begin_of, is_finished, say_finished, telling_what_is_there
+from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
 from rlhf.evaluation.report import write_report
@@ -34,7 +35,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import DemonstratedSampler
 from rlhf.sampling.shuffled import Shuffled
 from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
-from rlhf.trainers import checkpoint, demonstrations
+from rlhf.trainers import demonstrations
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.demonstrations import Demonstration
 from rlhf.trainers.loop import train as run_stages
@@ -76,25 +77,27 @@ def train(
 
 async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
-    with progress, stopped_by_term(), stopping_together():
-        run = await prepare(recipe, folder, is_resumed, progress)
+    with progress, stopped_by_term(), stopping_together(), telling_what_is_there(folder, progress.say):
+        found, state = begin_of(folder, is_resumed, progress.say)
+        if is_finished(recipe, state):
+            say_finished(state, found, progress.say)
+            return finish(state, folder, recipe)
+        run = await prepare(recipe, folder, is_resumed, progress, found, state)
         try:
             await run_stages(run, shown_stages(recipe, run.demonstrations))
-            return finish(run, recipe)
+            run.metrics.close()
+            return finish(run.state, folder, recipe)
         finally:
+            run.writer.join()
             run.metrics.close()
             await run.collector.engine.close()
 
 
-async def prepare(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> Run:
-    """Every live object of a run: new, or as its newest checkpoint has it."""
+async def prepare(
+    recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress, found: Path | None, state: State
+) -> Run:
+    """Every live object of a run: new, or as checkpoint `found` has it."""
     here = processes.current()
-    for broken in checkpoint.incomplete(folder / "checkpoints"):
-        progress.say(f"left out, as it has no state.json: {broken}")
-    found = checkpoint.latest(folder / "checkpoints") if is_resumed else None
-    if is_resumed and found is None and not (folder / "recipe.yaml").is_file():
-        raise CheckpointError("there is no run in this folder", where=str(folder), expected="recipe.yaml")
-    state = checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
     if not is_resumed:
         try_samplers(recipe)
         if here.is_main:
@@ -160,14 +163,13 @@ async def make_policy(
     return policy
 
 
-def finish(run: Run, recipe: Recipe) -> dict[str, Any]:
+def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
     """Write what the run came to, and the report."""
-    results = dict(run.state.results)
-    run.metrics.close()
+    results = dict(state.results)
     report: Path | None = None
     if processes.current().is_main:
-        (run.folder / "result.json").write_text(json.dumps(results, indent=1))
-        report = write_report(run.folder)
+        (folder / "result.json").write_text(json.dumps(results, indent=1))
+        report = write_report(folder)
     processes.current().gather(None, "the report")
     before, after = results.get("before"), results.get("after")
     return {
@@ -177,9 +179,9 @@ def finish(run: Run, recipe: Recipe) -> dict[str, Any]:
         "success_after": after and after["success"],
         "interval_before": before and [before["low"], before["high"]],
         "interval_after": after and [after["low"], after["high"]],
-        "train_s": round(run.state.train_s, 1),
-        "n_episodes": run.state.n_episodes,
-        "run": str(run.folder),
+        "train_s": round(state.train_s, 1),
+        "n_episodes": state.n_episodes,
+        "run": str(folder),
         "report": str(report or ""),
     }
 

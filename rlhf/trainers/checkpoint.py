@@ -3,8 +3,9 @@
     checkpoints/2-policy_gradient-000040/
         policy/        model (or adapter) and tokenizer in Hugging Face format
         trainer.pt     optimiser state, generator states, and what the stage's live parts remember
-        state.json     where the run stands; written last
+        files.json     every file above with its size, by which one that was cut later is found
         keep           how many of its stage stay, where the recipe says so
+        state.json     where the run stands; written last
 
 A folder without `state.json` is not a checkpoint. Randomness elsewhere is a pure function of (seed, stage, step), so
 nothing more is needed for a resumed run to equal an uninterrupted one.
@@ -16,8 +17,10 @@ import errno
 import json
 import pickle
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -25,11 +28,16 @@ from typing import Any, Literal
 import torch
 
 from rlhf.errors import CheckpointError
-from rlhf.processes import ProcessError, current
+from rlhf.processes import current
 from rlhf.sampling.sampler import Stateful
+from rlhf.trainers.moments import numbered
+from rlhf.trainers.snapshot import Snapshot, damage, n_bytes
+from rlhf.trainers.writer import Writer
 
 #: Checkpoints that stay where a recipe says nothing: the last ones of the run.
 KEPT = 2
+#: Behind the name of a checkpoint that was found damaged and put aside.
+DAMAGED = ".damaged"
 #: How many checkpoints of a stage stay.
 Keep = int | Literal["all"]
 
@@ -62,6 +70,9 @@ class State:
         watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
         references: names of the checkpoints that became the reference of their stage in its course, of the whole run,
             oldest first.
+        best: name of the checkpoint whose policy was best in the evaluations during the run, by the lower end of the
+            interval of its success; the earliest of several. Empty before the first of them.
+        best_low: that lower end.
         n_logged: lines of metrics of the whole run.
         n_episodes: training episodes of the whole run.
         train_s: seconds spent in training stages, evaluations excluded.
@@ -78,6 +89,8 @@ class State:
     kl_coef: float | None = None
     watched: int = 0
     references: Sequence[str] = field(default_factory=list)
+    best: str = ""
+    best_low: float = 0.0
     n_logged: int = 0
     n_episodes: int = 0
     train_s: float = 0.0
@@ -108,12 +121,13 @@ def save(
     kept: Mapping[str, Stateful] = MappingProxyType({}),
     *,
     keep: Keep = KEPT,
+    writer: Writer | None = None,
 ) -> Path:
     """Write a checkpoint under `root` and prune old ones; a crash at any point leaves the older ones whole.
 
     Of several processes all call this together, and the first one writes.
 
-    Stage starts (step 0) and later references are never pruned: KL terms compare with them.
+    Stage starts (step 0), later references and the best are never pruned: KL terms compare with the former.
 
     Args:
         root: folder of all checkpoints.
@@ -122,51 +136,42 @@ def save(
         optimizer: None where the stage is over.
         kept: the live parts of the stage that remember something, by name.
         keep: how many checkpoints of this stage to leave, its start not counted, now and in later stages.
+        writer: writes a copy while the caller goes on; None writes at once.
     """
-    target = root / state.folder_name
-    here = current()
-    if not here.is_main:
-        policy.save(target)
-        if optimizer is not None:
-            optimizer.state_dict()
-        here.gather(None, f"the checkpoint {target.name}")
-        return target
-    _write(root, target, state, policy, optimizer, kept, keep)
+    target, new, here = root / state.folder_name, root / f".{state.folder_name}.partial", current()
+
+    def write(snapshot: Snapshot) -> None:
+        with _reported(target, policy, kept):
+            snapshot.write(new)
+            if keep != KEPT:
+                (new / "keep").write_text(str(keep))
+            (new / "state.json").write_text(json.dumps(asdict(state), indent=1))
+            _remove(target)
+            new.rename(target)
+        _prune(root, (*state.references, state.best))
+
+    snapshot = Snapshot.take(policy, optimizer, kept, copy=writer is not None)
+    if snapshot is not None:
+        with _reported(target, policy, kept):
+            shutil.rmtree(new, ignore_errors=True)
+            snapshot.begin(new)
+        if writer is None:
+            write(snapshot)
+        else:
+            writer.start(partial(write, snapshot))
     here.gather(None, f"the checkpoint {target.name}")
     return target
 
 
-def _write(
-    root: Path,
-    target: Path,
-    state: State,
-    policy: Any,
-    optimizer: torch.optim.Optimizer | None,
-    kept: Mapping[str, Stateful],
-    keep: Keep,
-) -> None:
-    partial = root / f".{state.folder_name}.partial"
+@contextmanager
+def _reported(target: Path, policy: Any, kept: Mapping[str, Stateful]) -> Iterator[None]:
+    """Turn a failure to write `target` into a CheckpointError, and remove what was written of it."""
+    root = target.parent
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        policy.save(partial / "policy")
-        trainer = {
-            "optimizer": optimizer.state_dict() if optimizer else None,
-            "torch_rng": torch.get_rng_state(),
-            "kept": {name: part.state_dict() for name, part in kept.items()},
-        }
-        torch.save(trainer, partial / "trainer.pt")
-        if keep != KEPT:
-            (partial / "keep").write_text(str(keep))
-        (partial / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        _remove(target)
-        partial.rename(target)
-    except ProcessError:  # which is no matter of the disk
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        yield
     except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
-        shutil.rmtree(partial, ignore_errors=True)
-        size = _size(policy, kept)
+        shutil.rmtree(root / f".{target.name}.partial", ignore_errors=True)
+        size = n_bytes(policy, kept)
         raise CheckpointError(
             "the disk is full" if _is_full(root, size, error) else "a checkpoint could not be written",
             where=str(target),
@@ -174,21 +179,6 @@ def _write(
             expected=f"{size / 1e6:.1f} MB free",
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
-    _prune(root, state.references)
-
-
-def _size(policy: Any, kept: Mapping[str, Stateful]) -> int:
-    """Bytes of a checkpoint, about: the parameters, two moments for each that is trained, and what parts remember."""
-    parameters = list(policy.model.parameters())
-    remembered = sum(_n_bytes(part.state_dict()) for part in kept.values())
-    return remembered + sum(int(p.nbytes) * (3 if p.requires_grad else 1) for p in parameters)
-
-
-def _n_bytes(state: Any) -> int:
-    if isinstance(state, torch.Tensor):
-        return int(state.nbytes)
-    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
-    return sum(map(_n_bytes, inner))
 
 
 def _is_full(root: Path, size: int, error: Exception) -> bool:
@@ -198,9 +188,10 @@ def _is_full(root: Path, size: int, error: Exception) -> bool:
     return root.is_dir() and shutil.disk_usage(root).free < size
 
 
-def _prune(root: Path, references: Sequence[str]) -> None:
+def _prune(root: Path, named: Sequence[str]) -> None:
+    """Remove old checkpoints but for those that are `named`."""
     found = [p for p in every(root) if not p.name.endswith("-000000")]
-    stay = {*found[-KEPT:], *(root / name for name in references)}
+    stay = {*found[-KEPT:], *(root / name for name in named)}
     for label in {_label(p) for p in found}:
         of_stage = [p for p in found if _label(p) == label]
         said = [(p / "keep").read_text() for p in of_stage if (p / "keep").is_file()]
@@ -237,7 +228,8 @@ def incomplete(root: Path) -> list[Path]:
 
 
 def _folders(root: Path) -> list[Path]:
-    return [p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")] if root.is_dir() else []
+    found = root.iterdir() if root.is_dir() else ()
+    return [p for p in found if p.is_dir() and not p.name.startswith(".") and not p.name.endswith(DAMAGED)]
 
 
 def _age(folder: Path) -> tuple[int, int, str]:
@@ -251,6 +243,24 @@ def latest(root: Path) -> Path | None:
     """The newest complete checkpoint, by stage and step."""
     found = every(root)
     return found[-1] if found else None
+
+
+def to_resume(root: Path, say: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that is whole; None where none is. Newer ones that are not are put aside, and named.
+
+    The run makes the steps of those again, and writes them anew.
+    """
+    for folder in incomplete(root):
+        say(f"left out, as it has no state.json: {folder}")
+    for folder in reversed(every(root)):
+        found = damage(folder)
+        if found is None:
+            return folder
+        aside = folder.with_name(folder.name + DAMAGED)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        say(f"left out, as {found}: {folder}, now {aside.name}; going on from the newest one before it that is whole")
+    return None
 
 
 def load_state(folder: Path) -> State:
@@ -274,13 +284,27 @@ def way_out(folder: Path) -> str:
 
 
 def load_trainer(
-    folder: Path, optimizer: torch.optim.Optimizer | None, kept: Mapping[str, Stateful] = MappingProxyType({})
+    folder: Path,
+    optimizer: torch.optim.Optimizer | None,
+    kept: Mapping[str, Stateful] = MappingProxyType({}),
+    *,
+    names: Sequence[str] = (),
 ) -> None:
-    """Restore the states of optimiser, generators and live parts saved by `save`."""
+    """Restore the states of optimiser, generators and live parts saved by `save`, under whatever trainer.
+
+    Args:
+        folder: of the checkpoint.
+        optimizer: None reads the others alone.
+        kept: the live parts.
+        names: of the parameters that are trained, in order; needed where DeepSpeed saved and plain torch goes on.
+    """
     try:
         saved = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
-        if optimizer is not None and saved["optimizer"] is not None:
-            optimizer.load_state_dict(saved["optimizer"])
+        moments = saved["optimizer"]
+        if optimizer is not None and moments is not None:
+            if isinstance(optimizer, torch.optim.Optimizer) and "parameters" in moments:
+                moments = numbered(moments, names, optimizer.state_dict()["param_groups"])
+            optimizer.load_state_dict(moments)
             _check_shapes(optimizer)
         for name, part in kept.items():
             part.load_state_dict(saved["kept"][name])

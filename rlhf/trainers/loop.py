@@ -64,7 +64,7 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
             await one_step(run, now, parts, step)
             await watch(run, parts)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
-                run.save(parts)
+                run.save(parts, in_background=True)
     parts.trainer.close()
     run.advance(finished=True)
 

@@ -5,7 +5,7 @@ AdamW looks at each number by itself, so whole moments, cut anew, continue a run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,8 @@ class GatheredMoments:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from there; each process takes its piece. Raises ValueError for the state of another model."""
         parameters = dict(self._trained())
+        if "param_groups" in saved:
+            saved = named(saved, list(parameters))
         self._set_scaler(saved["scaler"])
         if not saved["n_steps"]:
             return
@@ -162,6 +164,50 @@ class GatheredMoments:
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
         for name, value in saved.items():
             setattr(scaler, name, value if name == "cur_scale" else int(value))
+
+
+def named(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the state of plain torch's AdamW, which goes by numbers, as `GatheredMoments.state_dict` has it.
+
+    Args:
+        saved: `state_dict` of an optimiser over all trained parameters, in order.
+        names: of these.
+
+    Raises:
+        ValueError: there are more or fewer of them, or they were not all updated equally often.
+    """
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    if len(numbers) != len(names):
+        raise ValueError(f"another model's state: {len(numbers)} trained parameters, and here are {len(names)}")
+    found = {name: saved["state"].get(number, {}) for number, name in zip(numbers, names, strict=True)}
+    steps = {int(values["step"]) for values in found.values() if values}
+    if len(steps) > 1 or (steps and not all(found.values())):
+        raise ValueError(f"the parameters have been updated {sorted(steps)} times; DeepSpeed counts them together")
+    parameters = {name: {key: values[key] for key in _MOMENTS} for name, values in found.items() if values}
+    return {"n_steps": max(steps, default=0), "parameters": parameters, "scaler": {}}
+
+
+def numbered(saved: Mapping[str, Any], names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what `GatheredMoments.state_dict` made as plain torch's AdamW takes it; weights in float32 are left out.
+
+    Args:
+        saved: by names.
+        names: of the trained parameters, in the order of the optimiser.
+        groups: its own `param_groups`.
+
+    Raises:
+        ValueError: the state of other parameters.
+    """
+    if saved["n_steps"] and set(names) != set(saved["parameters"]):
+        differing = sorted(set(names) ^ set(saved["parameters"]))[0]
+        raise ValueError(f"another model's state: {differing} is in one of the two only")
+    steps = torch.tensor(float(saved["n_steps"]))
+    state = {
+        number: {"step": steps.clone(), **{key: saved["parameters"][name][key] for key in _MOMENTS}}
+        for number, name in enumerate(names)
+        if saved["n_steps"]
+    }
+    return {"state": state, "param_groups": list(groups)}
 
 
 def _piece(value: torch.Tensor, size: int, number: int) -> torch.Tensor:

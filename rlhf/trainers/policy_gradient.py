@@ -90,5 +90,8 @@ class PolicyGradient:
     checkpoint_every: Annotated[int, Field(ge=0)] = 20
     """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: Annotated[int, Field(ge=2)] | Literal["all"] = 2
-    """How many checkpoints of this stage stay: the last so many, or all. The stage's start, and every policy that a KL
-    term compares with, stay anyway. `rlhf extrapolate` needs early ones."""
+    """How many checkpoints of this stage stay: the last so many, or all. The stage's start, every policy that a KL term
+    compares with, and the best one that `evaluate_every` has found stay anyway. `rlhf extrapolate` needs early ones."""
+    checkpoint_in_background: bool = False
+    """Whether a thread writes checkpoints while the next step runs. Needs memory of the CPU for a copy of everything
+    that is trained, and of the optimiser's state."""

@@ -93,15 +93,16 @@ def take_reference(run: Run) -> None:
 
 
 async def watch(run: Run, parts: Parts) -> None:
-    """Between two steps: evaluate where that is due, and renew the reference where that is."""
+    """Between two steps: evaluate where that is due, renew the reference where that is, and save the best policy."""
     clock, stage = parts.reference, parts.stage
     success = await run.watch(stage.evaluate_every, stage.steps)
-    if clock is None or run.state.step == stage.steps:
-        return
-    if success is not None:
-        clock.see(success)
-    if clock.is_due:
-        _renew(run, parts, clock)
+    if clock is not None and run.state.step < stage.steps:
+        if success is not None:
+            clock.see(success)
+        if clock.is_due:
+            _renew(run, parts, clock)
+    if success is not None and run.state.best == run.state.folder_name:
+        run.save(parts, in_background=True)
 
 
 def _renew(run: Run, parts: Parts, clock: ResetClock) -> None:

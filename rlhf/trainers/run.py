@@ -26,6 +26,7 @@ from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.publish import Publisher
 from rlhf.trainers.trainer import TorchTrainer
+from rlhf.trainers.writer import Writer
 
 
 class Progress(Protocol):
@@ -67,6 +68,7 @@ class Run:
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
+        writer: of checkpoints that are written while training goes on.
         state: where the run stands; replaced, never changed.
     """
 
@@ -81,7 +83,9 @@ class Run:
     progress: Progress
     state: State
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    writer: Writer = field(default_factory=Writer)
     _clock: float = field(default_factory=time.perf_counter)
+    _saved: State | None = None
     _said: set[str] = field(default_factory=set)
 
     @property
@@ -99,7 +103,12 @@ class Run:
         await self.publisher.deliver()
 
     def advance(self, **changes: Any) -> None:
-        """Move the state on, the time since the last call included."""
+        """Move the state on, the time since the last call included.
+
+        Raises:
+            CheckpointError: one that was being written meanwhile could not be.
+        """
+        self.writer.check()
         now = time.perf_counter()
         spent, self._clock = now - self._clock, now
         self.state = replace(
@@ -115,12 +124,30 @@ class Run:
         finally:
             self._clock = time.perf_counter()
 
-    def save(self, parts: Parts | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> Path:
-        """Write a checkpoint of the present state: with the live parts of its stage, or an optimiser alone."""
+    def save(
+        self,
+        parts: Parts | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        in_background: bool = False,
+    ) -> Path:
+        """Write a checkpoint of the present state: with the live parts of its stage, or an optimiser alone.
+
+        What is still being written is waited for. With `in_background` this one may be written when the call returns,
+        if the stage says so. A state that is saved already, but for the time spent, is not saved again.
+        """
+        self.writer.wait()
         self.advance()
+        folder, state = self.checkpoints / self.state.folder_name, replace(self.state, train_s=0.0)
+        if parts is not None and state == self._saved and folder.is_dir():
+            return folder
         kept, keep = (parts.kept, parts.stage.keep_checkpoints) if parts else ({}, checkpoint.KEPT)
         optimizer = parts.trainer.optimizer if parts else optimizer
-        return checkpoint.save(self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep)
+        later = parts is not None and in_background and parts.stage.checkpoint_in_background
+        writer = self.writer if later else None
+        checkpoint.save(self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep, writer=writer)
+        self._saved = state if parts is not None else None
+        return folder
 
     def begin_stage(self, index: int, kind: str) -> None:
         """Stand before the first step of a stage."""
@@ -156,7 +183,8 @@ class Run:
         else:
             parts.trainer.n_updates = self.state.n_updates
             folder = self.checkpoints / self.state.folder_name
-            checkpoint.load_trainer(folder, parts.trainer.optimizer, parts.kept)
+            names = [name for name, p in self.policy.model.named_parameters() if p.requires_grad]
+            checkpoint.load_trainer(folder, parts.trainer.optimizer, parts.kept, names=names)
             parts.trainer.n_beside = parts.hard.n_updates if parts.hard else 0
 
     @contextmanager
@@ -179,6 +207,7 @@ class Run:
 
     def _save_whole(self, parts: Parts) -> Path | None:
         """Save unless a step is half done, or other processes are elsewhere; return the newest checkpoint."""
+        self.writer.wait()
         if current().n > 1 and not current().stops_together:
             return checkpoint.latest(self.checkpoints)
         made = (parts.trainer.n_updates, parts.n_critic_updates)
@@ -196,8 +225,8 @@ class Run:
                 self._said.add(name)
                 self.progress.say(text)
 
-    async def measure(self, name: str, *, full: bool = True) -> float:
-        """Evaluate, log, and keep the full results under `name`; returns the success."""
+    async def measure(self, name: str, *, full: bool = True) -> Any:
+        """Evaluate, log, and keep the full results under `name`; returns what was found."""
         with self.off_the_clock():
             self.progress.note(f"evaluating ({name})")
             result = await self.evaluate(name, full)
@@ -209,10 +238,12 @@ class Run:
                     f"{name}: success {result.success:.1%} on {result.n} unseen tasks, "
                     f"95% interval {result.low:.1%} to {result.high:.1%}"
                 )
-        return float(result.success)
+        return result
 
     async def watch(self, every: int, n_steps: int) -> float | None:
         """Measure between two steps where that is due: after each `every` of `n_steps`, but for the last.
+
+        The policy whose interval has the highest lower end so far is the best: few attempts make it low.
 
         Returns:
             the success; None where nothing was due.
@@ -220,9 +251,11 @@ class Run:
         step = self.state.step
         if not every or step % every or not self.state.watched < step < n_steps:
             return None
-        success = await self.measure(f"step {step}", full=False)
-        self.advance(watched=step)
-        return success
+        found = await self.measure(f"step {step}", full=False)
+        is_best = not self.state.best or found.low > self.state.best_low
+        best = {"best": self.state.folder_name, "best_low": float(found.low)} if is_best else {}
+        self.advance(watched=step, **best)
+        return float(found.success)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics for the present stage."""

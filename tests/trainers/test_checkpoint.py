@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from rlhf.errors import CheckpointError, RlhfError
+from rlhf.recipe import load
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.optimizer import AdamW
-from rlhf.trainers.policy import Lora, Policy
+from rlhf.trainers.policy import Lora, Policy, resume
 from tests.trainers import runs, words
 from tests.trainers.tiny import policy
 
@@ -135,6 +136,22 @@ def resumed(folder: Path) -> runs.Done:
     return runs.run(folder / "recipe.yaml", folder / "run", resume=True)
 
 
+def fell_back(folder: Path, harm: Callable[[Path], object]) -> str:
+    """What is said when the newest checkpoint is harmed: the run goes on from the one before, to the same end."""
+    root = folder / "run" / "checkpoints"
+    shutil.copytree(folder, folder.with_name("whole"))
+    whole = resumed(folder.with_name("whole"))
+    harm(root / NEWEST)
+    done = resumed(folder)
+    assert f"{root / NEWEST}, now {NEWEST}.damaged" in done.said
+    assert f"resuming from {root / OLDER}" in done.said
+    assert (root / f"{NEWEST}.damaged").is_dir() and (root / NEWEST).is_dir(), "put aside, and written anew"
+    assert runs.weights(runs.newest(done.folder)) == runs.weights(runs.newest(whole.folder))
+    assert runs.lines(done.folder) == runs.lines(whole.folder)
+    [line] = [line for line in done.said.splitlines() if line.startswith("left out")]
+    return line
+
+
 def refused(folder: Path) -> str:
     """What is said of the newest checkpoint; without it, the run goes on from the one before."""
     with pytest.raises(CheckpointError) as error:
@@ -159,40 +176,73 @@ def test_a_checkpoint_without_a_state_is_left_out_and_named(folder: Path) -> Non
     assert f"resuming from {folder / 'run' / 'checkpoints' / OLDER}" in said
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"stage": 1}', '{"later": 1}'])
-def test_a_state_that_is_none(folder: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_state_that_is_cut(folder: Path, text: str) -> None:
+    assert "state.json" in fell_back(folder, lambda newest: (newest / "state.json").write_text(text))
+
+
+@pytest.mark.parametrize("text", ['{"stage": 1}', '{"later": 1}'])
+def test_a_state_of_another_version(folder: Path, text: str) -> None:
     (folder / "run" / "checkpoints" / NEWEST / "state.json").write_text(text)
     assert "this is not a readable checkpoint" in refused(folder)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 10, 2000, -10], ids=["empty", "header", "half", "end"])
+@pytest.mark.parametrize("n_bytes", [0, 2000, -10], ids=["empty", "half", "end"])
 def test_an_optimizer_state_that_is_cut(folder: Path, n_bytes: int) -> None:
+    def cut(newest: Path) -> None:
+        content = (newest / "trainer.pt").read_bytes()
+        (newest / "trainer.pt").write_bytes(content[:n_bytes])
+
+    size = (folder / "run" / "checkpoints" / NEWEST / "trainer.pt").stat().st_size
+    left = n_bytes if n_bytes >= 0 else size + n_bytes
+    assert f"trainer.pt has {left} bytes instead of {size}" in fell_back(folder, cut)
+
+
+def test_weights_that_are_cut(folder: Path) -> None:
+    def cut(newest: Path) -> None:
+        path = newest / "policy" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+
+    assert "policy/model.safetensors has" in fell_back(folder, cut)
+
+
+def test_weights_that_are_gone(folder: Path) -> None:
+    said = fell_back(folder, lambda newest: (newest / "policy" / "model.safetensors").unlink())
+    assert "policy/model.safetensors is missing" in said
+
+
+def test_without_a_whole_checkpoint_a_run_begins_again(folder: Path) -> None:
+    root = folder / "run" / "checkpoints"
+    for found in checkpoint.every(root):
+        (found / "trainer.pt").write_bytes(b"")
+    done = resumed(folder)
+    assert done.said.count("left out, as trainer.pt has 0 bytes") == 4 and "resuming" not in done.said
+    assert done.result["n_episodes"] == 3 * 2 * 2
+
+
+def test_content_that_is_spoilt_at_its_full_length_is_refused(folder: Path) -> None:
     path = folder / "run" / "checkpoints" / NEWEST / "trainer.pt"
-    path.write_bytes(path.read_bytes()[:n_bytes])
+    path.write_bytes(b"x" * path.stat().st_size)
     message = refused(folder)
     assert "the training state of this checkpoint cannot be used" in message and str(path) in message
 
 
-def test_weights_that_are_cut(folder: Path) -> None:
-    path = folder / "run" / "checkpoints" / NEWEST / "policy" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    assert "the policy of this checkpoint cannot be used" in refused(folder)
+def put_in_place(folder: Path, other: Policy, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Make the newest checkpoint of a run a whole one of another policy."""
+    root = folder / "run" / "checkpoints"
+    checkpoint.save(root, checkpoint.load_state(root / NEWEST), other, optimizer, keep="all")
 
 
 def test_a_policy_of_another_model(folder: Path) -> None:
-    saved = folder / "run" / "checkpoints" / NEWEST / "policy"
-    shutil.rmtree(saved)
-    policy(hidden_size=16, n_layers=1, n_heads=2).save(saved)
+    put_in_place(folder, policy(hidden_size=16, n_layers=1, n_heads=2))
     message = refused(folder)
     assert "another model: hidden_size 16" in message and "hidden_size 32" in message
 
 
 def test_an_adapter_where_the_recipe_trains_everything(folder: Path) -> None:
-    saved = folder / "run" / "checkpoints" / NEWEST / "policy"
-    shutil.rmtree(saved)
     made = policy(hidden_size=32, n_layers=1, n_heads=2, lora=Lora(rank=2))
     made.save_base(folder / "run")
-    made.save(saved)
+    put_in_place(folder, made)
     assert "another model: an adapter True" in refused(folder)
 
 
@@ -203,8 +253,9 @@ def test_an_optimizer_of_another_model(folder: Path) -> None:
     for parameter in other.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    saved = {"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state()}
-    torch.save(saved, folder / "run" / "checkpoints" / NEWEST / "trainer.pt")
+    run = folder / "run"
+    own = resume(load(folder / "recipe.yaml").policy, run / "checkpoints" / NEWEST / "policy", run)
+    put_in_place(folder, own, optimizer)
     assert "another model's state" in refused(folder)
 
 
@@ -245,3 +296,25 @@ def test_what_was_a_reference_stays(tmp_path: Path, small: Policy) -> None:
     assert checkpoint.load_state(tmp_path / "1-policy_gradient-000006") == state
     assert state.reference == names[1]
     assert replace(state, stage=2).reference == "2-policy_gradient-000000", "each stage begins with its own"
+
+
+def test_the_best_of_the_watched_stays(tmp_path: Path, small: Policy) -> None:
+    best = {1: "", 2: "1-policy_gradient-000002", 3: "1-policy_gradient-000002", 4: "1-policy_gradient-000004"}
+    for step in range(9):
+        name = best.get(step, "1-policy_gradient-000004" if step else "")
+        checkpoint.save(tmp_path, replace(STATE, step=step, best=name, best_low=step / 10), small, None)
+        if step == 5:
+            assert [int(p.name[-6:]) for p in checkpoint.every(tmp_path)] == [0, 4, 5], "the former best is gone"
+    assert [int(p.name[-6:]) for p in checkpoint.every(tmp_path)] == [0, 4, 7, 8]
+
+
+def test_a_run_keeps_what_was_best_and_says_which(tmp_path: Path) -> None:
+    stage = {**STAGES[1], "steps": 8, "evaluate_every": 2, "checkpoint_every": 0, "optimizer": {"lr": 0.01}}
+    done = runs.run(runs.write(tmp_path, [STAGES[0], stage], evaluation={"n_tasks": 4}), tmp_path / "run")
+    lows = {line["step"]: line["eval/success_low"] for line in runs.log(done.folder) if "eval/success_low" in line}
+    watched = {step: low for step, low in lows.items() if step in (2, 4, 6)}
+    assert len(watched) == 3
+    best = max(watched, key=lambda step: (watched[step], -step))  # the earliest of equals
+    state = checkpoint.load_state(runs.newest(done.folder))
+    assert (state.best, state.best_low) == (f"1-policy_gradient-{best:06d}", watched[best])
+    assert (done.folder / "checkpoints" / state.best / "state.json").is_file()
