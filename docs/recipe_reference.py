@@ -25,6 +25,7 @@ from rlhf.recipe.describe import expected
 from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
 from rlhf.recipe.text import to_text
 from rlhf.rollout.limits import Limits
+from rlhf.trainers.attempts import Attempts
 from rlhf.trainers.expert import Expert
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora
@@ -48,6 +49,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
+    ("stages[i].attempts", Attempts),
     ("stages[i].expert", Expert),
     ("stages[i].relift", Relift),
     ("stages[i].replay", Replay),

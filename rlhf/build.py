@@ -275,8 +275,8 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
     played = {}
     for index, stage in enumerate(recipe.stages):
         imitates = isinstance(stage, Supervised)
-        wants: Any = stage if isinstance(stage, Supervised) else stage.sampler
-        if not imitates and not isinstance(wants, DemonstratedSampler):
+        wants: Any = stage if isinstance(stage, Supervised) else getattr(stage, "sampler", None)
+        if not (wants.attempts is None if imitates else isinstance(wants, DemonstratedSampler)):
             continue
         path = folder / "demonstrations" / f"{index}.jsonl"
         here = processes.current()

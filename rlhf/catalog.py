@@ -73,7 +73,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "vllm": Entry("rlhf.rollout.engines:VllmSettings", "vLLM: an engine of its own, or running servers"),
     },
     "stage": {
-        "supervised": Entry("rlhf.trainers.supervised:Supervised", "imitate the environment's oracle"),
+        "supervised": Entry(
+            "rlhf.trainers.supervised:Supervised", "imitate the oracle, or own attempts that succeeded"
+        ),
         "policy_gradient": Entry("rlhf.trainers.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"),
     },
     "trainer": {

@@ -166,7 +166,8 @@ optimizer/n_skipped             | updates    | updates left out because the grad
 supervised/loss                 | nats       | cross-entropy per demonstrated token
 supervised/accuracy             | share      | demonstrated tokens that are the policy's likeliest
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
-supervised/n_demonstrations     | episodes   | demonstrations trained on
+supervised/n_demonstrations     | episodes   | demonstrations, or attempts kept, that were trained on
+supervised/kept_tasks_share     | share      | tasks attempted in the round of which an attempt was kept
 expert/n_trajectories           | episodes   | demonstrations that joined the attempts of the step
 expert/n_unguided_groups        | groups     | groups trained on without a demonstration: none solves their task
 expert/return_mean              | 1          | mean total score of the demonstrations that joined

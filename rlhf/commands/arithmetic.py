@@ -108,10 +108,15 @@ def _from_scratch_config(policy: FromScratch) -> Any:
 
 
 def _supervised(stage: Any) -> dict[str, Any]:
+    """Of attempts that are imitated, the most: as many tasks may have nothing to keep."""
+    source = stage.attempts
+    n = source.tasks_per_round * source.max_per_task if source else stage.n_demonstrations
+    rounds = source.rounds if source else 1
     return {
         "kind": "supervised",
-        "n_demonstrations": stage.n_demonstrations,
-        "n_updates": stage.epochs * -(-stage.n_demonstrations // stage.batch_size),
+        "n_demonstrations": rounds * n,
+        "n_updates": rounds * stage.epochs * -(-n // stage.batch_size),
+        "n_episodes": rounds * source.tasks_per_round * source.group_size if source else 0,
     }
 
 

@@ -72,6 +72,9 @@ def _add_policy(table: Table, policy: dict[str, Any], memory: dict[str, Any] | N
 def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
     if stage["kind"] == "supervised":
         updates = _count(stage["n_updates"], "update")
+        if stage["n_episodes"]:
+            kept = f"at most {_count(stage['n_demonstrations'], 'attempt')} imitated in {updates}"
+            return [(stage["stage"], f"{_count(stage['n_episodes'], 'episode')}, {kept}")]
         return [(stage["stage"], f"{_count(stage['n_demonstrations'], 'demonstration')}, {updates}")]
     each = f"{_count(stage['episodes_per_step'], 'episode')} and {_count(stage['updates_per_step'], 'update')}"
     whole = f"{_count(stage['n_episodes'], 'episode')}, {_count(stage['n_updates'], 'update')}"

@@ -16,6 +16,7 @@ from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
+from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
 from rlhf.recipe.trainer_checks import TRAINER_CHECKS
 
@@ -157,6 +158,8 @@ def _check_demonstrations(recipe: Recipe) -> None:
     from environments.base import Oracle
 
     for path, stage in supervised_stages(recipe):
+        if stage.attempts is not None:
+            continue
         environment, agent = kind_of("environment", recipe.environment), kind_of("agent", recipe.agent)
         if not isinstance(recipe.environment, Oracle):
             raise RecipeError(
@@ -323,6 +326,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *CRITIC_CHECKS,
     _check_lora,
     *START_CHECKS,
+    *STAGE_CHECKS,
     *TRAINER_CHECKS,
     _check_watched,
     _check_overlong,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from rlhf.losses.reduction import Reduction
 from rlhf.trainers.demonstrations import render
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
+from rlhf.trainers.trainer import TorchTrainer
 
 
 async def imitate(run: Run, stage: Supervised) -> None:
@@ -27,30 +28,37 @@ async def imitate(run: Run, stage: Supervised) -> None:
     run.note_trainer(trainer)
     run.save(optimizer=trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
-    reduction = Reduction(kind="token_mean")
-    for epoch in range(stage.epochs):
-        run.reseed(epoch)
-        order = list(range(len(rows)))
-        random.Random(f"{run.seed}/supervised/{epoch}").shuffle(order)
-        for i in range(n_batches):
-            chosen = order[i * stage.batch_size : (i + 1) * stage.batch_size]
-            batch = [sample for j in chosen for sample in rows[j]]
-            budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
-            [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
-            values = trainer.imitate(packed)
-            run.log(
-                epoch * n_batches + i + 1,
-                {
-                    **values,
-                    "supervised/n_demonstrations": float(len(demonstrations)),
-                    "supervised/n_tokens": float(sum(s.mask.sum() for s in batch)),
-                },
-            )
-            run.progress.advance(f"loss {values['supervised/loss']:.3f}")
-            await run.breathe()
+    for step, values in enumerate(updates_of(run, stage, trainer, rows), start=1):
+        run.log(step, {**values, "supervised/n_demonstrations": float(len(demonstrations))})
+        run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+        await run.breathe()
     trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
     await run.deliver()
+
+
+def updates_of(
+    run: Run, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
+) -> Iterator[dict[str, float]]:
+    """Make the updates of all epochs over the rows of each demonstration; yields what is logged of each.
+
+    Args:
+        run: with the policy.
+        stage: the recipe keys.
+        trainer: of the policy.
+        rows: of each demonstration.
+        first_epoch: epochs of the stage before these; each has an order and a dropout of its own.
+    """
+    reduction = Reduction(kind="token_mean")
+    for epoch in range(first_epoch, first_epoch + stage.epochs):
+        run.reseed(epoch)
+        order = list(range(len(rows)))
+        random.Random(f"{run.seed}/supervised/{epoch}").shuffle(order)
+        for i in range(0, len(rows), stage.batch_size):
+            batch = [sample for j in order[i : i + stage.batch_size] for sample in rows[j]]
+            budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
+            [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
+            yield trainer.imitate(packed) | {"supervised/n_tokens": float(sum(s.mask.sum() for s in batch))}
 
 
 def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,32 +17,28 @@ from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.trainers.adaptive_kl import next_kl_coef, with_kl_coef
 from rlhf.trainers.gather import gather
-from rlhf.trainers.imitation import imitate
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.reference import take_reference, watch
 from rlhf.trainers.relift import lift
 from rlhf.trainers.run import Run
-from rlhf.trainers.supervised import Supervised
+from rlhf.trainers.stages import is_played, other_stage
 from rlhf.trainers.teacher import taught, with_teacher_coef
 from rlhf.trainers.update import update
 
 
-async def train(run: Run, stages: Sequence[Supervised | PolicyGradient]) -> None:
+async def train(run: Run, stages: Sequence[Any]) -> None:
     """Run every stage from where `run.state` stands. Whatever stops a run, its last finished step is saved."""
     for index in range(run.state.stage, len(stages)):
         stage = stages[index]
-        kind = "supervised" if isinstance(stage, Supervised) else "policy_gradient"
+        kind, work = other_stage(stage) or ("policy_gradient", improve)
         if index > run.state.stage or not run.state.stage_kind:
             run.begin_stage(index, kind)
         if not run.state.finished:
-            if isinstance(stage, Supervised):
-                await imitate(run, stage)
-            else:
-                if "before" not in run.state.results:
-                    await run.deliver()
-                    await run.measure("before")
-                await improve(run, stage)
+            if "before" not in run.state.results and is_played(stage):
+                await run.deliver()
+                await run.measure("before")
+            await work(run, stage)
             run.save()
         if index == len(stages) - 1 and "after" not in run.state.results:
             await run.measure("after")

@@ -1,4 +1,4 @@
-"""The supervised stage: imitate demonstrations made by the environment's oracle."""
+"""The supervised stage: imitate demonstrations of the environment's oracle, or the policy's own best attempts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.settings import STRICT
+from rlhf.trainers.attempts import Attempts
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.trainer_kind import Torch, TrainerKind
 
@@ -17,8 +18,12 @@ class Supervised:
     """Next-token training on the actions of demonstrations; observations are masked unless they are given a weight.
 
     The demonstrations are played by the environment's oracle. `random_share` and `unsolved_share` spoil them on
-    purpose, so that the policy that reinforcement learning starts from is weak but not hopeless.
+    purpose, so that the policy that reinforcement learning starts from is weak but not hopeless. With `attempts` the
+    policy imitates the best of its own attempts instead, and these three keys have no effect.
     """
+
+    attempts: Attempts | None = None
+    """Imitate the policy's own best attempts, in rounds; null imitates the oracle's demonstrations."""
 
     n_demonstrations: Annotated[int, Field(ge=1)] = 512
     """Tasks that the oracle plays, from the first of the split on; they come again where the split has fewer."""
@@ -31,7 +36,7 @@ class Supervised:
     """Weight of an observation token's loss beside an action token's 1. Above 0 a model made from scratch also learns
     to predict what the environment says, and with it to copy from the context; a pretrained model needs none."""
     epochs: Annotated[int, Field(ge=1)] = 3
-    """Passes over the demonstrations."""
+    """Passes over the demonstrations, or over what a round keeps."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Demonstrations per optimiser update."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-3, schedule="cosine", warmup_steps=10))
