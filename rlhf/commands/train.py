@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from asyncio import CancelledError
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
 
+#: Keys that say where updates are computed, not which.
+_OF_TRAINER = re.compile(r"stages\.\d+\.trainer(\.|$)")
+
 @command
 def train(
     recipe: Annotated[
@@ -44,7 +48,8 @@ def train(
 
     Ctrl-C writes a checkpoint and says how to go on; SIGTERM does the same.
 
-    Several processes, by --nproc or a launcher such as torchrun, need stages with trainer: {kind: deepspeed}.
+    Several processes, by --nproc or a launcher such as torchrun, need stages with trainer: {kind: deepspeed}. A run may
+    go on with another trainer and in another number of processes: --resume RUN stages.0.trainer.zero=3 --nproc 2.
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
     """
@@ -123,7 +128,7 @@ def _new_folder(recipe: Recipe, out: Path | None) -> Path:
 
 
 def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
-    """Load the run's own recipe. Whatever else the command line says must agree with it."""
+    """Load the run's own recipe. Whatever else the command line says must agree with it, but for the trainer."""
     from rlhf.recipe import load
     from rlhf.recipe.model import values_of
 
@@ -147,16 +152,16 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
     if recipe is not None and "=" in recipe:  # the recipe was left out, and this is the first override
         overrides, recipe = [recipe, *overrides], None
     asked = load(recipe or run, overrides)
-    if asked != own:
-        differing = _differing(values_of(own), values_of(asked))
+    differing = [key for key in _differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
+    if differing:
         raise RecipeError(
             "a run goes on with the recipe it began with",
             where=f"--resume {run}",
             got=f"another value of {', '.join(differing)}",
-            expected=f"the recipe in {run / 'recipe.yaml'}",
+            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer alone may differ",
             hint=f"rlhf train --resume {run}, or start a new run",
         )
-    return own
+    return asked
 
 
 def _differing(mine: Any, theirs: Any, path: str = "") -> list[str]:

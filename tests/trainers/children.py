@@ -10,8 +10,10 @@ import os
 import resource
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["rlhf.cli", "rlhf.build", "peft"])
@@ -29,17 +31,27 @@ class Ended:
     err: str
 
 
-def run(folder: Path, *arguments: str | Path, kill_at: int | None = None, max_file_bytes: int | None = None) -> Ended:
+def run(
+    folder: Path,
+    *arguments: str | Path,
+    kill_at: int | None = None,
+    kill_after_s: float | None = None,
+    within: str = "/run",
+    max_file_bytes: int | None = None,
+) -> Ended:
     """Run `rlhf ARGUMENTS` and wait for its end.
 
     Args:
         folder: where its output is kept.
         arguments: of the command line.
         kill_at: SIGKILL before the n-th time that it opens, renames or removes a file of a run.
+        kill_after_s: SIGKILL so long after the first time.
+        within: part of the paths that count.
         max_file_bytes: no file may grow beyond; a write that would fails, as on a full disk.
     """
     texts = folder / "stdout.txt", folder / "stderr.txt"
-    process = _CONTEXT.Process(target=_main, args=([str(a) for a in arguments], *texts, kill_at, max_file_bytes))
+    events = _Events(kill_at, kill_after_s, within)
+    process = _CONTEXT.Process(target=_main, args=([str(a) for a in arguments], *texts, events, max_file_bytes))
     process.start()
     process.join(LIMIT_S)
     if process.exitcode is None:
@@ -54,7 +66,7 @@ def n_events(ended: Ended) -> int:
     return int(ended.err.splitlines()[-1].removeprefix("events "))
 
 
-def _main(arguments: list[str], out: Path, err: Path, kill_at: int | None, max_file_bytes: int | None) -> None:
+def _main(arguments: list[str], out: Path, err: Path, events: _Events, max_file_bytes: int | None) -> None:
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
@@ -67,7 +79,6 @@ def _main(arguments: list[str], out: Path, err: Path, kill_at: int | None, max_f
     torch.set_num_threads(1)
     if max_file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, resource.RLIM_INFINITY))
-    events = _Events(kill_at)
     sys.addaudithook(events)
     sys.argv = ["rlhf", *arguments]
     try:
@@ -76,16 +87,25 @@ def _main(arguments: list[str], out: Path, err: Path, kill_at: int | None, max_f
         print(f"events {events.n}", file=sys.stderr, flush=True)
 
 
+@dataclass
 class _Events:
-    """Counts what a process does to the files of its run, and ends it at one of them."""
+    """Counts what a process does to the files of its run, and ends it at one of them, or some time after the first."""
 
-    NAMES = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"})
+    kill_at: int | None
+    kill_after_s: float | None
+    within: str
+    n: int = 0
 
-    def __init__(self, kill_at: int | None) -> None:
-        self.n, self.kill_at = 0, kill_at
+    NAMES: ClassVar = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"})
 
     def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event in self.NAMES and "/run" in str(arguments[0]):
+        if event in self.NAMES and self.within in str(arguments[0]):
             self.n += 1
             if self.n == self.kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                _end()
+            if self.n == 1 and self.kill_after_s is not None:
+                threading.Timer(self.kill_after_s, _end).start()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
