@@ -1,0 +1,101 @@
+"""`rlhf export`: the policy of a checkpoint as a model folder that needs nothing of this project."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, results
+from rlhf.errors import CheckpointError, RecipeError, disk, nearest
+
+
+@command
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint of a run.")],
+    out: Annotated[Path, typer.Option(help="Where the model goes: a folder that does not exist.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint's policy as an ordinary Hugging Face folder, with its tokenizer and chat template.
+
+    An adapter is merged into the weights it was trained over; full weights are copied as they are.
+
+    Example: rlhf export runs/my-run/checkpoints/1-policy_gradient-000040 --out my-model
+    """
+    if out.exists() or out.is_symlink():
+        got = "a folder" if out.is_dir() else "a file"
+        raise RecipeError("the folder exists", where=f"--out {out}", got=got, expected="a new name")
+    folder = _checkpoint(Path(checkpoint))
+    quiet_libraries()
+    is_merged = (folder / "policy" / "adapter_config.json").is_file()
+    partial = out.with_name(f".{out.name}.partial")
+    with disk("the model", out):
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            if is_merged:
+                _merge(folder, partial)
+            else:
+                shutil.copytree(folder / "policy", partial, dirs_exist_ok=True)
+            partial.rename(out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    record: dict[str, Any] = {"model": str(out), "checkpoint": str(folder), "merged": is_merged}
+    record["n_bytes"] = sum(p.stat().st_size for p in out.iterdir())
+    if as_json:
+        print_json(record)
+        return
+    how = "an adapter, merged into its base" if is_merged else "full weights, copied"
+    results().print(f"model {out}  ({record['n_bytes'] / 1e6:.1f} MB: {how})", soft_wrap=True)
+
+
+def _checkpoint(asked: Path) -> Path:
+    """The whole checkpoint of a run that was asked for, or that whose policy was."""
+    from rlhf.trainers.checkpoint import every
+    from rlhf.trainers.snapshot import damage
+
+    folder = asked.parent if (asked.parent / "state.json").is_file() else asked
+    if (folder / "recipe.yaml").is_file():
+        raise _of_run(folder)
+    if not (folder / "state.json").is_file() or not (folder.parent.parent / "recipe.yaml").is_file():
+        near = nearest(folder.name, [p.name for p in every(folder.parent)]) if folder.parent.is_dir() else ""
+        raise CheckpointError(
+            "this is no checkpoint of a run",
+            where=str(asked),
+            got="another folder" if folder.is_dir() else "no such folder",
+            expected="a folder in checkpoints/ of a run, which says what model the policy is",
+            hint=near or "look into checkpoints/ of the run",
+        )
+    found = damage(folder)
+    if found is not None:
+        raise CheckpointError("this checkpoint is damaged", where=str(folder), got=found, hint="export another")
+    return folder
+
+
+def _of_run(run: Path) -> CheckpointError:
+    """What is said of a run: which checkpoints it may have meant."""
+    from rlhf.trainers.checkpoint import latest, load_state
+
+    newest = latest(run / "checkpoints")
+    hint = f"the newest: rlhf export {newest} --out FOLDER" if newest else f"train first: rlhf train --resume {run}"
+    best = newest.with_name(load_state(newest).best) if newest and load_state(newest).best else None
+    if best is not None and best != newest and best.is_dir():
+        hint += f"; the best of the evaluations during the run: {best}"
+    return CheckpointError(
+        "this is a run, not a checkpoint of one",
+        where=str(run),
+        got="a run" if newest else "a run without a checkpoint",
+        expected="a folder in its checkpoints/",
+        hint=hint,
+    )
+
+
+def _merge(folder: Path, into: Path) -> None:
+    from rlhf.build import policy_of, recipe_of
+    from rlhf.trainers.extrapolate import merged
+
+    policy = policy_of(recipe_of(folder.parent.parent), folder)
+    merged(policy).save_pretrained(into)
+    policy.tokenizer.save_pretrained(into)

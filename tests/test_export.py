@@ -1,0 +1,154 @@
+"""`rlhf export`, and checkpoints as transformers and PEFT read them, without anything of this project."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner, Result
+
+from rlhf.build import policy_of, recipe_of
+from rlhf.cli import app
+from tests.trainers import runs
+from tests.trainers.words import WORDS
+
+SUPERVISED = {"kind": "supervised", "n_demonstrations": 64, "epochs": 6, "batch_size": 8, "optimizer": {"lr": 1.0e-2}}
+STAGE = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 4, "group_size": 4, "optimizer": {"lr": 1.0e-2}}
+FORMS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"lora": {"rank": 4, "dropout": 0.1}},
+    "rslora": {"lora": {"rank": 4, "rslora": True, "targets": ["q_proj", "down_proj"]}},
+}
+
+#: Nats. W + BA is rounded once to float32 where the adapter is merged, and not where it is added to the output.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    policy = {**runs.BASE["policy"], **FORMS[request.param]}
+    changes: dict[str, Any] = {"policy": policy, "evaluation": {"n_tasks": 4}}
+    return runs.run(runs.write(folder, [SUPERVISED, STAGE], **changes), folder / "run").folder
+
+
+def export(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+
+
+@torch.no_grad()
+def logprobs(model: Any, tokenizer: Any) -> torch.Tensor:
+    """Of every token of some conversations, `[N]`, as transformers computes them."""
+    found = []
+    for word in WORDS:
+        said = [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}]
+        ids = torch.tensor([tokenizer(tokenizer.apply_chat_template(said, tokenize=False)).input_ids])
+        logits = model.eval()(ids).logits.float().log_softmax(-1)
+        found.append(logits[0, :-1].gather(-1, ids[0, 1:, None])[:, 0])
+    return torch.cat(found)
+
+
+def read_elsewhere(checkpoint: Path) -> tuple[Any, Any]:
+    """The policy of a checkpoint by the documented calls of transformers and PEFT."""
+    folder = checkpoint / "policy"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not (folder / "adapter_config.json").is_file():
+        return AutoModelForCausalLM.from_pretrained(folder), tokenizer
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(folder)), tokenizer
+
+
+def test_what_is_exported_says_what_the_checkpoint_said(trained: Path, tmp_path: Path) -> None:
+    checkpoint, out = runs.newest(trained), tmp_path / "model"
+    ended = export(checkpoint, "--out", out, "--json")
+    assert ended.exit_code == 0, ended.output
+    is_adapter = (checkpoint / "policy" / "adapter_config.json").is_file()
+    record = json.loads(ended.stdout.splitlines()[-1])
+    assert record["merged"] == is_adapter and record["checkpoint"] == str(checkpoint)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    names = {p.name for p in out.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert not any("adapter" in name for name in names)
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    of_checkpoint, its_tokenizer = read_elsewhere(checkpoint)
+    assert tokenizer.chat_template == its_tokenizer.chat_template and tokenizer.get_vocab() == its_tokenizer.get_vocab()
+    new, old = logprobs(model, tokenizer), logprobs(of_checkpoint, its_tokenizer)
+    assert float((new - old).abs().max()) <= (TOLERANCE if is_adapter else 0.0)
+    # The adapter matters, and the project's own reader finds the same policy.
+    begun, _ = read_elsewhere(trained / "checkpoints" / "0-supervised-000000")
+    assert float((old - logprobs(begun, its_tokenizer)).abs().max()) > 100 * TOLERANCE
+    own = policy_of(recipe_of(trained), checkpoint)
+    torch.testing.assert_close(logprobs(plain(own.model), own.tokenizer), old, atol=TOLERANCE, rtol=0)
+
+
+def plain(model: Any) -> Any:
+    """With the attention of transformers in the place of the one for packed rows."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base.set_attn_implementation("eager")
+    return model
+
+
+def test_the_policy_in_a_checkpoint_stands_for_it(trained: Path, tmp_path: Path) -> None:
+    ended = export(runs.newest(trained) / "policy", "--out", tmp_path / "deep" / "model")
+    assert ended.exit_code == 0 and "MB" in ended.output, ended.output
+    assert (tmp_path / "deep" / "model" / "config.json").is_file()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    stage = {**STAGE, "steps": 6, "evaluate_every": 2}
+    path = runs.write(folder, [SUPERVISED | {"epochs": 1}, stage], evaluation={"n_tasks": 4})
+    return runs.run(path, folder / "run").folder
+
+
+def refused(*arguments: str | Path) -> str:
+    ended = export(*arguments)
+    assert ended.exit_code == 2 and "Traceback" not in ended.output, ended.output
+    return " ".join(ended.output.split())
+
+
+def test_an_existing_folder_is_left_alone(finished: Path, tmp_path: Path) -> None:
+    assert "the folder exists" in refused(runs.newest(finished), "--out", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_no_checkpoint_and_its_checkpoints_are_named(finished: Path, tmp_path: Path) -> None:
+    said = refused(finished, "--out", tmp_path / "model")
+    newest = runs.newest(finished)
+    best = json.loads((newest / "state.json").read_text())["best"]
+    assert f"rlhf export {newest} --out FOLDER" in said and f"during the run: {finished / 'checkpoints' / best}" in said
+
+
+def test_a_name_that_is_nearly_one(finished: Path, tmp_path: Path) -> None:
+    said = refused(finished / "checkpoints" / "1-policy_gradient-00006", "--out", tmp_path / "model")
+    assert "did you mean '1-policy_gradient-000006'?" in said
+
+
+def test_a_model_and_a_place_that_is_nothing(finished: Path, tmp_path: Path) -> None:
+    for asked in (tmp_path, tmp_path / "nothing" / "here"):
+        assert "this is no checkpoint of a run" in refused(asked, "--out", tmp_path / "model")
+
+
+def test_a_damaged_checkpoint_is_not_exported(finished: Path, tmp_path: Path) -> None:
+    path = finished / "checkpoints" / "1-policy_gradient-000000" / "policy" / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    said = refused(path.parent.parent, "--out", tmp_path / "model")
+    path.write_bytes(content)
+    assert "this checkpoint is damaged" in said and f"{len(content) - 1} bytes instead of {len(content)}" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "the model cannot be written" in refused(runs.newest(finished), "--out", tmp_path / "file" / "model")
