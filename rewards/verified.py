@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError
 
 
-def is_verifier(part: Callable[..., Any]) -> bool:
+def is_verifier(part: Any) -> bool:
     """Whether the first two parameters are an answer and a reference, by their names or as texts."""
     try:
         parameters = list(inspect.signature(part).parameters.values())[:2]
@@ -31,6 +30,11 @@ class Verified:
     """
 
     verifier: Verifier
+
+    @property
+    def inline(self) -> bool:
+        """Whether the verifier says that it is quick and cannot hang."""
+        return getattr(self.verifier, "inline", False) is True
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float:
         """Judge the last action. Raises RewardError where the task has no reference."""

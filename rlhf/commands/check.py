@@ -35,13 +35,18 @@ def check(
     fields: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys, or overrides of a recipe.")
     ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="Of a verifier: also judge a suite of answers whose verdicts are known, as math.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check an environment, a reward, an agent, or a recipe with all three.
 
-    Examples: rlhf check environment ./maze.py:Maze size=5; rlhf check recipe my_recipe.yaml
+    Examples: rlhf check environment ./maze.py:Maze size=5; rlhf check reward ./mine.py:judge --suite math
     """
     reports = _recipe(target, fields or []) if what is What.recipe else [_part(what.value, target, fields or [])]
+    if suite is not None:
+        reports.append(_suite(what, target, fields or [], suite))
     for report in reports:
         results().print(str(report), soft_wrap=True, markup=False)
     if as_json:
@@ -51,11 +56,31 @@ def check(
 
 
 def _part(section: str, target: str, fields: list[str]) -> Report:
+    return _walk(section, _built(section, target, fields))
+
+
+def _built(section: str, target: str, fields: list[str]) -> Any:
     from rlhf.recipe.builder import build_part
     from rlhf.recipe.text import parse_fields
 
-    values = {"kind": target, **parse_fields(fields)}
-    return _walk(section, build_part(section, values, section, base=Path.cwd()))
+    return build_part(section, {"kind": target, **parse_fields(fields)}, section, base=Path.cwd())
+
+
+def _suite(what: What, target: str, fields: list[str], name: str) -> Report:
+    from rewards import suite
+    from rewards.verified import is_verifier
+    from rlhf.errors import RecipeError
+
+    part: Any = _built("reward", target, fields) if what is What.reward else None
+    if not is_verifier(part):
+        raise RecipeError(
+            "a suite is for a verifier",
+            where="--suite",
+            got=f"{what.value} {target}",
+            expected="rlhf check reward TARGET, where TARGET is a function of (answer, reference)",
+            hint="leave --suite out, or name a verifier",
+        )
+    return suite.report(part, name)
 
 
 def _recipe(target: str, overrides: list[str]) -> list[Report]:

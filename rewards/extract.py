@@ -1,0 +1,181 @@
+r"""Where in a text the answer stands: in a box, in tags, behind a phrase, or at its end.
+
+Every function here is linear in the length of the text, bounded in what it returns, and raises nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+#: Ways to find an answer, as recipes name them.
+Where = Literal["auto", "boxed", "tag", "phrase", "last_number", "whole"]
+
+#: Longer answers are no answers: nobody asked for them, and comparing them costs time.
+MAX_ANSWER = 4_000
+#: Only so much of the end of a text is searched, and only so many boxes of it, for formulas and numbers less.
+MAX_TEXT = 200_000
+_MAX_BOXES = 100
+_TAIL = 20_000
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_PHRASE = re.compile(
+    r"(?:\banswers?\b[ \t]*(?:\([^()\n]{0,30}\)[ \t]*)?(?:(?:is|are|=|:|would be|must be|comes to)[ \t:*]*)+"
+    r"|####|\b(?:result|solution)[ \t]*(?:is|are|:)"
+    r"|(?:\btherefore|\bthus|\bhence|\bso|∴)[ \t,]+(?:the )?(?:answer|result|solution|value)[ \t]+(?:is|are|=))",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|\d)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?")
+_MATHS = re.compile(r"\$\$([^$]{1,1000})\$\$|\$([^$\n]{1,1000})\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]", re.DOTALL)
+#: What may stand between boxes that give the values of one answer together.
+_JOINT = re.compile(r"(?:\s|\$|\\[\[\]()]|\\text\{|\\quad|\\,|[,;}]|\band\b|\bor\b)*\Z", re.IGNORECASE)
+
+
+def after_thinking(text: str) -> str:
+    """Return what follows the last `</think>`; nothing where thinking began and never ended."""
+    text = text[-MAX_TEXT:]
+    _, end, after = text.rpartition("</think>")
+    if end:
+        return after
+    return "" if "<think>" in text else text
+
+
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Return every closed `\boxed{...}` that is not within another: where it begins and ends, and what it holds."""
+    found: list[tuple[int, int, str]] = []
+    place = 0
+    for match in list(_BOX.finditer(text))[-_MAX_BOXES:]:
+        if match.start() < place:
+            continue
+        depth, i, limit = 1, match.end(), min(len(text), match.end() + MAX_ANSWER)
+        while i < limit and depth:
+            if text[i] == "\\":
+                i += 1
+            elif text[i] in "{}":
+                depth += 1 if text[i] == "{" else -1
+            i += 1
+        if depth == 0:
+            found.append((match.start(), i, text[match.end() : i - 1].strip()))
+            place = i
+    return found
+
+
+def boxed(text: str) -> str | None:
+    r"""Return what the last box holds; boxes in one breath, as in `\boxed{1} and \boxed{2}`, are a list."""
+    found = boxes(text)
+    if not found:
+        return None
+    values = [found[-1][2]]
+    for (_, end, value), (begin, _, _) in zip(reversed(found[:-1]), reversed(found), strict=False):
+        if begin - end > 60 or "\n" in text[end:begin] or not _JOINT.match(text[end:begin]):
+            break
+        if value not in values:
+            values.append(value)
+    inner = ", ".join(reversed(values))[:MAX_ANSWER]
+    return boxed(inner) if boxes(inner) else inner or None
+
+
+def tagged(text: str, tag: str = "answer") -> str | None:
+    """Return what the last `<tag>...</tag>` holds, or None."""
+    close, open_ = f"</{tag}>", f"<{tag}>"
+    end = text.rfind(close)
+    begin = text.rfind(open_, 0, end) if end >= 0 else -1
+    inner = text[begin + len(open_) : end].strip() if begin >= 0 else ""
+    return inner[:MAX_ANSWER] or None
+
+
+def after_phrase(text: str) -> str | None:
+    """Return what follows the last "the answer is", "Answer:", "####" or the like, to the end of its sentence."""
+    last = None
+    for last in _PHRASE.finditer(text):  # noqa: B007
+        pass
+    if last is None:
+        return None
+    rest = text[last.end() : last.end() + MAX_ANSWER].lstrip(" \t:*")
+    if rest.startswith("\n"):
+        rest = rest.lstrip()
+    if maths := _MATHS.match(rest):
+        tail = rest[maths.end() :].partition("\n")[0]
+        if not re.match(r"\s*(?:,|and|or)\s*[$\\]", tail):
+            return maths[0][:MAX_ANSWER]
+    line = re.split(
+        r"\n|(?<=[^\s.])\.(?=\s|$)|[!?](?=\s|$)|(?<![\d}])[,;](?=\s+[a-z]{3,})| because | since ", rest, maxsplit=1
+    )[0]
+    return line.strip(" \t*`")[:MAX_ANSWER] or None
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number of the text as it stands there; None where it has none, or only asks for or quotes it."""
+    tail = text[-_TAIL:]
+    found = None
+    for found in _NUMBER.finditer(tail):  # noqa: B007
+        pass
+    return found[0][:MAX_ANSWER] if found and not re.match(r"\s*[?'\"`]", tail[found.end() : found.end() + 9]) else None
+
+
+def last_maths(text: str) -> str | None:
+    """Return the last formula between dollars or brackets; formulas in one breath are a list."""
+    found = list(_MATHS.finditer(text := text[-_TAIL:]))
+    if not found:
+        return None
+    values = [found[-1]]
+    for match in reversed(found[:-1]):
+        between = text[match.end() : values[-1].start()]
+        if not re.fullmatch(r"\s*(?:,|and|or|, and|, or)\s*", between):
+            break
+        values.append(match)
+    return ", ".join(next(g for g in m.groups() if g is not None) for m in reversed(values))[:MAX_ANSWER]
+
+
+def find(text: str, where: Where, tag: str = "answer") -> str | None:
+    """Return the answer in `text`, or None where there is none.
+
+    With `auto` the first of these that is there counts, whatever it holds: tags, a box, a phrase such as "the answer
+    is", the last formula, the whole text where it is short and no prose, the last number.
+    """
+    text = after_thinking(text)
+    if where == "whole":
+        return text.strip()[:MAX_ANSWER] or None
+    if where == "boxed":
+        return boxed(text)
+    if where == "tag":
+        return tagged(text, tag)
+    if where == "phrase":
+        return after_phrase(text)
+    if where == "last_number":
+        return last_number(text)
+    inner = tagged(text, tag)
+    if inner is not None:
+        text = inner
+    if (found := boxed(text)) is not None:
+        return found
+    if _BOX.search(text):  # a box that was never closed, or is empty
+        return None
+    if inner is not None:
+        return inner if len(inner) < 400 else None
+    return after_phrase(text) or _bare(text) or last_maths(text) or last_number(text)
+
+
+_WORDS = re.compile(r"(?<![\\\w])[a-zA-Z\u00c0-\u024f\u0400-\u04ff\u4e00-\u9fff]{2,}")
+_NOT_WORDS = re.compile(
+    r"\\(?:text|mathrm|textbf)\s*\{[^{}]*\}|\\(?:begin|end)\s*\{[a-z]*\}(?:\s*\{[clr| ]*\})?|\\[a-zA-Z]+"
+)
+#: Words that stand in formulas, as functions, between solutions or behind numbers.
+_IN_FORMULAS = re.compile(
+    r"and|or|pi|sqrt|cbrt|abs|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log|exp|inf|infty|infinity|oo|np|math|mod|percent",
+    re.IGNORECASE,
+)
+_WITH_UNIT = re.compile(
+    r"\$?[-+−]?[\d.,/\s]*[\d.]\$?(?:\s*(?:×|\*)\s*10\^?[\d⁰¹²³⁴⁵⁶⁷⁸⁹⁻-]+)?\s*[^\W\d_][^\d=.,?'\"]{0,30}[.²³]?(?:\^\{?\d\}?)?"
+)
+
+
+def _bare(text: str) -> str | None:
+    """Return the whole text where it is an answer and nothing else: a formula, a number with its unit, a few words."""
+    text = text.strip()
+    if not text or len(text) > MAX_ANSWER or "\n" in text or re.search(r"[.!?]\s+\S|[$]", text.strip("$")):
+        return None
+    others = [w for w in _WORDS.findall(_NOT_WORDS.sub(" ", text)) if not _IN_FORMULAS.fullmatch(w)]
+    if not others or (len(others) <= 4 and not re.search(r"[\d\\=^]", text)):
+        return text
+    return text if _WITH_UNIT.fullmatch(text) and len(others) <= 3 else None

@@ -1,0 +1,176 @@
+"""Calls with a limit that holds anywhere: in processes of their own, killed and replaced when they take too long.
+
+A signal can stop a call in the main thread only, and cannot stop one that never comes back to Python at all, such as
+9**9**9. A process can always be killed. The limit is on processor time, so that a busy machine does not turn right
+answers into wrong ones; a process that sleeps is killed by the clock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import MissingPackageError, RewardError
+
+#: A process may take so long to be ready, and so much longer on the clock than on the processor.
+_START_LIMIT_S = 120.0
+_CLOCK_FACTOR, _CLOCK_EXTRA_S = 4.0, 2.0
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class TooSlow(Exception):
+    """A call took longer than its limit, or more memory than it may have; its process is gone."""
+
+
+class Pool:
+    """Processes that answer calls of one function, `module:name`, of JSON values.
+
+    Any number of threads may call. Processes are started when they are needed, never more than `size`; after a fork the
+    child starts its own.
+
+    Args:
+        target: what to call, by name, so that nothing has to be pickled.
+        size: processes at most; one per processor by default.
+    """
+
+    def __init__(self, target: str, size: int | None = None) -> None:
+        self.target, self.size = target, size or os.cpu_count() or 1
+        self._reset()
+        atexit.register(self.close)
+
+    def _reset(self) -> None:
+        self._owner, self._n_started = os.getpid(), 0
+        self._lock, self._idle = threading.Lock(), queue.LifoQueue[_Process | None]()
+        self._all: set[_Process] = set()
+
+    def call(self, *arguments: Any, limit_s: float) -> Any:
+        """Return what the function returns.
+
+        Raises:
+            TooSlow: it took more than `limit_s` seconds of processor time.
+            RewardError: it raised; the message says what.
+            MissingPackageError: it needs a package that is not installed.
+        """
+        process = self._take()
+        try:
+            kind, value = process.call(arguments, limit_s)
+        except BaseException:
+            self._end(process)
+            raise
+        self._idle.put(process)
+        if kind == "missing":
+            raise MissingPackageError(
+                "a package is not installed",
+                where=self.target,
+                got=f"no module named {value}",
+                expected="the extra 'rewards'",
+                hint="pip install 'rlhf-agents[rewards]'",
+            )
+        if kind == "raised":
+            raise RewardError("raised an exception", where=self.target, got=value)
+        return value
+
+    def close(self) -> None:
+        """Kill all processes; later calls start new ones."""
+        if self._owner != os.getpid():
+            return
+        for process in list(self._all):
+            process.kill()
+        self._reset()
+
+    def _take(self) -> _Process:
+        if self._owner != os.getpid():
+            self._reset()
+        while True:
+            try:
+                process = self._idle.get_nowait()
+            except queue.Empty:
+                process = self._started() or self._idle.get()
+            if process is not None:
+                return process
+
+    def _started(self) -> _Process | None:
+        with self._lock:
+            if self._n_started >= self.size:
+                return None
+            self._n_started += 1
+        try:
+            process = _Process(self.target)
+        except BaseException:
+            with self._lock:
+                self._n_started -= 1
+            self._idle.put(None)  # wakes one that waits, to try for itself
+            raise
+        self._all.add(process)
+        return process
+
+    def _end(self, process: _Process) -> None:
+        process.kill()
+        self._all.discard(process)
+        with self._lock:
+            self._n_started -= 1
+        self._idle.put(None)
+
+
+class _Process:
+    def __init__(self, target: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rewards.worker", target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the run, which ends its processes itself
+        )
+        self._buffer = b""
+        if self._line(time.monotonic() + _START_LIMIT_S) != "ready":
+            self.kill()
+            raise RewardError("a worker process does not start", where=target, hint="run python -m rewards.worker")
+
+    def call(self, arguments: tuple[Any, ...], limit_s: float) -> tuple[str, Any]:
+        assert self._process.stdin is not None
+        deadline = time.monotonic() + limit_s * _CLOCK_FACTOR + _CLOCK_EXTRA_S
+        try:
+            self._process.stdin.write(json.dumps([limit_s, *arguments]).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise TooSlow(f"more than {limit_s:g} s of processor time, or too much memory") from None
+        kind, value = self._line(deadline) or (None, None)
+        if kind is None:
+            raise TooSlow(f"more than {limit_s:g} s of processor time, or too much memory")
+        return kind, value
+
+    def _line(self, deadline: float) -> Any:
+        """Return the next answer; None where the process ended or the clock ran out."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                return None
+            chunk = os.read(descriptor, 65_536)
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was left to write has nobody to read it
+                    pipe.close()

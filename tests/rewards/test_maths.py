@@ -1,0 +1,175 @@
+"""The maths verifier: how texts are read, and how it fares on the suite beside bare math-verify."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from rewards import extract, math_numbers
+from rewards.math_compare import shape, split
+from rewards.math_text import normal
+from rewards.maths import Maths
+from rewards.suite import load, run
+from rlhf.cli import app
+from rlhf.errors import RecipeError
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "answer"),
+    [
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", "boxed", r"\frac{1}{2}"),  # prose between them: the last counts
+        (r"\boxed{1} and \boxed{2}", "boxed", "1, 2"),
+        (r"\boxed{\boxed{5}}", "boxed", "5"),
+        (r"\boxed{\{1\}", "boxed", None),  # never closed
+        (r"\boxed{}", "auto", None),
+        ("<answer>a</answer> or <answer> b </answer>", "tag", "b"),
+        ("The answer is 7. Check: 7 = 7", "phrase", "7"),
+        ("Answer: 3.5 m, because it is.", "phrase", "3.5 m"),
+        ("1 + 1 = 2 and 2 + 2 = 4.", "last_number", "4"),
+        ("so $x = 1$ or $x = 2$", "auto", "x = 1, x = 2"),
+        ("<think>5</think> 6", "auto", "6"),
+        ("<think>the answer is 5", "auto", None),  # it never stopped thinking
+        ("is it 42?", "auto", None),
+        ("no idea", "last_number", None),
+        ("  as it is ", "whole", "as it is"),
+    ],
+)
+def test_an_answer_is_found_where_it_stands(text: str, where: extract.Where, answer: str | None) -> None:
+    assert extract.find(text, where) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,234.5", Fraction(2469, 2)),
+        ("1 234", 1234),
+        ("-3/4", Fraction(-3, 4)),
+        ("2½", Fraction(5, 2)),
+        (r"-1\frac{1}{2}", Fraction(-3, 2)),  # a mixed number: −(1 + 1/2)
+        ("2.5e3", 2500),
+        (r"3 \times 10^{-2}", Fraction(3, 100)),
+        ("10^{400}", 10**400),
+        ("10^{9999999}", None),  # not worth writing out
+        ("1/0", None),
+        ("x", None),
+        ("5m", None),  # a product
+        ("5 or 6", None),
+    ],
+)
+def test_plain_numbers_are_read_exactly(text: str, value: Fraction | None) -> None:
+    found = math_numbers.read(normal(text))
+    assert (found and found.value) == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("0.333333", "1/3", True),  # six digits; |0.333333 − 1/3| < one step of 10⁻⁶
+        ("0.33333", "1/3", False),  # five
+        ("0.333335", "1/3", False),  # six, and the last two are wrong
+        ("50%", "0.5", True),
+        ("50", "50%", True),
+        ("50%", "5", False),
+        ("2 km", "2000 m", True),
+        ("2 km", "2", True),  # a unit that only one side has is left out
+        ("2 m^2", "20000 cm^2", True),  # (10²)²
+        ("2 km", "2 kg", False),
+    ],
+)
+def test_numbers_are_compared_as_the_page_says(answer: str, reference: str, equal: bool) -> None:
+    one, other = (math_numbers.read(normal(text)) for text in (answer, reference))
+    assert one is not None and other is not None and math_numbers.same(one, other) is equal
+
+
+def test_commas_of_thousands_part_nothing_and_others_do() -> None:
+    assert split("1,000, 2", ",") == ["1,000", "2"]
+    assert split("1,000, 2", ",", grouped=False) == ["1", "000", "2"]
+    assert split("(1,2), 3", ",") == ["(1,2)", "3"]
+    assert shape(normal("1 ≤ x < 2")) == shape(normal("x ∈ [1, 2)"))
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_reading_raises_nothing_and_finds_what_was_boxed(text: str) -> None:
+    for where in ("auto", "boxed", "tag", "phrase", "last_number", "whole"):
+        found = extract.find(text, where)  # type: ignore[arg-type]
+        assert found is None or (found and len(found) <= extract.MAX_ANSWER)
+    normal(text)
+    if not set(text) & set("{}\\") and text.strip():
+        assert extract.find(rf"{text} \boxed{{{text}}}", "boxed") == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text", [r"\boxed{" * 30_000, "$" * 200_000, r"\(" * 100_000, "answer: " * 30_000, "[[" * 90_000]
+)
+def test_reading_long_texts_is_quick(text: str) -> None:
+    assert Maths()(text, "42").value == 0
+
+
+# --- the suite --------------------------------------------------------------------------------------------------------
+
+
+def test_the_suite_is_large_and_has_two_sides() -> None:
+    cases = load("math")
+    assert len(cases) >= 400 and len({c.id for c in cases}) == len(cases)
+    assert 0.4 < sum(c.right for c in cases) / len(cases) < 0.6
+    sides = Counter((c.category, c.right) for c in cases)
+    one_sided = {category for category, _ in sides if (category, True) not in sides or (category, False) not in sides}
+    assert one_sided == {"nothing", "injection"}  # nothing in them is right
+
+
+def test_a_suite_that_is_not_there_is_named() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'math'"):
+        load("maths")
+
+
+def test_fewer_errors_than_bare_math_verify_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("math_verify")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import math_suite
+
+    cases = load("math")
+    ours = run(Maths(), cases, threads=2)
+    assert all(j.value in (0, 1) for j in ours), [j.why for j in ours if j.value not in (0, 1)]
+    theirs = math_suite.run_in_main_thread(math_suite.math_verify, cases[::4])
+    of_those = [ours[i] for i in range(0, len(cases), 4)]
+    assert math_suite.errors(ours) == (0, 0), [(j.case.id, j.why) for j in ours if j.false_negative or j.false_positive]
+    assert all(a < b for a, b in zip(math_suite.errors(of_those), math_suite.errors(theirs), strict=True))
+
+
+def test_verdicts_are_the_same_from_many_threads() -> None:
+    cases = [c for c in load("math") if c.category in ("expression", "complex")][:60]
+    with ThreadPoolExecutor(6) as pool:
+        values = list(pool.map(lambda c: Maths()(c.answer, c.reference).value, cases))
+    assert values == [float(c.right) for c in cases]
+    assert pickle.loads(pickle.dumps(Maths())) == Maths()
+
+
+def test_algebra_without_an_end_is_wrong_and_the_next_answer_is_judged() -> None:
+    hard = r"\boxed{\int_0^1 e^{-x^2}\sin(x^3)\cos(x^5) dx}"
+    verdict = Maths(limit_s=0.5)(hard, "42")
+    assert verdict.value == 0 and "0.5 s of processor time" in verdict.why
+    assert Maths()(r"\boxed{(a+b)^2}", "a^2+2ab+b^2").value == 1
+
+
+def test_the_command_judges_a_users_verifier_by_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def judge(answer: str, reference: str) -> float:\n    return float(answer.strip() == reference.strip())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["check", "reward", "./mine.py:judge", "--suite", "math"])
+    assert done.exit_code == 2  # a text is not mathematics
+    assert "verifier judge on the suite 'math'" in done.output and "false negative" in done.output
+    assert "0 false positives" in done.output
+    done = CliRunner().invoke(app, ["check", "reward", "outcome", "--suite", "math"])
+    assert done.exit_code == 2 and "a suite is for a verifier" in done.output

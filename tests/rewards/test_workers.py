@@ -1,0 +1,54 @@
+"""Worker processes: what they answer, and what becomes of one that does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rewards.workers import Pool, TooSlow
+from rlhf.errors import MissingPackageError, RewardError
+
+ENDLESS = "9**9**9"  # never comes back to Python: only the end of its process stops it
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool("builtins:eval", size=2)
+    yield made
+    made.close()
+
+
+def test_a_call_beyond_its_limit_is_killed_in_any_thread_and_replaced(pool: Pool) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(pool.call, text, limit_s=0.3) for text in ("1 + 1", ENDLESS, "2 + 2", ENDLESS, "3 + 3")]
+        assert [calls[i].result() for i in (0, 2, 4)] == [2, 4, 6]
+        for i in (1, 3):
+            with pytest.raises(TooSlow, match=r"0\.3 s of processor time"):
+                calls[i].result()
+    assert pool.call("4 + 4", limit_s=1) == 8
+
+
+def test_a_sleeping_call_is_ended_by_the_clock(pool: Pool) -> None:
+    begin = time.monotonic()
+    with pytest.raises(TooSlow):
+        pool.call("__import__('time').sleep(60)", limit_s=0.1)
+    assert time.monotonic() - begin < 30
+
+
+def test_errors_come_back_as_texts_and_leave_the_process_alive(pool: Pool) -> None:
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        pool.call("1/0", limit_s=1)
+    with pytest.raises(MissingPackageError, match="rlhf-agents\\[rewards\\]"):
+        pool.call("__import__('no_such_package')", limit_s=1)
+    with pytest.raises((RewardError, TooSlow)):
+        pool.call("'a' * 10**11", limit_s=1)  # more memory than it may have
+    assert pool.call("print('this is no answer') or 5", limit_s=1) == 5
+
+
+def test_no_more_processes_than_asked_for(pool: Pool) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        pids = list(threads.map(lambda _: pool.call("__import__('os').getpid()", limit_s=1), range(40)))
+    assert len(set(pids)) <= 2
