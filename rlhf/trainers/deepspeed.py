@@ -133,7 +133,7 @@ class _Live:
     """An engine with the configuration of its model in the place of DeepSpeed's own."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine, self.config = engine, engine.module.config
+        self._engine, self.module, self.config = engine, engine.module, engine.module.config
 
     def __call__(self, **inputs: Any) -> Any:
         return self._engine(**inputs)

@@ -23,7 +23,7 @@ from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
-from rlhf.trainers.reading import Figure, Reading, wanted_by
+from rlhf.trainers.reading import Figure, Reading, read, wanted_by
 from rlhf.trainers.sharded import device_of
 
 #: Arrays that a loss gets as they are in the batch.
@@ -123,8 +123,11 @@ class TorchTrainer:
     ) -> Reading:
         """What `model` says of the policy tokens, at `temperature`."""
         device = device_of(model)
-        logits = packed_forward(model, batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device))
-        return Reading.of(logits, batch.targets.to(device), temperature, wanted)
+
+        def forward() -> torch.Tensor:
+            return packed_forward(model, batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device))
+
+        return read(model, forward, batch.targets.to(device), temperature, wanted)
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, temperature: float, max_tokens: int) -> list[Floats]:

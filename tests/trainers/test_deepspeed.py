@@ -24,6 +24,7 @@ from rlhf.losses.gspo import GSPO
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.processes import current
+from rlhf.trainers import reading
 from rlhf.trainers.optimizer import MAX_SKIPPED, AdamW
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.trainer import TorchTrainer
@@ -110,6 +111,9 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
     }
     for name, kind in others.items():
         found[name] = train(kind, None, samples, end=6)[1]
+    reading.PIECE, piece = 2000, reading.PIECE  # a few tokens at a time: the layer's weights are gathered once for all
+    found["logits in pieces"] = train(KINDS["zero3"], None, samples, end=6)[1]
+    reading.PIECE = piece
     for zero in (1, 2, 3):
         kind = DeepSpeed(zero=zero, precision="bfloat16", **WHOLE)  # type: ignore[arg-type]
         found[f"bfloat16 zero{zero}"] = _resumed(kind, kind, samples)
@@ -274,7 +278,9 @@ def test_trajectories_that_lie_in_both_processes_are_seen_whole(
         assert_same(found["whole"][name], _whole(Torch(), samples))
 
 
-@pytest.mark.parametrize("name", ["offloaded optimizer", "offloaded parameters", "recomputed", "recomputed in pieces"])
+@pytest.mark.parametrize(
+    "name", ["offloaded optimizer", "offloaded parameters", "recomputed", "recomputed in pieces", "logits in pieces"]
+)
 def test_memory_is_saved_and_the_curve_stays(seen: list[dict[str, Any]], samples: list[Sample], name: str) -> None:
     _, expected = train(Torch(), None, samples, end=6)
     for found in seen:

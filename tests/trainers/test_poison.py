@@ -76,12 +76,12 @@ class Head:
     """What goes into the output layer and comes out of it in one update, with the gradient of what comes out."""
 
     def __init__(self, made: Policy) -> None:
-        self.hidden, self.logits = torch.empty(0), torch.empty(0)
+        self.hidden, self.output = torch.empty(0), torch.empty(0)
         made.model.lm_head.register_forward_hook(self._note)
 
     def _note(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
         output.retain_grad()
-        self.hidden, self.logits = inputs[0][0], output
+        self.hidden, self.output = inputs[0][0], output
 
 
 def test_only_what_was_sampled_has_logits(case: Case) -> None:
@@ -91,8 +91,8 @@ def test_only_what_was_sampled_has_logits(case: Case) -> None:
     TorchTrainer(made, AdamW(), 1).update([case.batch], Reinforce())
     sampled = [token for g in case.groups for t in g.trajectories for x in t.generations for token in x.token_ids]
     assert case.batch.targets.tolist() == sampled
-    assert head.logits.shape[1] == len(sampled) < sum(map(len, case.samples))
-    assert head.logits.grad is not None and (head.logits.grad[0].abs().sum(-1) > 0).all()
+    assert head.output.shape[1] == len(sampled) < sum(map(len, case.samples))
+    assert head.output.grad is not None and (head.output.grad[0].abs().sum(-1) > 0).all()
 
 
 def test_the_gradient_is_zero_where_an_observation_is_predicted(case: Case) -> None:
@@ -127,9 +127,9 @@ def test_a_poisoned_token_is_only_ever_pushed_down(case: Case) -> None:
     # ∂/∂W_v of Σ w A (−log softmax(W h))_y is Σ w A (p_v − [v = y]) h. For a token that is never sampled the second
     # part is absent: its row of the output layer moves against the contexts in which other tokens were reinforced.
     made = untied()
-    head = Head(made)
+    head, before = Head(made), made.model.lm_head.weight.detach().clone()
     TorchTrainer(made, AdamW(max_grad_norm=None), 1).update([case.batch], Reinforce())
-    p = head.logits[0].detach().softmax(-1)[:, case.poison]  # [N]
+    p = (head.hidden.detach() @ before.T).softmax(-1)[:, case.poison]  # [N]
     expected = (case.batch.weights * case.batch.advantages * p) @ head.hidden.detach()
     found = made.model.lm_head.weight.grad[case.poison]
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
