@@ -192,6 +192,7 @@ time/publish_s                  | s          | giving new weights to the engine
 time/step_s                     | s          | the whole step
 memory/rss_gb                   | GB         | resident memory of the process, 1e9 bytes
 memory/peak_gb                  | GB         | highest resident memory of the process so far, 1e9 bytes
+memory/gpu_peak_gb              | GB         | most memory of the GPU that tensors of the process took so far, 1e9 bytes
 """
 
 

@@ -194,6 +194,11 @@ def n_wanted() -> int:
     return _number("WORLD_SIZE", 1)
 
 
+def n_here() -> int:
+    """How many of them run on this machine."""
+    return _number("LOCAL_WORLD_SIZE", n_wanted())
+
+
 def join(timeout_s: float) -> Processes:
     """Find the other processes that a launcher has started; one alone makes a group of its own.
 
@@ -252,7 +257,7 @@ def take_one_gpu() -> None:
     """
     local = _number("LOCAL_RANK", 0)
     visible = [x for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
-    if _number("LOCAL_WORLD_SIZE", n_wanted()) == 1 or len(visible) == 1:
+    if n_here() == 1 or len(visible) == 1:
         return
     if not visible:
         import torch

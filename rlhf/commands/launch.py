@@ -20,7 +20,7 @@ GRACE_S = 20.0
 _POLL_S = 0.1
 
 
-def launch(arguments: Sequence[str], n: int, folder: Path) -> int:
+def launch(arguments: Sequence[str], n: int, folder: Path, *, quiet: bool = False) -> int:
     """Run `rlhf ARGUMENTS` in `n` processes and return the exit code of the first one.
 
     They find each other by the variables that `torchrun` sets too. SIGINT and SIGTERM are handed on. Where one fails,
@@ -30,6 +30,7 @@ def launch(arguments: Sequence[str], n: int, folder: Path) -> int:
         arguments: of the command line.
         n: processes.
         folder: of the run, where a process that fails leaves its reason.
+        quiet: what they write to standard output is not shown.
 
     Raises:
         TrainingError: a process was killed, or failed while the first one had nothing to say of it.
@@ -42,6 +43,7 @@ def launch(arguments: Sequence[str], n: int, folder: Path) -> int:
         subprocess.Popen(
             [sys.executable, "-m", "rlhf.cli", *arguments],
             env=os.environ | {name: str(value) for name, value in {**shared, "RANK": r, "LOCAL_RANK": r}.items()},
+            stdout=subprocess.DEVNULL if quiet else None,
             start_new_session=True,  # the terminal's Ctrl-C comes here, and is handed on once
         )
         for r in range(n)

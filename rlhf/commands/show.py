@@ -2,43 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from rlhf.commands.fits import size_of
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
 
 
 @command
 def show(
     recipe: Annotated[str, typer.Argument(help="A YAML file, a name from `rlhf recipes`, or a run folder.")],
     overrides: Overrides = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes that would share every step.")] = 1,
+    trial: Annotated[int | None, typer.Option(min=1, help="Make so many steps of each stage, and measure.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a recipe with every default, and its batch arithmetic: episodes, tokens, updates, memory.
+    """Show a recipe with every default, and what it comes to: episodes, tokens, updates, memory of each process.
 
-    Nothing is trained and no weights are read.
+    Nothing is trained and no weights are read, unless --trial asks for it: then time and memory are measured, in a
+    folder that is thrown away.
     """
     from rlhf.commands.arithmetic import arithmetic
     from rlhf.recipe import dump, load
     from rlhf.recipe.checks import cautions
     from rlhf.recipe.model import values_of
+    from rlhf.recipe.trainer_checks import check_processes
 
     loaded = load(recipe, overrides or [])
-    figures, warnings = arithmetic(loaded), cautions(loaded)
+    check_processes(loaded, nproc)
+    figures, warnings = arithmetic(loaded, nproc), cautions(loaded)
+    measured = _tried(loaded, trial, nproc) if trial else None
     if as_json:
-        print_json({"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings})
+        shown = {"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings}
+        print_json(shown | ({"trial": measured} if measured else {}))
         return
     console = results()
     console.print(dump(loaded), markup=False, soft_wrap=True)
-    _print_figures(console, figures)
+    _print_figures(console, figures, measured)
     for warning in warnings:
         console.print(f"[yellow]caution[/] {warning}", soft_wrap=True)
 
 
-def _print_figures(console: Console, figures: dict[str, Any]) -> None:
+def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:
+    from rlhf.commands.memory import estimates, total
+    from rlhf.commands.trial import try_out
+    from rlhf.errors import ModelError
+
+    found = try_out(recipe, n_steps, n_processes)
+    try:
+        expected = [e.parts for e in estimates(recipe, n_processes)]
+    except ModelError:
+        return found
+    for figures, parts in zip(found["stages"], expected, strict=True):
+        figures["estimated_bytes"] = total(p for p in parts if not (found["on_gpu"] and p.on_host))
+    return found
+
+
+def _print_figures(console: Console, figures: dict[str, Any], measured: dict[str, Any] | None) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -46,6 +73,8 @@ def _print_figures(console: Console, figures: dict[str, Any]) -> None:
         for row in _stage_rows(stage):
             table.add_row(*row)
     _add_policy(table, figures["policy"], figures["memory_bytes"])
+    for row in _trial_rows(measured) if measured else ():
+        table.add_row(*row)
     evaluation = figures["evaluation"]
     table.add_row(
         "evaluation",
@@ -57,16 +86,60 @@ def _print_figures(console: Console, figures: dict[str, Any]) -> None:
     console.print(table)
 
 
+#: What is in memory throughout, and what comes and goes, as a person reads it.
+_HELD = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "masters": "weights in float32",
+    "moments": "moments",
+    "buffers": "buffers of ZeRO",
+    "reference": "reference",
+    "teacher": "teacher",
+    "critic": "critic",
+    "engine": "engine's copy",
+    "kv_cache": "key/value cache",
+    "program": "program",
+}
+_PASSING = {"activations": "activations", "logits": "logits"}
+
+
 def _add_policy(table: Table, policy: dict[str, Any], memory: dict[str, Any] | None) -> None:
     if memory is None:
         table.add_row("policy", f"size and memory unknown until its configuration can be read: {policy['unknown']}")
         return
     table.add_row("policy", f"{policy['n_parameters']:,} parameters, {policy['n_trainable']:,} of them trained")
-    names = ("weights", "gradients", "adam", "reference", *(n for n in ("critic", "engine") if memory[n]))
-    parts = ", ".join(f"{name} {_size(memory[name])}" for name in names)
-    table.add_row("memory", f"{_size(memory['training_total'])}: {parts}")
-    cache, logits = _size(memory["max_kv_cache"]), _size(memory["max_logits"])
-    table.add_row("", f"and at most {cache} of key/value cache, {logits} of logits; activations come on top")
+    n, host = memory["n_processes"], memory["on_host"] - memory["program"]
+    each = f"in each of {n} processes" if n > 1 else "in one process"
+    table.add_row("memory", f"{size_of(memory['peak'])} {each}, at the highest, in {memory['stage']}")
+    for names in (_HELD, _PASSING):
+        parts = [f"{text} {size_of(memory[name])}" for name, text in names.items() if memory[name]]
+        table.add_row("", ("throughout: " if names is _HELD else "for a while: ") + ", ".join(parts))
+    if host:
+        table.add_row("", f"with a GPU, {size_of(host)} and the program lie in the machine's memory")
+    if memory["max_kv_cache"] > memory["kv_cache"]:
+        table.add_row("", f"the key/value cache may grow to {size_of(memory['max_kv_cache'])}: see limits.max_context")
+    if not memory["is_whole"]:
+        table.add_row("", "activations and logits come on top: those of this model cannot be found beforehand")
+
+
+def _trial_rows(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give time and memory of each stage, measured beside estimated."""
+    for stage in measured["stages"]:
+        name = f"trial of {stage['stage']}"
+        if stage["step_s"]:
+            each = ", ".join(f"{seconds:.1f}" for seconds in stage["step_s"])
+            yield name, f"{each} s for its first steps, so {_duration(stage['stage_s'])} for all, without evaluations"
+            name = ""
+        if stage["peak_bytes"] is not None:
+            where = "of the GPU " if measured["on_gpu"] else ""
+            expected = f", {size_of(stage['estimated_bytes'])} estimated" if "estimated_bytes" in stage else ""
+            yield name, f"{size_of(stage['peak_bytes'])} {where}at the highest so far{expected}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
@@ -96,7 +169,3 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-def _size(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"

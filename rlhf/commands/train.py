@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.commands.fits import refuse_too_large
 from rlhf.commands.output import (
     STATE,
     AsJson,
@@ -24,14 +25,14 @@ from rlhf.commands.output import (
 )
 from rlhf.commands.ready import refuse_absent_engine
 from rlhf.errors import RecipeError
-from rlhf.processes import n_wanted
+from rlhf.processes import n_here, n_wanted
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
-
 #: Keys that say where updates are computed, not which.
 _OF_TRAINER = re.compile(r"stages\.\d+\.trainer(\.|$)")
+
 
 @command
 def train(
@@ -42,6 +43,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-seedN if left out.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine that share every step.")] = 1,
+    memory_check: Annotated[
+        bool, typer.Option(help="Refuse a run that cannot fit into the memory that is free.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Train a policy from a recipe.
@@ -68,12 +72,16 @@ def train(
 
         loaded = load(recipe, overrides or [])
     if nproc > 1 and n_wanted() == 1:
+        if memory_check:
+            refuse_too_large(loaded, nproc, nproc, launches=True)
         _launch(loaded, nproc, out, resume, [a for a in (recipe, *(overrides or [])) if a is not None], as_json)
         return
     is_main = os.environ.get("RANK", "0") == "0"
     for caution in _cautions(loaded) if is_main else ():
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
     refuse_absent_engine(loaded)
+    if memory_check:
+        refuse_too_large(loaded, n_wanted(), n_here())
     result = _run(loaded, out, resume)
     if not is_main:
         return
@@ -106,7 +114,8 @@ def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, argum
     check_processes(recipe, n)
     folder = resume or _new_folder(recipe, out)
     place = ["--resume", str(resume)] if resume else ["--out", str(folder)]
-    flags = ["--json"] * as_json + ["--debug"] * STATE.debug
+    # All of them fit, or were told to start anyway.
+    flags = ["--no-memory-check", *["--json"] * as_json, *["--debug"] * STATE.debug]
     code = launch(["train", *arguments, *place, *flags], n, folder)
     if code:
         raise typer.Exit(code)

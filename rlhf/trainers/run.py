@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 import torch
 
 from rlhf.data import Credit, ScoredGroup
@@ -26,6 +25,7 @@ from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.publish import Publisher
 from rlhf.trainers.trainer import TorchTrainer
+from rlhf.trainers.used_memory import used_memory
 from rlhf.trainers.writer import Writer
 
 
@@ -259,8 +259,7 @@ class Run:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics for the present stage."""
-        memory = psutil.Process().memory_info().rss / 1e9
-        self._log(step, {**values, **self.publisher.figures, "memory/rss_gb": memory})
+        self._log(step, {**values, **self.publisher.figures, **used_memory()})
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         self.metrics.log(step, self.state.label, values)

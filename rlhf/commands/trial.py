@@ -1,0 +1,86 @@
+"""A recipe tried: a few of its steps really made in a folder that is thrown away, for time and memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import TrainingError
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
+
+#: Tasks of the evaluations before and after, which a trial is not about.
+_N_TASKS = 2
+
+
+def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any]:
+    """Run `n_steps` of every stage and return what they took.
+
+    Returns:
+        `stages`: for each its label, seconds of each step, seconds that all its steps will take, and the most memory in
+        bytes of a process so far, of the GPU where there is one. `on_gpu` says which.
+
+    Raises:
+        TrainingError: the trial ended early; what it had to say stands on standard error.
+    """
+    from rlhf.commands.launch import launch
+    from rlhf.recipe import dump
+    from rlhf.sinks import read_metrics
+
+    with tempfile.TemporaryDirectory(prefix="rlhf-trial-") as folder:
+        path, run = Path(folder) / "recipe.yaml", Path(folder) / "run"
+        path.write_text(dump(recipe))
+        run.mkdir()
+        arguments = ["train", str(path), *shortened(recipe, n_steps), "--out", str(run), "--no-memory-check"]
+        code = launch(arguments, n_processes, run, quiet=True)
+        if code:
+            raise TrainingError(
+                "the trial did not come to its end",
+                where="--trial",
+                got=f"exit code {code}",
+                expected=f"{n_steps} steps of each stage",
+                hint="its own message stands above",
+            )
+        lines = list(read_metrics(run / "metrics.jsonl"))
+    return {"n_steps": n_steps, **_figures(recipe, lines)}
+
+
+def shortened(recipe: Recipe, n_steps: int) -> list[str]:
+    """Return overrides that leave `n_steps` of every stage, and next to nothing of evaluations."""
+    from rlhf.trainers.supervised import Supervised
+
+    found = [f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
+    for i, stage in enumerate(recipe.stages):
+        if isinstance(stage, Supervised):
+            n = min(stage.n_demonstrations, n_steps * stage.batch_size)
+            found += [f"stages.{i}.epochs=1", f"stages.{i}.n_demonstrations={n}"]
+            continue
+        found += [f"stages.{i}.steps={n_steps}", f"stages.{i}.checkpoint_every=0"]
+        if stage.critic is not None and stage.critic.warmup_steps:
+            found.append(f"stages.{i}.critic.warmup_steps=0")
+        if stage.reference_reset is not None:  # which asks for evaluations on the way
+            found.append(f"stages.{i}.reference_reset=null")
+    return found
+
+
+def _figures(recipe: Recipe, lines: Sequence[Any]) -> dict[str, Any]:
+    stages, on_gpu = [], False
+    for i, stage in enumerate(recipe.stages):
+        own = [line.values for line in lines if line.stage.startswith(f"{i}-") and "memory/peak_gb" in line.values]
+        seconds = [values["time/step_s"] for values in own if "time/step_s" in values]
+        on_gpu = on_gpu or any("memory/gpu_peak_gb" in values for values in own)
+        peaks = [values.get("memory/gpu_peak_gb", values["memory/peak_gb"]) for values in own]
+        n_steps = getattr(stage, "steps", 0)
+        stages.append(
+            {
+                "stage": f"stages[{i}]",
+                "step_s": seconds,
+                # The first step starts what the others find running.
+                "stage_s": seconds[-1] * n_steps if seconds and n_steps else None,
+                "peak_bytes": int(max(peaks) * 1e9) if peaks else None,
+            }
+        )
+    return {"stages": stages, "on_gpu": on_gpu}

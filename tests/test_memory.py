@@ -1,0 +1,254 @@
+"""Memory known beforehand: exact where it can be counted, near what is measured where it cannot, and a run that cannot
+fit is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from rlhf.commands.dry_run import Pass, peak_bytes
+from rlhf.commands.fits import check, free_memory, refuse_too_large
+from rlhf.commands.memory import Estimate, Part, estimates, trainer_bytes
+from rlhf.commands.meta import Parameter, config_of, shaped
+from rlhf.errors import RecipeError
+from rlhf.recipe import Recipe, load
+from rlhf.trainers.policy import Pretrained
+from rlhf.trainers.trainer_kind import DeepSpeed, Torch
+from tests import recipe_parts
+
+SEVEN_B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+SEVEN_B |= {"num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768}
+SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 5, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 4000, "max_position_embeddings": 512, "head_dim": 64}
+TINY = {**SMALL, "hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 16000}
+
+
+def config_folder(folder: Path, shape: dict[str, Any], family: str = "qwen3") -> Path:
+    """A model's folder with its configuration and nothing else."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(family, tie_word_embeddings=family != "qwen2", **shape)
+    config.architectures = None
+    config.save_pretrained(folder)
+    return folder
+
+
+def recipe(tmp_path: Path, shape: dict[str, Any], *overrides: str, family: str = "qwen3") -> Recipe:
+    """One policy-gradient stage for a model of which there is a configuration alone."""
+    model = config_folder(tmp_path / "model", shape, family)
+    path = recipe_parts.write(tmp_path)
+    stages = "stages=[{kind: policy_gradient, steps: 3, max_tokens_per_microbatch: 1024}]"
+    return load(str(path), [f"policy={{kind: pretrained, path: {model}}}", stages, *overrides])
+
+
+def parts(estimate: Estimate) -> dict[str, int]:
+    return {part.name: part.n_bytes for part in estimate.parts}
+
+
+# --- what can be counted -------------------------------------------------------------------------------------------
+
+#: Of a parameter: weights, gradients, weights in float32, moments. docs/training.md has the table for bfloat16.
+TABLE = [
+    # plain torch: gradient and two moments in the format of the weight
+    (Torch(), 4, 1, (4, 4, 0, 8)),
+    (Torch(), 2, 1, (2, 2, 0, 4)),
+    (DeepSpeed(zero=0), 4, 8, (4, 4, 0, 8)),
+    # gradients of bfloat16 are added up in float32; 4 + 8 bytes of masters and moments, shared by 8
+    (DeepSpeed(zero=1), 2, 8, (2, 4, 0.5, 1)),
+    (DeepSpeed(zero=2), 2, 8, (2, 0.5, 0.5, 1)),
+    (DeepSpeed(zero=3), 2, 8, (0.25, 0.5, 0.5, 1)),
+    (DeepSpeed(zero=2), 2, 1, (2, 4, 4, 8)),
+    (DeepSpeed(zero=1, precision="float16"), 2, 8, (2, 2, 0.5, 1)),
+]
+
+
+@pytest.mark.parametrize(("kind", "size", "n", "expected"), TABLE)
+def test_bytes_of_a_parameter(kind: Any, size: int, n: int, expected: tuple[float, ...]) -> None:
+    million = 1_000_000
+    found = trainer_bytes([Parameter(million, size, is_trained=True)], kind, n)
+    names = ("weights", "gradients", "masters", "moments")
+    assert tuple(found[name] / million for name in names) == expected
+
+
+def test_frozen_parameters_have_weights_only_and_small_ones_stay_whole() -> None:
+    base, adapter = Parameter(800_000, 2, is_trained=False), Parameter(8_000, 2, is_trained=True)
+    found = trainer_bytes([base, adapter], DeepSpeed(zero=3), 8)
+    # 2 · 800,000 / 8; the adapter, of fewer than 100,000 numbers, is whole; 4 and 12 bytes of its 8,000 numbers over 8.
+    assert (found["weights"], found["gradients"]) == (200_000 + 16_000, 4_000)
+    assert (found["masters"], found["moments"]) == (4_000, 8_000)
+
+
+def test_a_7b_model_on_eight_gpus(tmp_path: Path) -> None:
+    # An embedding and an output layer of 152064 · 3584 numbers; in each of 28 layers queries and outputs of attention,
+    # 3584² each, keys and values 512 · 3584 with biases of 3584 + 512 + 512, three of 18944 · 3584, and two norms of
+    # 3584; one norm at the end: 7,615,616,512.
+    n = 2 * 152064 * 3584 + 28 * (2 * 3584**2 + 2 * 512 * 3584 + 4608 + 3 * 18944 * 3584 + 2 * 3584) + 3584
+    assert n == 7_615_616_512
+    keys = ["policy.dtype=bfloat16", "stages.0.trainer={kind: deepspeed, zero: 3, gradient_checkpointing: true}"]
+    made = recipe(tmp_path, SEVEN_B, *keys, family="qwen2")
+    [estimate] = estimates(made, 8)
+    found = parts(estimate)
+    assert found["weights"] == pytest.approx(2 * n / 8, rel=1e-3)  # norms and biases stay whole
+    assert (found["gradients"], found["masters"], found["moments"]) == (4 * n // 8, 4 * n // 8, 8 * n // 8)
+    assert found["engine"] == 2 * n  # the embedded engine samples from a copy
+    # Keys and values of 28 layers, 4 heads of 128, 2 bytes each; 128 episodes by 8, of at most 3 turns of 8 tokens.
+    assert found["kv_cache"] == 2 * 28 * 4 * 128 * 2 * (128 // 8) * 3 * 8
+    offloaded = "stages.0.trainer={kind: deepspeed, zero: 3, offload_optimizer: true, offload_parameters: true}"
+    [estimate] = estimates(load_again(made, tmp_path, offloaded), 8)
+    on_host = {part.name for part in estimate.parts if part.on_host}
+    assert on_host >= {"weights", "gradients", "masters", "moments"}
+
+
+def load_again(made: Recipe, tmp_path: Path, *overrides: str) -> Recipe:
+    from rlhf.recipe import dump
+
+    (tmp_path / "again.yaml").write_text(dump(made))
+    return load(str(tmp_path / "again.yaml"), list(overrides))
+
+
+def test_models_beside_the_policy_are_counted(tmp_path: Path) -> None:
+    made = recipe(tmp_path, SMALL)
+    [plain] = estimates(made)
+    weights = parts(plain)["weights"]
+    teacher = config_folder(tmp_path / "teacher", TINY)
+    [with_both] = estimates(
+        load_again(made, tmp_path, f"stages.0.loss={{kind: kdrl, teacher: {teacher}, kl: k3, kl_coef: 0.1}}")
+    )
+    found = parts(with_both)
+    assert found["reference"] == weights  # a whole copy in the policy's format
+    (tmp_path / "other").mkdir()
+    [tiny] = estimates(recipe(tmp_path / "other", TINY))
+    assert found["teacher"] == parts(tiny)["weights"]
+    [adapted] = estimates(load_again(made, tmp_path, "stages.0.loss={kl: k3, kl_coef: 0.1}", "policy.lora={rank: 4}"))
+    assert parts(adapted)["reference"] == 0  # the base, which is there
+    assert parts(adapted)["weights"] == weights + parts(adapted)["gradients"]  # and the adapter's own weights
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+#: Shape, whether activations are computed again, and how many of 1024 tokens are sampled.
+CASES = [(SMALL, True, 1024), (TINY, False, 128)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says what was highest")
+def test_the_estimate_is_within_a_quarter_of_the_measured_peak(tmp_path: Path) -> None:
+    jobs, expected = [], []
+    for i, (shape, recomputes, n_sampled) in enumerate(CASES):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        keys = [f"stages.0.trainer.gradient_checkpointing={str(recomputes).lower()}", "limits.max_turns=1"]
+        # 128 rows of one generation each: of 8 tokens, or of 1.
+        [estimate] = estimates(recipe(folder, shape, *keys, f"limits.max_tokens={n_sampled // 128}"))
+        expected.append(sum(n for name, n in parts(estimate).items() if name not in ("kv_cache", "program")))
+        model = str(folder / "model")
+        jobs.append({"folder": model, "recomputes": recomputes, "n_tokens": 1024, "n_sampled": n_sampled})
+    # An allocator that gives back what is freed: this is about tensors.
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.measured_update", json.dumps(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=Path(__file__).parent.parent)
+    assert not done.returncode, done.stderr
+    measured = json.loads(done.stdout.splitlines()[-1])
+    for got, found in zip(expected, measured, strict=True):
+        assert got == pytest.approx(found, rel=0.25)
+
+
+def test_layers_that_are_left_out_are_added() -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("qwen3", **{**TINY, "num_hidden_layers": 5})
+    asked = Pass(512, 200)
+
+    def model_of(given: Any) -> Any:
+        return shaped(given, "float32", None)
+
+    from rlhf.commands.dry_run import _peak
+
+    assert peak_bytes(config, model_of, asked) == _peak(model_of(config), asked)
+    again = replace(asked, recomputes=True)
+    assert peak_bytes(config, model_of, again) < peak_bytes(config, model_of, asked) / 2  # type: ignore[operator]
+
+
+def test_a_model_that_cannot_be_gone_through_says_so(tmp_path: Path) -> None:
+    shape = {**SMALL, "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0}
+    [estimate] = estimates(recipe(tmp_path, shape))
+    assert not estimate.is_whole and estimate.values()["activations"] == 0
+    policy = f"policy={{kind: pretrained, path: {tmp_path}/model}}"
+    shown = CliRunner().invoke(app, ["show", str(recipe_parts.write(tmp_path)), policy])
+    assert shown.exit_code == 0, shown.output
+    assert "come on top" in " ".join(shown.output.split())
+
+
+# --- what cannot fit -------------------------------------------------------------------------------------------------
+
+#: 12 bytes and more for each of some 340 billion numbers.
+HUGE = {**SEVEN_B, "hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 20}
+
+
+@pytest.mark.parametrize("more", [[], ["--nproc", "2"]])
+def test_a_run_that_cannot_fit_is_refused_before_anything_is_loaded(tmp_path: Path, more: list[str]) -> None:
+    recipe(tmp_path, HUGE, family="qwen2")
+    kind = "stages=[{kind: policy_gradient, trainer: {kind: deepspeed}}]"
+    policy = f"policy={{kind: pretrained, path: {tmp_path}/model}}"
+    command = ["train", str(recipe_parts.write(tmp_path)), policy, kind, "--out", str(tmp_path / "run"), "--json"]
+    refused = CliRunner().invoke(app, [*command, *more])
+    assert refused.exit_code == 2
+    error = json.loads(refused.stdout.splitlines()[-1])["error"]
+    assert error["what"] == "this run needs more memory than is free" and error["where"] == "stages[0]"
+    # 8 bytes of moments to 4 of weights; shared by two, as many of each.
+    key = "policy.dtype=bfloat16" if more else "offload_optimizer"
+    assert f"most is {'weights' if more else 'moments'}" in error["do"] and key in error["do"]
+    assert not (tmp_path / "run").exists()
+    if not more:
+        anyway = CliRunner().invoke(app, [*command, "--no-memory-check"])
+        assert "this run needs" not in anyway.stderr and anyway.exit_code == 2  # the folder has no weights
+
+
+def test_what_is_free_is_compared_with_all_processes_of_a_machine(tmp_path: Path) -> None:
+    made = recipe(tmp_path, SMALL, "stages.0.trainer={kind: deepspeed}")
+    refuse_too_large(made)
+    with pytest.raises(RecipeError, match="needs more memory"):
+        refuse_too_large(made, n_processes=2, n_here=100_000)
+    assert free_memory() > 0
+
+
+def test_the_largest_part_is_named_with_its_key() -> None:
+    estimate = Estimate("stages[1]", 1, (), ((),), 0)
+    found = (Part("weights", 3_000_000_000), Part("activations", 8_000_000_000))
+    check(estimate, found, 11_000_000_000, "the GPU")
+    with pytest.raises(RecipeError) as raised:
+        check(estimate, found, 10_999_999_999, "the GPU")
+    assert raised.value.got == "11.00 GB at the highest: activations 8.00 GB, weights 3.00 GB"
+    assert "most is activations: lower stages.1.max_tokens_per_microbatch" in raised.value.hint
+    assert "the GPU" in raised.value.expected
+
+
+# --- what a trial says -----------------------------------------------------------------------------------------------
+
+
+def test_a_trial_measures_time_and_memory(tmp_path: Path) -> None:
+    path = recipe_parts.write(tmp_path)
+    shown = CliRunner().invoke(app, ["show", str(path), "--trial", "2", "--json"])
+    assert shown.exit_code == 0, shown.output
+    supervised, improved = json.loads(shown.stdout.splitlines()[-1])["trial"]["stages"]
+    assert len(improved["step_s"]) == 2 and improved["stage_s"] == pytest.approx(3 * improved["step_s"][-1])
+    for stage in (supervised, improved):
+        # Nearly all of it is interpreter and libraries, with a model this small.
+        assert stage["peak_bytes"] == pytest.approx(stage["estimated_bytes"], rel=0.6)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("rlhf-trial")] == []
+
+
+def test_a_trial_that_fails_says_so(tmp_path: Path) -> None:
+    config_folder(tmp_path / "model", SMALL)
+    path, policy = recipe_parts.write(tmp_path), f"policy={{kind: pretrained, path: {tmp_path}/model}}"
+    done = CliRunner().invoke(app, ["show", str(path), policy, "--trial", "1"])
+    assert done.exit_code == 2 and "did not come to its end" in done.stderr
+    assert config_of(Pretrained(path=str(tmp_path / "model"))).num_hidden_layers == 5
