@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 import rlhf
-from environments.base import properties_of
+from environments.base import Environment, properties_of
 from rlhf import processes
 from rlhf.build_engine import make_publisher, start_engine
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
@@ -186,39 +186,6 @@ def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def evaluate(
-    recipe: Recipe,
-    *,
-    checkpoint: Path | None = None,
-    split: str | None = None,
-    n_tasks: int | None = None,
-    console: Console | None = None,
-) -> dict[str, Any]:
-    """Measure the policy of `checkpoint` (a checkpoint or model folder), or the recipe's own, on a split."""
-
-    async def go() -> dict[str, Any]:
-        with RichProgress(console or Console(stderr=True)) as progress, stopped_by_term():
-            policy = policy_of(recipe, checkpoint)
-            policy.model.to(device())
-            collector = await make_collector(recipe, policy, progress)
-            try:
-                await make_publisher(recipe, policy, collector.engine).deliver()
-                progress.note("evaluating")
-                result = await run_evaluation(collector, recipe.evaluation, split=split, n_tasks=n_tasks)
-            finally:
-                await collector.engine.close()
-        record = result.record
-        return {
-            "name": recipe.name,
-            "checkpoint": str(checkpoint) if checkpoint else None,
-            "environment": properties_of(recipe.environment).package,
-            "interval": [record.pop("low"), record.pop("high")],
-            **record,
-        }
-
-    return asyncio.run(go())
-
-
 def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
     """The policy of a checkpoint or model folder, else the recipe's own.
 
@@ -352,13 +319,13 @@ def new_folder(recipe: Recipe, out: Path | None) -> Path:
 
 def write_record(folder: Path, recipe: Recipe) -> None:
     """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
-    (folder / "versions.json").write_text(json.dumps(versions(recipe), indent=1))
+    (folder / "versions.json").write_text(json.dumps(versions(recipe.environment), indent=1))
     partial = folder / ".recipe.yaml.partial"
     partial.write_text(dump(recipe))
     partial.rename(folder / "recipe.yaml")
 
 
-def versions(recipe: Recipe) -> dict[str, Any]:
+def versions(environment: Environment) -> dict[str, Any]:
     """Versions of packages, interpreter and hardware."""
     packages = {}
     for name in (
@@ -386,8 +353,8 @@ def versions(recipe: Recipe) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "environment": {
-            "package": properties_of(recipe.environment).package,
-            **asdict(properties_of(recipe.environment)),
+            "package": properties_of(environment).package,
+            **asdict(properties_of(environment)),
         },
         "packages": packages,
     }

@@ -15,12 +15,13 @@ from rlhf.errors import RecipeError, nearest
 @command
 def recipes(
     kinds: Annotated[bool, typer.Option("--kinds", help="List the kinds that a recipe may name instead.")] = False,
+    suites: Annotated[bool, typer.Option("--suites", help="List the suites of `rlhf evaluate` instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the recipes that `rlhf train` knows by name."""
-    rows = _kinds() if kinds else _recipes()
+    rows = _kinds() if kinds else _suites() if suites else _recipes()
     if as_json:
-        print_json({"kinds" if kinds else "recipes": rows})
+        print_json({"kinds" if kinds else "suites" if suites else "recipes": rows})
         return
     table = Table(box=None, pad_edge=False)
     columns = ("section", "kind", "what") if kinds else ("name", "what")
@@ -35,6 +36,12 @@ def _recipes() -> list[dict[str, str]]:
     from rlhf.recipe.files import list_recipes
 
     return [{"name": r.name, "what": r.doc, "path": str(r.path)} for r in list_recipes()]
+
+
+def _suites() -> list[dict[str, str]]:
+    from rlhf.recipe.suites import list_suites
+
+    return [{"name": s.name, "what": s.doc, "path": str(s.path)} for s in list_suites()]
 
 
 def _kinds() -> list[dict[str, str]]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, quiet_libraries, results
 from rlhf.commands.ready import refuse_absent_engine
+from rlhf.commands.tables import show_summary
 from rlhf.errors import CheckpointError, RecipeError
+
+if TYPE_CHECKING:
+    from rlhf.recipe.asked import Asked
 
 #: Sections of a recipe that an evaluation looks at; `seed` draws what a checkpoint does not hold.
 SECTIONS = ("seed", "name", "environment", "agent", "rewards", "limits", "engine", "evaluation", "policy")
@@ -20,39 +25,76 @@ _LIVE_POLICY_KEYS = ("dtype", "chat_template_kwargs")
 
 @command
 def evaluate(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a run, or a checkpoint of one.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY",
+            help="A recipe, a run, or a checkpoint of one. With --suite also a model, an adapter, a hub name, random, "
+            "oracle, or an agent as ./file.py:Name.",
+        ),
+    ],
     overrides: Overrides = None,
+    suite: Annotated[
+        str, typer.Option(help="What it is judged on: a name or a file; the recipe's own evaluation if left out.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Keep everything in this folder; what it holds already is not played again.")
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Tasks to attempt; evaluation.split if left out.")] = None,
-    n: Annotated[int | None, typer.Option(min=1, help="How many tasks; evaluation.n_tasks if left out.")] = None,
+    split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="How many tasks of each part.")] = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens read.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens sampled.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure success with its 95% interval on a fixed set of tasks.
+    """Measure a policy with 95% intervals on fixed tasks, failures of parts apart from failures of the policy.
 
-    Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate RECIPE policy.path=./my_model --n 500
+    Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
+    --suite babyai --attempts 4 --out evaluations/qwen
     """
-    from rlhf.recipe import load
-
-    asked = [*(overrides or [])]
-    # The split goes through the recipe, so that a name that the environment does not know is found before loading.
-    asked += [f"evaluation.split={split}"] if split else []
-    recipe, folder = recipe_and_checkpoint(recipe, checkpoint)
-    loaded = load(recipe, asked)
-    refuse_ignored(asked, folder, "an evaluation", SECTIONS)
-    refuse_absent_engine(loaded)
-    from rlhf.build import evaluate as measure
+    asked = _asked(target, overrides or [], suite, checkpoint, split, n, attempts)
+    from rlhf.build_evaluation import evaluate as measure
 
     quiet_libraries()
-    result = measure(loaded, checkpoint=folder, split=None, n_tasks=n, console=errors())
-    n_asked = (n or loaded.evaluation.n_tasks) * loaded.evaluation.attempts
-    if result["n"] + result["n_errors"] < n_asked:
-        errors().print(f"[yellow]caution[/] the split '{result['split']}' has fewer tasks than were asked for")
+    summary = measure(asked, out=out, price_in=price_in, price_out=price_out, console=errors())
+    for part in summary["data"].values():
+        if n is not None and part["n_tasks"] < n:
+            errors().print(f"[yellow]caution[/] the split '{part['split']}' has fewer tasks than were asked for")
     if as_json:
-        print_json(result)
+        print_json({**_short(summary, asked.checkpoint), "out": out and str(out), "summary": summary})
     else:
-        _print_result(result)
+        show_summary(summary, results())
+        if out is not None:
+            results().print(f"kept in {out}", soft_wrap=True)
+
+
+def _asked(
+    target: str,
+    overrides: list[str],
+    suite: str,
+    checkpoint: Path | None,
+    split: str | None,
+    n: int | None,
+    attempts: int | None,
+) -> Asked:
+    """What is asked for, with recipe and checkpoint found; what cannot be is refused before anything loads."""
+    from rlhf.recipe.asked import Asked, is_model, is_program
+
+    asked = Asked(target=target, suite=suite, n=n, attempts=attempts, split=split, overrides=tuple(overrides))
+    if is_program(target) or (suite and is_model(target)):
+        return asked
+    name, folder = recipe_and_checkpoint(target, checkpoint)
+    # The split goes through the recipe, so that a name that the environment does not know is found before loading.
+    given = [*overrides, *([f"evaluation.split={split}"] if split and not suite else [])]
+    from rlhf.recipe import load
+
+    loaded = load(name, given)
+    refuse_ignored(given, folder, "an evaluation", SECTIONS)
+    refuse_absent_engine(loaded)
+    return replace(asked, target=name, checkpoint=None if folder is None else str(folder))
 
 
 def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sections: Sequence[str]) -> None:
@@ -122,14 +164,19 @@ def newest(run: Path) -> Path | None:
     return found
 
 
-def _print_result(result: dict[str, Any]) -> None:
-    console, interval = results(), result["interval"]
-    console.print(
-        f"success [bold]{result['success']:.1%}[/]  (95% interval {interval[0]:.1%} to {interval[1]:.1%}, "
-        f"{result['n']} episodes of {result['split']}, {result['n_errors']} errors)",
-        soft_wrap=True,
-    )
-    console.print(f"mean return {result['return_mean']:.3f}, mean turns {result['n_turns_mean']:.1f}")
-    console.print(f"policy {result['checkpoint'] or 'of the recipe'}", soft_wrap=True)
-    if result["environment"]:
-        console.print(f"environment {result['environment']}", soft_wrap=True)
+def _short(summary: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
+    """The headline under names of its own, for scripts that read one number."""
+    found, score = summary["success"], summary["score"]
+    parts = list(summary["data"].values())
+    return {
+        "name": summary["suite"],
+        "checkpoint": checkpoint,
+        "split": parts[0]["split"],
+        "environment": parts[0]["package"],
+        "success": found["value"],
+        "interval": [found["low"], found["high"]],
+        "n": found["n"],
+        "n_errors": summary["n_errors"],
+        "return_mean": score["value"],
+        "n_turns_mean": summary["turns_mean"],
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -18,6 +19,9 @@ import numpy.typing as npt
 from rlhf.errors import DataError
 
 Floats = npt.NDArray[np.float64]
+
+#: Least design effect: few tasks may agree by chance far better than they should.
+_MIN_DEFF = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,11 @@ def success_estimate(
     """Estimate the share of solved episodes, with Wilson's interval.
 
     With several attempts per task the interval uses the effective number of episodes, n / deff, where
-    deff = (variance clustered by task) / (p(1−p)/n), never below 1, and t for the tasks' degrees of freedom in place of
-    the normal quantile. Where all episodes agree deff is unknown and the tasks are counted. One attempt per task gives
-    the plain interval. Source: E. L. Korn, B. I. Graubard, Survey Methodology 24 (1998), 193-201.
+    deff = (variance clustered by task) / (p(1−p)/n), and t for the tasks' degrees of freedom in place of the normal
+    quantile. An estimated deff below 1 is chance where tasks are alike; it counts, down to 1/2, because an interval
+    that is only ever widened by chance covers too much (`benchmarks/coverage.py`). Where all episodes agree deff is
+    unknown and the tasks are counted. One attempt per task gives the plain interval.
+    Source: E. L. Korn, B. I. Graubard, Survey Methodology 24 (1998), 193-201, who do not let it narrow at all.
 
     Args:
         solved: `[N]` episodes that no part failed in.
@@ -98,7 +104,9 @@ def success_estimate(
     n, n_solved = len(solved), sum(bool(x) for x in solved)
     effective = float(n)
     if n and task_ids is not None:
-        effective = _effective_n(np.asarray(solved, dtype=np.float64), task_ids, confidence)
+        x = np.asarray(solved, dtype=np.float64)
+        m, error = _clustered_error(x, task_ids)
+        effective = effective_n(float(x.mean()), error, n, m, confidence)
     value = n_solved / n if n else math.nan
     low, high = wilson_interval(value * effective if n else 0, effective, confidence)
     return Estimate(value, low, high, n, n_errors)
@@ -188,6 +196,7 @@ def sign_test(n_better: int, n_worse: int) -> float:
     return min(1.0, 2 * tail / (1 << n))
 
 
+@cache
 def t_quantile(probability: float, df: int) -> float:
     """Give the quantile of Student's t distribution with `df` degrees of freedom.
 
@@ -240,13 +249,20 @@ def _clustered_error(x: Floats, task_ids: Sequence[Hashable]) -> tuple[int, floa
     return m, math.sqrt(m / (m - 1) * float((sums**2).sum())) / len(x)
 
 
-def _effective_n(x: Floats, task_ids: Sequence[Hashable], confidence: float) -> float:
-    n, p = len(x), float(x.mean())
-    m, error = _clustered_error(x, task_ids)
-    if m == n:
+def effective_n(share: float, error: float, n: int, n_tasks: int, confidence: float = 0.95) -> float:
+    """Give the number of independent episodes that say as much as `n` episodes of `n_tasks` tasks; see above.
+
+    Args:
+        share: of the episodes that were solved.
+        error: standard error of the share, clustered by task.
+        n: episodes.
+        n_tasks: tasks they are of.
+        confidence: of the interval it is for.
+    """
+    if n_tasks == n:
         return float(n)
-    if m < 2 or p in (0.0, 1.0):
-        return float(m)
-    deff = max(1.0, error**2 / (p * (1 - p) / n))
+    if n_tasks < 2 or share in (0.0, 1.0):
+        return float(n_tasks)
+    deff = max(_MIN_DEFF, error**2 / (share * (1 - share) / n)) if error else 1.0
     quantile = 0.5 + confidence / 2
-    return n / deff * (t_quantile(quantile, n - 1) / t_quantile(quantile, m - 1)) ** 2
+    return n / deff * (t_quantile(quantile, n - 1) / t_quantile(quantile, n_tasks - 1)) ** 2

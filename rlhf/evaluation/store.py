@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -40,6 +40,7 @@ __all__ = [
     "TrajectoryRecord",
     "TrajectoryWriter",
     "list_steps",
+    "read_columns",
     "read_failures",
     "read_successes",
     "read_trajectories",
@@ -200,6 +201,17 @@ def read_failures(folder: Path, *, stage: str | None = None, phase: Phase | None
             yield from map(decode_failure, table.filter(table["is_failure"]).to_pylist())
 
 
+def read_columns(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of one file as plain values, failures of parts among them; None where it lacks a column.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    names = set(_checked(pq.read_schema, path).names)
+    for row in _read_file(path, [name for name in columns if name in names]).to_pylist():
+        yield {name: row.get(name) for name in columns}
+
+
 def _write_file(path: Path, rows: list[Row]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with disk("trajectories", path):
@@ -212,10 +224,14 @@ def _write_file(path: Path, rows: list[Row]) -> None:
 
 
 def _read_file(path: Path, columns: list[str] | None = None) -> Any:
-    try:
-        table = pq.read_table(path, columns=columns, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError("not a readable trajectory file", where=str(path), got=str(error)[:200]) from error
+    table = _checked(pq.read_table, path, columns=columns, partitioning=None)
     if not FORMAT.items() <= dict(table.schema.metadata or {}).items():
         raise DataError("a trajectory file of another format", where=str(path), expected="format 1")
     return table
+
+
+def _checked(read: Callable[..., Any], path: Path, **options: Any) -> Any:
+    try:
+        return read(path, **options)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError("not a readable trajectory file", where=str(path), got=str(error)[:200]) from error

@@ -41,7 +41,7 @@ def list_recipes() -> list[Listed]:
     for folder in folders():
         for path in sorted(folder.rglob("*.yaml")):
             name = path.relative_to(folder).with_suffix("").as_posix()
-            found.setdefault(name, Listed(name, _first_comment(path), path))
+            found.setdefault(name, Listed(name, first_comment(path), path))
     return [found[name] for name in sorted(found)]
 
 
@@ -88,6 +88,7 @@ def _names(listed: list[Listed]) -> Iterator[str]:
         yield recipe.name.rpartition("/")[2]
 
 
-def _first_comment(path: Path) -> str:
+def first_comment(path: Path) -> str:
+    """Return the first comment line of a file, without its sign."""
     with path.open(encoding="utf-8") as file:
         return next((line.lstrip("# ").strip() for line in file if line.startswith("#")), "")

@@ -88,7 +88,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         seed=_seed(values.get("seed", 0)),
         environment=environment,
         agent=agent,
-        rewards=_rewards(values.get("rewards", {}), base),
+        rewards=rewards_of(values.get("rewards", {}), base),
         engine=build_part("engine", values.get("engine", {}), "engine", base=base),
         limits=build(Limits, values.get("limits", {}), "limits", base=base),
         evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
@@ -106,14 +106,19 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
         "policy": plain_part("policy", recipe.policy),
         "environment": plain_part("environment", recipe.environment),
         "agent": plain_part("agent", recipe.agent),
-        "rewards": {
-            name: plain_part("reward", _as_named(weighted.reward)) | {"weight": plain(float, weighted.weight)}
-            for name, weighted in recipe.rewards.items()
-        },
+        "rewards": plain_rewards(recipe.rewards),
         "engine": plain_part("engine", recipe.engine),
         "limits": plain_part(None, recipe.limits),
         "evaluation": plain_part(None, recipe.evaluation),
         "stages": [plain_part("stage", stage) for stage in recipe.stages],
+    }
+
+
+def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
+    """Return the plain values that `rewards_of` makes equal rewards of."""
+    return {
+        name: plain_part("reward", _as_named(weighted.reward)) | {"weight": plain(float, weighted.weight)}
+        for name, weighted in rewards.items()
     }
 
 
@@ -148,7 +153,8 @@ def _seed(seed: Any) -> int:
     return seed
 
 
-def _rewards(values: Any, base: Path) -> dict[str, Weighted]:
+def rewards_of(values: Any, base: Path) -> dict[str, Weighted]:
+    """Build rewards from plain values: name -> kind, keys and weight. Raises RecipeError."""
     if not isinstance(values, Mapping):
         raise RecipeError(
             "rewards have names",

@@ -127,12 +127,27 @@ def test_attempts_that_agree_count_as_tasks() -> None:
     assert estimate.low < wilson_interval(100, 200)[0] - 0.05
 
 
-def test_clustering_never_narrows_the_interval() -> None:
+def test_clustering_widens_the_interval_of_tasks_that_differ() -> None:
     rng = np.random.default_rng(0)
+    tasks = [i // 4 for i in range(160)]
     for _ in range(50):
-        solved = list(rng.random(40) < rng.random())
-        clustered, plain = success_estimate(solved, [i // 4 for i in range(40)]), success_estimate(solved)
-        assert clustered.low <= plain.low + 1e-12 and clustered.high >= plain.high - 1e-12
+        solved = list(np.repeat(rng.random(40) < rng.uniform(0.2, 0.8), 4))  # all attempts at a task go the same way
+        clustered, plain = success_estimate(solved, tasks), success_estimate(solved)
+        assert clustered.high - clustered.low > 1.5 * (plain.high - plain.low)
+
+
+def test_chance_agreement_of_tasks_narrows_the_interval_to_twice_the_episodes_at_most() -> None:
+    # Each task solves one of two attempts: tasks agree better than chance allows, but half the variance is the least.
+    tasks = [i // 2 for i in range(80)]
+    solved = [i % 2 == 0 for i in range(78)] + [True, True]  # one task differs, or the variance would be 0
+    found = success_estimate(solved, tasks)
+    ratio = t_quantile(0.975, 79) / t_quantile(0.975, 39)
+    low, high = wilson_interval(found.value * 160 * ratio**2, 160 * ratio**2)
+    assert (found.low, found.high) == pytest.approx((low, high))
+    # no variance at all says nothing: the episodes are counted
+    assert success_estimate([True, False] * 40, tasks).low == pytest.approx(
+        wilson_interval(40 * ratio**2, 80 * ratio**2)[0]
+    )
 
 
 def test_bootstrap_is_seeded_and_agrees_with_theory() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rlhf.build import evaluate
-from rlhf.recipe import load
+from rlhf.build_evaluation import evaluate
+from rlhf.recipe.asked import Asked
 from tests.trainers import runs
 
 #: Enough that some attempts succeed and some fail.
@@ -47,7 +47,14 @@ def test_a_run_trains_with_vllm_and_is_evaluated_alike_by_both_engines(tmp_path:
     assert set(runs.curve(done.folder, "rollout/n_failures")) == {0.0}
     # The embedded engine, over the checkpoint, does in every episode what vLLM did at the end of the run.
     after = json.loads((done.folder / "result.json").read_text())["after"]
-    mine = evaluate(load(str(recipe), ["engine.kind=transformers"]), checkpoint=runs.newest(done.folder))
-    assert {name: mine[name] for name in ("success", "n", "n_errors", "return_mean", "n_turns_mean")} == {
-        name: after[name] for name in ("success", "n", "n_errors", "return_mean", "n_turns_mean")
-    }
+    newest = str(runs.newest(done.folder))
+    asked = Asked(target=str(recipe), overrides=("engine.kind=transformers",), checkpoint=newest)
+    mine = evaluate(asked)
+    found = (
+        mine["success"]["value"],
+        mine["success"]["n"],
+        mine["n_errors"],
+        mine["score"]["value"],
+        mine["turns_mean"],
+    )
+    assert found == tuple(after[name] for name in ("success", "n", "n_errors", "return_mean", "n_turns_mean"))

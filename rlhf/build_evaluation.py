@@ -1,0 +1,205 @@
+"""An evaluation from its first task to its report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from environments.base import properties_of
+from rlhf.build import versions
+from rlhf.build_policies import Contender, at_play, contender
+from rlhf.build_processes import stopped_by_term
+from rlhf.data import Task
+from rlhf.errors import RecipeError, disk
+from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
+from rlhf.evaluation.play import play_part
+from rlhf.evaluation.summary import summarize
+from rlhf.progress import RichProgress
+from rlhf.recipe.asked import Asked
+from rlhf.recipe.builder import plain_part
+from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
+from rlhf.recipe.text import parse, to_text
+from rlhf.rollout.collect import Collector
+
+#: Files of an evaluation's folder.
+PLAN, SUMMARY, VERSIONS, TRAJECTORIES = "evaluation.yaml", "summary.json", "versions.json", "trajectories"
+
+
+def evaluate(
+    asked: Asked,
+    *,
+    out: Path | None = None,
+    price_in: float | None = None,
+    price_out: float | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Evaluate a policy, or go on with the evaluation in `out`.
+
+    Args:
+        asked: whom, and on what.
+        out: folder of the evaluation; without one nothing is kept.
+        price_in: money for a million tokens read.
+        price_out: money for a million tokens sampled.
+        console: for progress.
+
+    Returns:
+        plain values: the figures of `summary.json`.
+
+    Raises:
+        RlhfError: any problem; the attempts made are kept.
+    """
+    found = contender(asked)
+    with ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
+        tasks = found.suite.tasks()
+        begin(folder, asked, found, tasks)
+        with RichProgress(console or Console(stderr=True), every=50) as progress:
+            asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
+        return finish(folder, found, tasks, price_in, price_out)
+
+
+async def _play(found: Contender, tasks: Mapping[str, list[Task]], folder: Path, progress: RichProgress) -> None:
+    suite, n = found.suite, sum(map(len, tasks.values()))
+    progress.stage("evaluation", n, 0)
+    with stopped_by_term():
+        async with at_play(found, progress) as collector_of:
+            await _parts(suite, tasks, collector_of, folder, progress)
+
+
+async def _parts(
+    suite: Suite,
+    tasks: Mapping[str, list[Task]],
+    collector_of: Callable[[Part], Collector],
+    folder: Path,
+    progress: RichProgress,
+) -> None:
+    for part in suite.parts:
+        sampling = part.limits.sampling(suite.sampling.temperature)
+
+        def on_block(n_tasks: int, name: str = part.name) -> None:
+            for _ in range(n_tasks):
+                progress.advance(name)
+
+        await play_part(
+            part.name,
+            tasks[part.name],
+            collector_of(part),
+            folder,
+            attempts=suite.attempts,
+            sampling=replace(sampling, top_p=suite.sampling.top_p, top_k=suite.sampling.top_k),
+            on_block=on_block,
+        )
+
+
+def begin(folder: Path, asked: Asked, found: Contender, tasks: Mapping[str, list[Task]]) -> None:
+    """Write what is evaluated, or see that it is what the folder holds already.
+
+    Raises:
+        RecipeError: the folder holds something else.
+    """
+    plan = {
+        "asked": asked.plain,
+        "tasks": {name: hash_of(listed) for name, listed in tasks.items()},
+        "suite": values_of_suite(found.suite),
+    }
+    path = folder / PLAN
+    if path.is_file():
+        before = parse(path.read_text("utf-8"), str(path))
+        differing = [key for key in plan if before.get(key) != parse(to_text(plan), "plan")[key]]
+        if differing:
+            raise RecipeError(
+                "this folder holds another evaluation",
+                where=f"--out {folder}",
+                got=f"an evaluation with other {' and '.join(differing)}",
+                expected="a new folder, or the command that this one was begun with",
+                hint="give another --out",
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise RecipeError(
+            "the folder of the evaluation is not empty",
+            where=f"--out {folder}",
+            got="other files",
+            expected="a new folder, or that of an evaluation to go on with",
+            hint="give another --out",
+        )
+    with disk("the evaluation", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / VERSIONS).write_text(json.dumps(versions_of(found), indent=1) + "\n")
+        partial = folder / f".{PLAN}.partial"
+        partial.write_text(to_text(plan))
+        partial.rename(path)
+
+
+def versions_of(found: Contender) -> dict[str, Any]:
+    """Versions of packages, interpreter, hardware, engine and environments."""
+    part, recipe = found.suite.parts[0], found.recipe
+    return {
+        **versions(part.environment),
+        "environment": {p.name: properties_of(p.environment).package for p in found.suite.parts},
+        "engine": plain_part("engine", recipe.engine) if recipe else {"kind": found.kind},
+    }
+
+
+def finish(
+    folder: Path,
+    found: Contender,
+    tasks: Mapping[str, list[Task]],
+    price_in: float | None = None,
+    price_out: float | None = None,
+) -> dict[str, Any]:
+    """Make the figures from the stored attempts alone, and write them. They hold no times: they can be compared."""
+    attempts = read_attempts(folder / TRAJECTORIES)
+    figures = summarize(attempts, price_in=price_in, price_out=price_out)
+    summary = {
+        "policy": found.name,
+        "suite": found.suite.name,
+        "attempts": found.suite.attempts,
+        "metric": found.suite.metric,
+        "data": _data(found.suite, tasks, attempts),
+        **(figures if found.has_tokens else _without_tokens(figures)),
+    }
+    with disk("the summary", folder):
+        partial = folder / f".{SUMMARY}.partial"
+        partial.write_text(json.dumps(finite(summary), indent=1) + "\n")
+        partial.rename(folder / SUMMARY)
+    return summary
+
+
+def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]) -> dict[str, Any]:
+    """What the environments served: hashes of the tasks, and of what each says first."""
+    said = openings(attempts)
+    return {
+        part.name: {
+            "package": properties_of(part.environment).package,
+            "split": part.tasks.split,
+            "n_tasks": len(tasks[part.name]),
+            "tasks": hash_of(tasks[part.name]),
+            "openings": digest(f"{t.id} {said[t.id]}" for t in tasks[part.name] if t.id in said),
+        }
+        for part in suite.parts
+    }
+
+
+def _without_tokens(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a policy that samples none."""
+    spent = {name: value for name, value in figures["per_solved"].items() if name == "turns"}
+    return {**figures, "tokens_mean": None, "per_solved": spent}
+
+
+def finite(value: Any) -> Any:
+    """`value` with null in place of what is no finite number, which JSON does not know."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

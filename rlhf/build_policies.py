@@ -1,0 +1,200 @@
+"""Whom `rlhf evaluate` evaluates: from what the command line names to episodes that can be played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlhf.build import device, make_collector, policy_of
+from rlhf.build_engine import make_publisher
+from rlhf.errors import ModelError, RecipeError, nearest
+from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, RandomAgent, WholeMessages
+from rlhf.progress import RichProgress
+from rlhf.recipe import Recipe, load
+from rlhf.recipe.asked import BASELINES, Asked, is_model, is_program
+from rlhf.recipe.builder import build_part, plain_part
+from rlhf.recipe.model import recipe_of
+from rlhf.recipe.suites import Part, Suite, load_suite, suite_of_recipe
+from rlhf.recipe.text import parse_fields
+from rlhf.rollout.collect import Collector
+from rlhf.trainers.policy import Policy, restore
+
+#: Keys that a model without a recipe may be given.
+_OF_MODELS = ("policy", "engine", "seed")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy and the suite it is to be judged on.
+
+    Attributes:
+        kind: `model`, `program`, `random` or `oracle`.
+        name: for the reader.
+        suite: with the agents and limits that this policy brings.
+        recipe: of a model.
+        checkpoint: of a model, where it is not the recipe's own.
+    """
+
+    kind: str
+    name: str
+    suite: Suite
+    recipe: Recipe | None = None
+    checkpoint: Path | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether numbers of tokens mean anything."""
+        return self.kind == "model"
+
+
+def contender(asked: Asked) -> Contender:
+    """Find out what is to be evaluated, and on what. Nothing is loaded yet.
+
+    Raises:
+        RecipeError: it is nothing that can be evaluated, or not with these keys.
+    """
+    suite = load_suite(asked.suite) if asked.suite else None
+    if is_program(asked.target):
+        if suite is None:
+            raise _needs_suite(asked.target)
+        if asked.target in BASELINES:
+            _refuse(asked.overrides, (), asked.target)
+            return Contender(asked.target, asked.target, _changed(suite, asked))
+        kind = {"kind": asked.target, **parse_fields(asked.overrides)}
+        agent = build_part("agent", kind, "agent", base=Path.cwd())
+        parts = tuple(replace(part, agent=agent) for part in suite.parts)
+        return Contender("program", asked.target, _changed(replace(suite, parts=parts), asked))
+    if suite is not None and is_model(asked.target):
+        return _model(asked, suite)
+    recipe = load(asked.target, asked.overrides)
+    suite = suite_of_recipe(recipe) if suite is None else suite.taken_by(recipe)
+    checkpoint = Path(asked.checkpoint) if asked.checkpoint else None
+    return Contender("model", asked.checkpoint or asked.target, _changed(suite, asked), recipe, checkpoint)
+
+
+@asynccontextmanager
+async def at_play(found: Contender, progress: RichProgress) -> AsyncIterator[Callable[[Part], Collector]]:
+    """Load what is evaluated; gives the collector of each part of the suite."""
+    if found.kind == "model":
+        async with _model_at_play(found, progress) as collector_of:
+            yield collector_of
+        return
+    engine: Any = Dice() if found.kind == "random" else NoEngine()
+    renderer = OnlyDice() if found.kind == "random" else WholeMessages()
+
+    def collector_of_part(part: Part) -> Collector:
+        environment: Any = Planned(part.environment) if found.kind == "oracle" else part.environment
+        agents: dict[str, Any] = {"random": RandomAgent(), "oracle": None, "program": part.agent}
+        agent = OracleAgent(environment) if found.kind == "oracle" else agents[found.kind]
+        return Collector(
+            environment=environment,
+            agent=agent,
+            rewards=part.rewards,
+            engine=engine,
+            renderer=renderer,
+            limits=part.limits,
+            seed=found.suite.seed,
+            on_progress=progress.rollout,
+        )
+
+    yield collector_of_part
+
+
+@asynccontextmanager
+async def _model_at_play(found: Contender, progress: RichProgress) -> AsyncIterator[Callable[[Part], Collector]]:
+    recipe = found.recipe
+    assert recipe is not None
+    policy = _weights(recipe, found.checkpoint)
+    policy.model.to(device())
+    collector = await make_collector(recipe, policy, progress)
+    try:
+        await make_publisher(recipe, policy, collector.engine).deliver()
+        yield lambda part: replace(
+            collector,
+            environment=part.environment,
+            agent=part.agent,
+            rewards=part.rewards,
+            limits=part.limits,
+            seed=found.suite.seed,
+        )
+    finally:
+        await collector.engine.close()
+
+
+def _weights(recipe: Recipe, checkpoint: Path | None) -> Policy:
+    """The policy of a recipe and a checkpoint, or of an adapter without a run around it."""
+    if checkpoint is not None and (checkpoint / "adapter_config.json").is_file():
+        return restore(recipe.policy, checkpoint, checkpoint)
+    return policy_of(recipe, checkpoint)
+
+
+def _model(asked: Asked, suite: Suite) -> Contender:
+    """A model in Hugging Face format, or an adapter over one, with the suite's own agents."""
+    _refuse(asked.overrides, _OF_MODELS, "a model")
+    given = parse_fields(asked.overrides)
+    adapter = Path(asked.target).expanduser() / "adapter_config.json"
+    path = _base_of(adapter) if adapter.is_file() else asked.target
+    part = suite.parts[0]
+    values = {
+        "seed": given.get("seed", 0),
+        "policy": {"kind": "pretrained", "path": path, **given.get("policy", {})},
+        "engine": given.get("engine", {}),
+        "environment": plain_part("environment", part.environment),
+        "rewards": {"success": {"kind": "outcome"}},
+        "limits": plain_part(None, part.limits),
+        "stages": [{"kind": "policy_gradient", "steps": 1}],  # a recipe has one; an evaluation never looks at it
+    }
+    recipe = recipe_of(values, name=suite.name, base=Path.cwd())
+    checkpoint = Path(asked.target) if adapter.is_file() else None
+    return Contender("model", asked.target, _changed(suite, asked), recipe, checkpoint)
+
+
+def _base_of(adapter: Path) -> str:
+    base = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            "the adapter does not say what it belongs to",
+            where=str(adapter),
+            got="no base_model_name_or_path",
+            expected="the folder or hub name of its base model",
+            hint="name the run that it comes from, or the base with policy.path=NAME",
+        )
+    return str(base)
+
+
+def _changed(suite: Suite, asked: Asked) -> Suite:
+    """The suite with what the command line says of it."""
+    pairs = (("split", asked.split), ("n", asked.n))
+    tasks: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    if tasks:
+        # Another list of tasks is not what the hash was made of.
+        parts = (replace(part, tasks=replace(part.tasks, **{**tasks, "sha256": ""})) for part in suite.parts)
+        suite = replace(suite, parts=tuple(parts))
+    return suite if asked.attempts is None else replace(suite, attempts=asked.attempts)
+
+
+def _refuse(overrides: Sequence[str], known: Sequence[str], what: str) -> None:
+    for override in overrides:
+        key = override.partition("=")[0].partition(".")[0]
+        if key not in known:
+            raise RecipeError(
+                f"this key has no effect on the evaluation of {what}",
+                where=key,
+                got=override,
+                expected=", ".join(f"{name}...." for name in known) or "no keys",
+                hint=nearest(key, known) or "remove it; what a suite says is changed in a suite of your own",
+            )
+
+
+def _needs_suite(target: str) -> RecipeError:
+    return RecipeError(
+        "this says nothing of tasks",
+        where=target,
+        got="no --suite",
+        expected="--suite NAME, or a recipe, a run or a checkpoint of one",
+        hint="`rlhf recipes --suites` lists the suites that come along",
+    )

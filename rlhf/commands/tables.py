@@ -1,0 +1,87 @@
+"""What evaluations come to, as tables in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+#: Rows of a table by types of tasks; the rest is in the summary.
+_MOST_TYPES = 24
+
+
+def show_summary(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the figures of one evaluation."""
+    found = summary["success"]
+    console.print(
+        f"success [bold]{share(found)}[/]  ({found['n']} attempts at {summary['n_tasks']} tasks, "
+        f"{summary['n_errors']} errors)",
+        soft_wrap=True,
+    )
+    score = summary["score"]
+    console.print(f"mean score {number(score['value'])} ({number(score['low'])} to {number(score['high'])})")
+    if summary["n_errors"]:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in summary["errors"].items() if n)
+        console.print(f"errors {kinds}; counted as failures, success is {share(summary['if_errors_failed'])}")
+    cut = ", ".join(f"{n} {kind}" for kind, n in summary["truncated"].items() if n)
+    console.print(f"{summary['n_failed']} failed" + (f", cut off {cut}" if cut else ""))
+    for k, passed in summary["pass"].items():
+        if int(k) > 1:
+            console.print(f"pass@{k} {share(passed['at'])}   pass^{k} {share(passed['all'])}")
+    spent = {name.replace("_", " "): value for name, value in summary["per_solved"].items() if value is not None}
+    if spent:
+        console.print("for each solved: " + ", ".join(f"{amount(value)} {name}" for name, value in spent.items()))
+    console.print(f"mean turns {summary['turns_mean']:.1f}, invalid actions {summary['invalid_share']:.1%}")
+    if len(summary["types"]) > 1:
+        console.print(type_table(summary))
+    console.print(f"policy {summary['policy']}", soft_wrap=True)
+    packages = dict.fromkeys(part["package"] for part in summary["data"].values() if part["package"])
+    if packages:
+        console.print(f"environment {', '.join(packages)}", soft_wrap=True)
+
+
+def type_table(summary: Mapping[str, Any]) -> Table:
+    """One row for each type of task."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("tasks of type", overflow="fold")
+    for column in ("n", "success", "95% interval", "score", "turns", "errors"):
+        table.add_column(column, no_wrap=True, justify="right")
+    rows = list(summary["types"].items())
+    for name, found in rows[:_MOST_TYPES]:
+        success = found["success"]
+        table.add_row(
+            name,
+            str(success["n"]),
+            percent(success["value"]),
+            f"{percent(success['low'])} to {percent(success['high'])}",
+            number(found["score"]["value"]),
+            f"{found['turns_mean']:.1f}",
+            str(found["n_errors"]),
+        )
+    if len(rows) > _MOST_TYPES:
+        table.add_row(f"and {len(rows) - _MOST_TYPES} more", *[""] * 6)
+    return table
+
+
+def share(estimate: Mapping[str, Any]) -> str:
+    """A share with its interval."""
+    low, high = percent(estimate["low"]), percent(estimate["high"])
+    return f"{percent(estimate['value'])} (95% interval {low} to {high})"
+
+
+def percent(value: float | None) -> str:
+    """A share as percentage; a dash where nothing is known."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.1%}"
+
+
+def number(value: float | None) -> str:
+    """A number with three decimals; a dash where nothing is known."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def amount(value: float) -> str:
+    """What was spent, with as many digits as it needs."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,156 @@
+"""Attempts as rows of plain values: what the figures of an evaluation are made of, read from its files alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.data import Outcome
+from rlhf.errors import DataError
+from rlhf.evaluation.store import list_steps, read_columns
+
+_COLUMNS = [
+    *("stage", "task_id", "attempt", "outcome", "is_failure", "solved", "opening", "duration_s", "n_retries"),
+    *("n_turns", "n_given", "n_tokens", "generations", "turns", "score"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at one task.
+
+    Attributes:
+        part: of the suite; the stage, for the evaluation of a run.
+        task_id: the task attempted.
+        number: of the attempt at this task, from 0.
+        outcome: how it ended.
+        score: weighted sum of the rewards; None for the failure of a part.
+        n_turns: actions of the policy.
+        n_invalid: of these, not understood.
+        n_tokens: sampled.
+        n_prompt_tokens: read, all prompts together, as a provider counts them.
+        seconds: of wall-clock time.
+        n_retries: attempts that were thrown away before it because a part failed.
+        opening: hash of what the environment said first; empty for the failure of a part.
+    """
+
+    part: str
+    task_id: str
+    number: int
+    outcome: Outcome
+    score: float | None = None
+    n_turns: int = 0
+    n_invalid: int = 0
+    n_tokens: int = 0
+    n_prompt_tokens: int = 0
+    seconds: float = 0.0
+    n_retries: int = 0
+    opening: str = ""
+
+    @property
+    def solved(self) -> bool:
+        """Whether the environment's own success criterion was met."""
+        return self.outcome is Outcome.SOLVED
+
+    @property
+    def is_error(self) -> bool:
+        """Whether a part failed, so that it says nothing about the policy."""
+        return self.outcome.is_failure_of_a_part
+
+    @property
+    def type(self) -> str:
+        """Type of the task: its id without the part after the last slash, hence environment, game, level, split."""
+        return self.task_id.rpartition("/")[0] or self.task_id
+
+
+def read_attempts(folder: Path, *, stage: str | None = None) -> list[Attempt]:
+    """Read the attempts of all evaluations in a folder of trajectories, or of one of its stages.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    stored = [s for s in list_steps(folder) if s.phase == "eval" and stage in (None, s.stage)]
+    return [_attempt(row) for one in stored for row in read_columns(one.path, _COLUMNS)]
+
+
+def evaluations_in(folder: Path) -> list[str]:
+    """Names of the evaluations in a folder of trajectories, by the step they were made in, the last one last."""
+    steps = {s.stage: s.step for s in list_steps(folder) if s.phase == "eval"}
+    return sorted(steps, key=lambda stage: (steps[stage], stage != "before", stage))
+
+
+def solved_by_task(attempts: Iterable[Attempt]) -> dict[str, list[bool]]:
+    """Task -> whether each attempt was solved, failures of parts left out."""
+    found: dict[str, list[bool]] = {}
+    for a in attempts:
+        if not a.is_error:
+            found.setdefault(a.task_id, []).append(a.solved)
+    return found
+
+
+def scores_by_task(attempts: Iterable[Attempt]) -> dict[str, list[float]]:
+    """Task -> score of each attempt, failures of parts left out."""
+    found: dict[str, list[float]] = {}
+    for a in attempts:
+        if a.score is not None and not a.is_error:
+            found.setdefault(a.task_id, []).append(a.score)
+    return found
+
+
+def openings(attempts: Iterable[Attempt]) -> dict[str, str]:
+    """Task -> hash of what its environment says first.
+
+    Raises:
+        DataError: one task began in two ways.
+    """
+    found: dict[str, str] = {}
+    for a in attempts:
+        if a.opening and found.setdefault(a.task_id, a.opening) != a.opening:
+            raise DataError(
+                "one task began in two ways",
+                where=a.task_id,
+                got="different openings in two attempts",
+                expected="an environment whose tasks are fixed",
+                hint="run `rlhf check environment`",
+            )
+    return found
+
+
+def digest(parts: Iterable[str], n: int = 16) -> str:
+    """Return the first `n` hexadecimal digits of the SHA-256 of `parts`, in their order."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        hashed.update(len(data).to_bytes(8, "big") + data)
+    return hashed.hexdigest()[:n]
+
+
+def _attempt(row: dict[str, Any]) -> Attempt:
+    if row["is_failure"]:
+        return Attempt(row["stage"], row["task_id"], row["attempt"], Outcome(row["outcome"]))
+    given = row["n_given"] or 0
+    return Attempt(
+        part=row["stage"],
+        task_id=row["task_id"],
+        number=row["attempt"],
+        outcome=Outcome(row["outcome"]),
+        score=row["score"] and row["score"]["total"],
+        n_turns=row["n_turns"] - given,
+        n_invalid=sum(not turn["valid"] for turn in row["turns"][given:]),
+        n_tokens=row["n_tokens"],
+        n_prompt_tokens=sum(_prompt_lengths(row["generations"])),
+        seconds=row["duration_s"],
+        n_retries=row["n_retries"],
+        opening=digest([row["opening"]]),
+    )
+
+
+def _prompt_lengths(generations: Sequence[dict[str, Any]]) -> Iterator[int]:
+    before = 0
+    for g in generations:
+        length = len(g["prompt_ids"]) + (before if g["extends"] else 0)
+        yield length
+        before = length + len(g["token_ids"])

@@ -1,0 +1,203 @@
+"""Policies that are no models: chance, an environment's oracle, and agents that are programs.
+
+They are played by the same episodes as models are. What chance needs is drawn by an engine from the seed of the call,
+so that it is a function of seed, task, attempt and turn, as what a model samples is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agents.base import History, PolicyHandle
+from environments.base import Environment, Oracle, Properties, properties_of
+from rlhf.data import (
+    Action,
+    Finish,
+    Generation,
+    Message,
+    PolicyWeights,
+    Prompt,
+    Role,
+    SamplingParams,
+    Task,
+    WeightsForm,
+)
+from rlhf.errors import AgentError, DeliveryError, EngineError, RecipeError
+from rlhf.rollout.renderer import Renderer
+
+_BITS = 31
+
+
+class WholeMessages(Renderer):
+    """A renderer for policies that read messages rather than tokens: each message is one id.
+
+    What is stored of a trajectory then holds one id for each message, and its text where the environment or the agent
+    said it. Ids are given in the order in which messages are met, so they mean nothing outside their process.
+    """
+
+    def __init__(self) -> None:
+        self.stop_ids, self.opens_thinking = (), False
+        self._ids: dict[tuple[Role, str], int] = {}
+        self._messages: list[Message] = []
+
+    def prompt(self, messages: Sequence[Message]) -> Prompt:
+        """One id for each message; those of sampled replies are the sampled ones."""
+        return Prompt(tuple(i for m in messages for i in (m.token_ids or (self.id_of(m.role, m.content),))))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the messages."""
+        return "\n".join(m.content for m in self.messages(ids))
+
+    def reply_text(self, ids: Sequence[int]) -> str:
+        """Text of a reply."""
+        return self.decode(ids)
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """The id of a reply."""
+        return (self.id_of(Role.ASSISTANT, text),)
+
+    def messages(self, ids: Iterable[int]) -> list[Message]:
+        """The messages that `ids` stand for."""
+        return [self._messages[i] for i in ids]
+
+    def id_of(self, role: Role, text: str) -> int:
+        """The id of a message; a new one where it was never met."""
+        found = self._ids.setdefault((role, text), len(self._messages))
+        if found == len(self._messages):
+            self._messages.append(Message(role, text))
+        return found
+
+
+class _NoModel:
+    """What the engines below have in common: there is nothing to load."""
+
+    policy_version = 0
+    weights_form: WeightsForm = "shared"
+    shares_policy = False
+    max_context = 1 << 40
+
+    async def release(self, session: str) -> None:
+        """Nothing is kept."""
+
+    async def load(self, weights: PolicyWeights) -> None:
+        """Refuse. Raises DeliveryError."""
+        raise DeliveryError("there is no model to give weights to", where=type(self).__name__)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Dice(_NoModel):
+    """An engine whose every generation is one number below 2^31, drawn from the seed of the call."""
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
+        """Draw."""
+        number = random.Random(params.seed).getrandbits(_BITS)
+        return Generation(prompt, (number,), (-_BITS * math.log(2),), Finish.STOP, 0)
+
+
+class NoEngine(_NoModel):
+    """For agents that are programs: whoever asks for a model is refused."""
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
+        """Refuse. Raises EngineError."""
+        raise EngineError(
+            "this agent asks for a model, and it is evaluated without one",
+            where="policy.generate",
+            hint="give a model beside the agent: --endpoint URL --model NAME",
+        )
+
+
+class OnlyDice(WholeMessages):
+    """The renderer of `Dice`: what is said is of no account, and its replies are numbers."""
+
+    def prompt(self, messages: Sequence[Message]) -> Prompt:
+        """Always the same."""
+        return Prompt((0,))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Numbers as they are."""
+        return " ".join(map(str, ids))
+
+
+@dataclass(frozen=True)
+class RandomAgent:
+    """Takes one of the possible actions, each as likely as any other. Its policy is `Dice`."""
+
+    async def act(self, history: History, policy: PolicyHandle) -> Action:
+        """Choose.
+
+        Raises:
+            AgentError: the environment does not list what is possible.
+        """
+        if not history.admissible_actions:
+            raise AgentError(
+                "there is nothing to choose from",
+                where=history.task.id,
+                got="no admissible actions",
+                expected="an environment that lists them",
+                hint="a random policy is defined only where StepResult.admissible_actions is given",
+            )
+        reply = await policy.generate((Message(Role.USER, "draw"),))
+        choice = random.Random(reply.generation.token_ids[0]).choice(history.admissible_actions)
+        return Action(choice, (reply.generation,))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An environment whose oracle is asked as each episode starts, where the environment's own calls run.
+
+    Attributes:
+        inner: the environment; it has a method `plan`.
+        plans: task -> what its oracle would do.
+    """
+
+    inner: Environment
+    plans: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Oracle):
+            raise RecipeError(
+                "this environment has no oracle",
+                where="oracle",
+                got=type(self.inner).__name__,
+                expected="an environment with a method `plan(task, taken)`",
+                hint="evaluate `random`, or a model",
+            )
+
+    @property
+    def properties(self) -> Properties:
+        """Those of the environment."""
+        return replace(properties_of(self.inner), inline=self.inline)
+
+    @property
+    def inline(self) -> bool:
+        """Whether calls run on the event loop; planning, which takes longer than a step, is among them."""
+        return properties_of(self.inner).inline or getattr(self.inner, "inline", False) is True
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        """Those of the environment."""
+        return self.inner.tasks(split)
+
+    def start(self, task: Task) -> Any:
+        """Plan, and begin one attempt."""
+        if task.id not in self.plans:
+            planner: Any = self.inner
+            self.plans[task.id] = tuple(planner.plan(task, []) or ())
+        return self.inner.start(task)
+
+
+@dataclass(frozen=True)
+class OracleAgent:
+    """Does what the oracle of a `Planned` environment would do; where that ends, nothing that can be understood."""
+
+    environment: Planned
+
+    async def act(self, history: History, policy: PolicyHandle) -> Action:
+        """Take the next action of the plan."""
+        plan, done = self.environment.plans[history.task.id], len(history.turns)
+        return Action(plan[done]) if done < len(plan) else Action("", error="The oracle knows no way on.")

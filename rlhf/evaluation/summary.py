@@ -1,0 +1,102 @@
+"""What an evaluation comes to: every figure of its report, from the attempts alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf.data import Outcome
+from rlhf.evaluation.attempts import Attempt, scores_by_task, solved_by_task
+from rlhf.evaluation.passes import pass_estimates
+from rlhf.evaluation.statistics import Estimate, mean_interval, success_estimate
+
+#: Ends that came from a limit: counted apart, and failures all the same.
+_CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
+
+
+def summarize(attempts: Sequence[Attempt], *, price_in: float | None = None, price_out: float | None = None) -> Any:
+    """Return the figures of `attempts` as plain values.
+
+    Args:
+        attempts: of one evaluation.
+        price_in: money for a million tokens read; without prices no cost is given.
+        price_out: money for a million tokens sampled.
+    """
+    types = _grouped(attempts, lambda a: a.type)
+    parts = _grouped(attempts, lambda a: a.part)
+    return {
+        **_figures(attempts),
+        "if_errors_failed": _plain(_success(attempts, errors_fail=True)),
+        "pass": _passes(attempts),
+        "per_solved": _per_solved(attempts, price_in, price_out),
+        "parts": {name: _figures(found) for name, found in parts.items()},
+        "types": {name: _figures(found) for name, found in types.items()},
+    }
+
+
+def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    counted = [a for a in attempts if not a.is_error]
+    n = max(len(counted), 1)
+    outcomes = Counter(a.outcome for a in attempts)
+    scores = scores_by_task(attempts)
+    values = [value for found in scores.values() for value in found]
+    tasks = [task for task, found in scores.items() for _ in found]
+    return {
+        "success": _plain(_success(attempts, errors_fail=False)),
+        "score": _plain(mean_interval(values, tasks)),
+        "n_tasks": len({a.task_id for a in attempts}),
+        "n_attempts": len(attempts),
+        "n_solved": outcomes[Outcome.SOLVED],
+        "n_failed": outcomes[Outcome.FAILED],
+        "truncated": {str(outcome): outcomes[outcome] for outcome in _CUT},
+        "errors": {str(o): outcomes[o] for o in Outcome if o.is_failure_of_a_part},
+        "n_errors": len(attempts) - len(counted),
+        "n_retries": sum(a.n_retries for a in attempts),
+        "turns_mean": sum(a.n_turns for a in counted) / n,
+        "invalid_share": sum(a.n_invalid for a in counted) / max(sum(a.n_turns for a in counted), 1),
+        "tokens_mean": sum(a.n_tokens for a in counted) / n,
+    }
+
+
+def _success(attempts: Sequence[Attempt], *, errors_fail: bool) -> Estimate:
+    """Share of solved attempts; errors are left out, or counted as failures."""
+    counted = [a for a in attempts if errors_fail or not a.is_error]
+    n_errors = sum(a.is_error for a in attempts)
+    return success_estimate([a.solved for a in counted], [a.task_id for a in counted], n_errors=n_errors)
+
+
+def _passes(attempts: Sequence[Attempt]) -> dict[str, dict[str, Any]]:
+    """pass@k and pass^k for k = 1, 2, 4, ... and the number of attempts, over the tasks with at least k attempts."""
+    solved = solved_by_task(attempts)
+    most = max((len(found) for found in solved.values()), default=0)
+    found: dict[str, dict[str, Any]] = {}
+    for k in sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | ({most} if most else set())):
+        at, every = pass_estimates(solved, k)
+        found[str(k)] = {"at": _plain(at), "all": _plain(every)}
+    return found
+
+
+def _per_solved(attempts: Sequence[Attempt], price_in: float | None, price_out: float | None) -> dict[str, Any]:
+    """What was spent on all attempts, those that failed too, for each one solved; None where none was."""
+    counted = [a for a in attempts if not a.is_error]
+    n = sum(a.solved for a in counted)
+    spent: dict[str, float] = {
+        "turns": float(sum(a.n_turns for a in counted)),
+        "tokens": float(sum(a.n_tokens for a in counted)),
+        "prompt_tokens": float(sum(a.n_prompt_tokens for a in counted)),
+    }
+    if price_in is not None or price_out is not None:
+        spent["cost"] = (spent["prompt_tokens"] * (price_in or 0) + spent["tokens"] * (price_out or 0)) / 1e6
+    return {name: value / n if n else None for name, value in spent.items()}
+
+
+def _grouped(attempts: Sequence[Attempt], key: Any) -> Mapping[str, list[Attempt]]:
+    found: dict[str, list[Attempt]] = {}
+    for a in attempts:
+        found.setdefault(key(a), []).append(a)
+    return found
+
+
+def _plain(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n}

@@ -1,0 +1,185 @@
+"""`rlhf evaluate` on suites: policies that are no model, folders that go on, figures that come again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rlhf.cli import app
+from rlhf.evaluation.attempts import read_attempts
+from rlhf.recipe.suites import dump_suite, load_suite
+from tests import recipe_parts
+
+SUITE = """
+# Two small houses
+attempts: 2
+limits: {max_turns: 8, max_concurrent: 2}
+tasks: {split: test, n: 6}
+parts:
+  small: {environment: {kind: keyhole, rows: 2, columns: 2, loops: 0, max_steps: 8}}
+  large: {environment: {kind: keyhole, rows: 3, columns: 2, loops: 1, max_steps: 8}, tasks: {n: 5}}
+"""
+
+AGENT = '''
+from dataclasses import dataclass
+from rlhf.data import Action, Message, Role
+
+
+@dataclass(frozen=True)
+class First:
+    """Takes the first action that is possible."""
+
+    async def act(self, history, policy):
+        return Action(history.admissible_actions[0])
+
+
+@dataclass(frozen=True)
+class Asks:
+    async def act(self, history, policy):
+        await policy.generate([Message(Role.USER, history.opening)])
+'''
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def last_json(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return values
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "houses.yaml"
+    path.write_text(SUITE)
+    return path
+
+
+def test_chance_and_the_oracle_are_policies(suite: Path) -> None:
+    chance = last_json(run("evaluate", "random", "--suite", suite, "--json"))["summary"]
+    oracle = last_json(run("evaluate", "oracle", "--suite", suite, "--json"))["summary"]
+    assert (oracle["success"]["value"], oracle["n_errors"], oracle["n_attempts"]) == (1.0, 0, 22)
+    assert 0 < chance["success"]["value"] < 1 and chance["n_tasks"] == 11
+    assert {name: found["n_attempts"] for name, found in oracle["parts"].items()} == {"small": 12, "large": 10}
+    assert set(oracle["types"]) == {"keyhole/2x2+0/test", "keyhole/3x2+1/test"}
+    assert oracle["turns_mean"] < chance["turns_mean"]
+    # the two attempts of chance at one task are two, and say more together
+    assert chance["pass"]["2"]["all"]["value"] < chance["success"]["value"] < chance["pass"]["2"]["at"]["value"]
+    assert oracle["tokens_mean"] is None and set(oracle["per_solved"]) == {"turns"}
+
+
+def test_one_command_gives_the_same_files_twice(suite: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        last_json(run("evaluate", "random", "--suite", suite, "--out", tmp_path / name, "--json"))
+    summaries = [(tmp_path / name / "summary.json").read_bytes() for name in ("a", "b")]
+    assert summaries[0] == summaries[1]
+    first, second = (
+        [
+            (a.task_id, a.number, a.outcome, a.n_turns, a.opening)
+            for a in read_attempts(tmp_path / name / "trajectories")
+        ]
+        for name in ("a", "b")
+    )
+    assert first == second and len(first) == 22
+
+
+def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        last_json(run("evaluate", "random", "--suite", suite, "--out", folder, "--json"))
+    files = sorted((cut / "trajectories").iterdir())
+    assert len(files) == 4  # blocks of 4 tasks: 6 and 5 tasks are two each
+    kept = files[0].stat().st_mtime_ns
+    for path in (*files[1:], cut / "summary.json"):
+        path.unlink()
+    (cut / "trajectories" / (files[1].name + ".tmp")).write_bytes(b"PAR1 half a file")
+    last_json(run("evaluate", "random", "--suite", suite, "--out", cut, "--json"))
+    assert files[0].stat().st_mtime_ns == kept
+    assert (cut / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+
+
+def test_a_folder_belongs_to_one_evaluation(suite: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    last_json(run("evaluate", "random", "--suite", suite, "--out", out, "--json"))
+    other = run("evaluate", "oracle", "--suite", suite, "--out", out)
+    assert other.exit_code == 2 and "this folder holds another evaluation" in other.stderr
+    fewer = run("evaluate", "random", "--suite", suite, "--n", "2", "--out", out)
+    assert fewer.exit_code == 2 and "other asked and tasks and suite" in fewer.stderr
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    refused = run("evaluate", "random", "--suite", suite, "--out", foreign)
+    assert refused.exit_code == 2 and "not empty" in refused.stderr
+
+
+def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(AGENT)
+    found = last_json(run("evaluate", f"{tmp_path}/mine.py:First", "--suite", suite, "--json"))
+    assert (found["n"], found["n_errors"]) == (22, 0)
+    asking = run("evaluate", f"{tmp_path}/mine.py:Asks", "--suite", suite)
+    assert asking.exit_code == 2 and "it is evaluated without one" in asking.stderr
+
+
+def test_other_tasks_than_those_of_the_hash_are_refused(suite: Path) -> None:
+    found = last_json(run("evaluate", "oracle", "--suite", suite, "--json"))["summary"]["data"]["small"]["tasks"]
+    text = SUITE.replace("max_steps: 8}}", f"max_steps: 8}}, tasks: {{sha256: {found}}}}}")
+    suite.write_text(text)
+    assert last_json(run("evaluate", "oracle", "--suite", suite, "--json"))["success"] == 1.0
+    suite.write_text(text.replace("n: 6", "n: 7"))
+    refused = run("evaluate", "oracle", "--suite", suite)
+    assert refused.exit_code == 2 and "not the tasks that the suite was made with" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("attempts: 2", "atempts: 2", "did you mean 'attempts'?"),
+        ("attempts: 2", "attempts: 0", "attempts"),
+        ("parts:", "pieces:", "a suite has no key 'pieces'"),
+        ("tasks: {n: 5}", "task: {n: 5}", "parts.large.task"),
+        ("tasks: {n: 5}", "tasks: {n: 5, sha256: abc}", "parts.large.tasks.sha256"),
+        ("tasks: {n: 5}", "tasks: {ids: [keyhole/nowhere]}", "the split has no such task"),
+        ("rows: 3, columns: 2, loops: 1", "rows: 2, columns: 2, loops: 0", "two parts have one task"),
+        ("environment: {kind: keyhole, rows: 3", "environment: {kind: keyhol, rows: 3", "did you mean 'keyhole'?"),
+    ],
+)
+def test_a_mistake_in_a_suite(suite: Path, old: str, new: str, message: str) -> None:
+    assert old in SUITE
+    suite.write_text(SUITE.replace(old, new))
+    result = run("evaluate", "random", "--suite", suite)
+    assert result.exit_code == 2 and message in result.stderr
+
+
+def test_the_resolved_suite_is_the_suite(suite: Path, tmp_path: Path) -> None:
+    written = tmp_path / "again.yaml"
+    written.write_text(dump_suite(load_suite(str(suite))))
+    assert load_suite(str(written)) == load_suite(str(suite))
+
+
+def test_a_program_needs_a_suite_and_takes_no_keys(suite: Path) -> None:
+    assert "this says nothing of tasks" in run("evaluate", "oracle").stderr
+    assert "no effect on the evaluation of random" in run("evaluate", "random", "seed=1", "--suite", suite).stderr
+
+
+def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> None:
+    recipe = recipe_parts.write(tmp_path)
+    last_json(run("train", recipe, "stages.1.steps=1", "seed=3", "--out", tmp_path / "run", "--json"))
+    suite = tmp_path / "words.yaml"
+    suite.write_text(
+        "attempts: 2\nagent: {kind: './parts.py:Parrot'}\nlimits: {max_turns: 1, max_tokens: 8}\n"
+        "tasks: {n: 4}\nparts: {echo: {environment: {kind: './parts.py:Echo'}}}\n"
+    )
+    mine = last_json(run("evaluate", tmp_path / "run", "--suite", suite, "--json"))
+    assert (mine["n"], mine["n_errors"]) == (8, 0) and mine["summary"]["tokens_mean"] > 0
+    [newest] = [p for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name == Path(mine["checkpoint"]).name]
+    model = tmp_path / "model"
+    shutil.copytree(newest / "policy", model)
+    same = last_json(run("evaluate", model, "--suite", suite, "--json"))
+    assert (same["success"], same["n_turns_mean"]) == (mine["success"], mine["n_turns_mean"])
