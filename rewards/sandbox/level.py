@@ -1,0 +1,49 @@
+"""How well a machine can lock a program in, from least to most, and what it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+#: How a recipe writes a level.
+LevelName = Literal["rlimits", "namespaces", "bubblewrap"]
+
+
+class Level(IntEnum):
+    """What stands between a program and the machine; each level stops what the one before it stops, and more.
+
+    docs/sandbox.md says which attack is stopped at which level.
+    """
+
+    RLIMITS = 1
+    """Limits of one process, and a process that watches. Started by root, the program is a user of its own."""
+    NAMESPACES = 2
+    """And no network, no foreign processes, none of the machine's files but an interpreter."""
+    BUBBLEWRAP = 3
+    """The same, made by bubblewrap, a program that has been looked at by many."""
+
+    @classmethod
+    def named(cls, name: LevelName) -> Level:
+        """Return the level that a recipe calls `name`."""
+        return cls[name.upper()]
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How programs are run on this machine at one level.
+
+    Attributes:
+        level: what it amounts to.
+        python: path of the interpreter that runs Python programs; it has no packages.
+        visible: files and folders that a program sees, read-only; without meaning for `rlimits`, where it sees all.
+        bubblewrap: path of that program, where it is used.
+    """
+
+    level: Level
+    python: str
+    visible: tuple[str, ...] = ()
+    bubblewrap: str = ""

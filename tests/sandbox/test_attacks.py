@@ -1,0 +1,87 @@
+"""Each attack, tried at every level that this machine reaches: what is to be stopped is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rewards.sandbox.level import Level
+from rewards.sandbox.probe import reached
+from tests.sandbox.attacks import ATTACKS, Scene, attempt
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+IS_ROOT = os.geteuid() == 0
+NOBODY = 65534
+SYSTEM_PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
+
+
+def is_stopped(attack: Callable[[Scene], bool], level: Level, *, is_root: bool) -> bool:
+    return level >= Level[ATTACKS[attack][is_root].upper()]
+
+
+@pytest.mark.parametrize("level", Level, ids=str)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_an_attack_is_stopped_from_its_level_on(attack: Callable[[Scene], bool], level: Level) -> None:
+    way = reached().at(level)
+    if way is None:
+        pytest.skip(f"{level} is out of reach here: {reached().why_not[level]}")
+    if not is_stopped(attack, level, is_root=IS_ROOT):
+        pytest.skip(f"{level} does not stop it, as docs/sandbox.md says")
+    assert attempt(attack, way)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_nobody() -> Iterator[subprocess.Popen[str] | None]:
+    """The same attacks by an ordinary user, beside the tests of this module."""
+    can_read = all(path.stat().st_mode & 0o005 == 0o005 for path in [ROOT, *ROOT.parents])
+    if not IS_ROOT or SYSTEM_PYTHON is None or not can_read:
+        yield None
+        return
+    with subprocess.Popen(
+        [SYSTEM_PYTHON, "-S", "-m", "tests.sandbox.attacks", "rlimits", "namespaces"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+    ) as process:
+        yield process
+
+
+def test_an_ordinary_user_is_protected_as_promised(as_nobody: subprocess.Popen[str] | None) -> None:
+    if as_nobody is None:
+        pytest.skip("to be another user takes root, a Python of the system, and a folder that others may read")
+    found = json.loads(as_nobody.communicate(timeout=120)[0])
+    promised = {
+        str(level): {a.__name__: is_stopped(a, level, is_root=False) for a in ATTACKS}
+        for level in Level
+        if str(level) in found["stopped"]
+    }
+    assert "rlimits" in promised
+    missed = {
+        level: [name for name, is_promised in row.items() if is_promised and not found["stopped"][level][name]]
+        for level, row in promised.items()
+    }
+    assert not any(missed.values()), missed
+
+
+def test_the_page_says_what_is_stopped_where() -> None:
+    text = (ROOT / "docs" / "sandbox.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([a-z][^|]*?) \| `(\w+)` \| `(\w+)` \|$", text, re.MULTILINE)
+    assert {name.replace(" ", "_"): (user, root) for name, user, root in rows} == {
+        attack.__name__: levels for attack, levels in ATTACKS.items()
+    }
+
+
+def test_python_of_the_tests_is_not_needed_inside() -> None:
+    assert all(way.python != sys.executable or sys.prefix == sys.base_prefix for way in reached().ways)

@@ -1,0 +1,216 @@
+"""One program after another: how it ends is told apart, and nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rewards.sandbox.level import Level, Way
+from rewards.sandbox.probe import Reached, reached
+from rewards.sandbox.run import Bounds, Ending, Finished, SandboxError, run, run_blocking
+from rewards.sandboxed import sandbox_record
+from rewards.unit_tests import UnitTests
+from rlhf.errors import RecipeError, RewardError
+from tests.sandbox.attacks import in_command_lines
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = Bounds(cpu_s=2.0, wall_s=10.0, memory_mb=128, max_processes=8, file_mb=2, output_kb=16)
+
+
+@pytest.fixture(params=reached().ways, ids=lambda way: str(way.level))
+def way(request: pytest.FixtureRequest) -> Way:
+    found: Way = request.param
+    return found
+
+
+def do(code: str, way: Way | None = None, bounds: Bounds = SMALL, stdin: bytes = b"", **files: bytes) -> Finished:
+    return run_blocking(("python", "main.py"), stdin, {"main.py": code.encode(), **files}, bounds, way)
+
+
+def test_a_program_reads_writes_and_has_its_files(way: Way) -> None:
+    code = "import sys\nprint(sys.stdin.read() + open('deep/data.txt').read())\nprint('so', file=sys.stderr)\n"
+    finished = do(code, way, stdin="ä\n".encode(), **{"deep/data.txt": "\x00ß".encode()})
+    assert (finished.ending, finished.code, finished.level) == (Ending.OK, 0, way.level)
+    assert finished.stdout.decode() == "ä\n\x00ß\n" and finished.stderr == b"so\n"
+    assert finished.cpu_s > 0 and 0 < finished.wall_s < 10 and finished.memory_bytes > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "exit_code"),
+    [
+        ("raise SystemExit(7)", Ending.WRONG_EXIT, 7),
+        ("1 / 0", Ending.WRONG_EXIT, 1),
+        ("import os; os._exit(0)", Ending.OK, 0),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", Ending.KILLED, -11),
+        ("import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\nopen('x', 'wb').write(bytes(3 << 20))",
+         Ending.FILE_LIMIT, None),
+        ("def f(): f()\nf()", Ending.WRONG_EXIT, 1),
+        ("import threading, time\nfor _ in range(50): threading.Thread(target=time.sleep, args=(0.3,)).start()",
+         Ending.PROCESS_LIMIT, None),
+        ("import os\nwhile True: os.fork()", Ending.PROCESS_LIMIT, None),
+        ("x = bytearray(1 << 30)", Ending.MEMORY_LIMIT, None),
+    ],
+)  # fmt: skip
+def test_an_end_is_told_from_another(code: str, ending: Ending, exit_code: int | None) -> None:
+    finished = do(code)
+    assert (finished.ending, finished.code) == (ending, exit_code), finished
+
+
+def test_each_run_has_a_fresh_folder(way: Way) -> None:
+    code = "import os\nprint(sorted(os.listdir('.')))\nopen('left', 'w').write('left')\n"
+    assert [do(code, way).stdout for _ in range(2)] == [b"['main.py']\n"] * 2
+
+
+def test_a_program_gets_one_verdict_whatever_the_hash_seed(way: Way) -> None:
+    code = "print(set('abcdefghijkl'))"
+    assert len({do(code, way).stdout for _ in range(3)}) == 1
+
+
+def test_what_the_environment_holds_is_ours(way: Way) -> None:
+    finished = do("import os\nprint(sorted(os.environ))", way)
+    assert finished.stdout.split() == str(sorted(["HOME", "LANG", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
+                                                  "TMPDIR"])).encode().split()  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
+def test_a_file_that_leads_out_of_the_folder_is_refused(path: str) -> None:
+    with pytest.raises(RewardError, match="has to lie in its folder"):
+        run_blocking(("python", "main.py"), b"", {path: b""}, SMALL)
+
+
+def test_a_program_that_is_not_there_is_no_verdict(way: Way) -> None:
+    with pytest.raises(SandboxError, match="could not be run"):
+        run_blocking(("/no/such/program",), b"", {}, SMALL, way)
+
+
+def test_an_interpreter_that_is_not_there_is_no_verdict(way: Way) -> None:
+    with pytest.raises(SandboxError, match="could not be started"):
+        do("print()", replace(way, python="/no/such/python"))
+
+
+def left_over() -> tuple[set[int], int, set[str]]:
+    here = psutil.Process()
+    folders = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("rlhf-sandbox-")}
+    return {child.pid for child in here.children(recursive=True)}, here.num_fds(), folders
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["print(1)", "import os\nfor _ in range(3): os.fork()", "import time\ntime.sleep(9)", "print('x' * 10**6)"],
+)
+def test_nothing_is_left_over(way: Way, code: str) -> None:
+    bounds = replace(SMALL, wall_s=0.5)
+    do("print()", way, bounds)  # what is loaded once is loaded now
+    before = left_over()
+    do(code, way, bounds)
+    assert left_over() == before
+
+
+def test_many_run_at_a_time_and_no_more_than_there_are_cores() -> None:
+    async def all_of_them() -> list[Finished]:
+        files = {"main.py": b"import time\nprint(int(input()) ** 2)\ntime.sleep(0.2)\n"}
+        runs = [run(("python", "main.py"), stdin=f"{i}\n".encode(), files=files, bounds=SMALL) for i in range(8)]
+        task = asyncio.gather(*runs)
+        most = 0
+        while not task.done():
+            await asyncio.sleep(0.02)
+            most = max(most, len(psutil.Process().children()))
+        assert 0 < most <= len(os.sched_getaffinity(0))
+        return await task
+
+    assert [finished.stdout for finished in asyncio.run(all_of_them())] == [b"%d\n" % i**2 for i in range(8)]
+
+
+def test_who_no_longer_waits_ends_the_program() -> None:
+    token = uuid.uuid4().hex
+
+    async def give_up() -> None:
+        files = {"main.py": b"import time\ntime.sleep(60)\n"}
+        task = asyncio.create_task(run(("python", "main.py", token), files=files, bounds=replace(SMALL, wall_s=60.0)))
+        while not in_command_lines(token):
+            await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(give_up())
+    until_gone(token)
+
+
+def test_a_program_does_not_outlive_who_began_it(way: Way) -> None:
+    token = uuid.uuid4().hex
+    code = f"""
+from rewards.sandbox.level import Level, Way
+from rewards.sandbox.run import Bounds, run_blocking
+way = Way(Level({way.level.value}), {way.python!r}, {way.visible!r}, {way.bubblewrap!r})
+files = {{"main.py": b"import time; time.sleep(60)"}}
+run_blocking(("python", "main.py", {token!r}), b"", files, Bounds(wall_s=60.0), way)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
+        deadline = time.monotonic() + 20
+        while not (is_there := in_command_lines(f"main.py\0{token}")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        parent.send_signal(signal.SIGKILL)
+    assert is_there
+    until_gone(token)
+
+
+def until_gone(token: str) -> None:
+    deadline = time.monotonic() + 10
+    while in_command_lines(token) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not in_command_lines(token)
+
+
+# --- levels ----------------------------------------------------------------------------------------------------------
+
+
+def test_levels_are_in_order_and_one_is_reached() -> None:
+    assert Level.RLIMITS < Level.NAMESPACES < Level.BUBBLEWRAP
+    found = reached()
+    levels = [way.level for way in found.ways]
+    assert levels and levels == sorted(levels, reverse=True) and found.way.level is levels[0]
+    assert set(levels) | set(found.why_not) == set(Level) and not set(levels) & set(found.why_not)
+    assert all(found.why_not.values())
+    assert reached() is found  # tried once
+
+
+def test_the_record_names_level_and_interpreter() -> None:
+    assert sandbox_record({"length": object()}) is None
+    record = sandbox_record({"tests": UnitTests(), "length": object()})
+    assert record is not None and record["level"] == str(reached().way.level)
+    assert json.loads(json.dumps(record)) == record and Path(str(record["python"])).exists()
+
+
+def test_a_level_out_of_reach_is_refused_with_its_reason() -> None:
+    low = Reached(
+        (Way(Level.RLIMITS, "/usr/bin/python3"),), {Level.NAMESPACES: "forbidden", Level.BUBBLEWRAP: "absent"}
+    )
+    assert low.at_least(Level.RLIMITS, "here") == low.way
+    with pytest.raises(RecipeError) as caught:
+        low.at_least(Level.NAMESPACES, "rewards.tests.min_level")
+    error = caught.value
+    assert (error.where, error.expected) == ("rewards.tests.min_level", "namespaces")
+    assert error.got == "rlimits (namespaces: forbidden; bubblewrap: absent)"
+
+
+@pytest.mark.parametrize("level", Level, ids=str)
+def test_a_reward_demands_its_level_of_this_machine(level: Level) -> None:
+    reward = UnitTests(min_level=str(level))
+    if reached().way.level >= level:
+        assert reward.way("here") == reached().way
+        return
+    with pytest.raises(RecipeError, match="this machine cannot"):
+        sandbox_record({"tests": reward})
