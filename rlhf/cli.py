@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import browse, check, evaluate, export, extrapolate, serve, show, train
+from rlhf.commands import browse, check, compare, evaluate, export, extrapolate, serve, show, train
 from rlhf.commands.output import STATE
 
 
@@ -41,6 +41,7 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack 
 
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("compare")(compare.compare)
 app.command("export")(export.export)
 app.command("extrapolate")(extrapolate.extrapolate)
 app.command("serve")(serve.serve)

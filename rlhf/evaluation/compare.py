@@ -1,0 +1,145 @@
+"""Evaluations side by side: read from their folders, paired task by task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf.errors import DataError, RecipeError
+from rlhf.evaluation.attempts import Attempt, evaluations_in, openings, read_attempts, scores_by_task, solved_by_task
+from rlhf.evaluation.paired import Paired, compare, holm, n_tasks_needed
+
+Metric = Literal["success", "score"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One evaluation.
+
+    Attributes:
+        name: of its folder.
+        folder: of an evaluation, or of a run.
+        attempts: of it; of a run, those of its last evaluation.
+        stage: of a run, the name of that evaluation; empty for an evaluation of its own.
+    """
+
+    name: str
+    folder: Path
+    attempts: list[Attempt]
+    stage: str = ""
+
+    def values(self, metric: Metric) -> Mapping[str, Sequence[float]]:
+        """Task -> value of each attempt that counts."""
+        return solved_by_task(self.attempts) if metric == "success" else scores_by_task(self.attempts)
+
+    def look(self, task: str) -> str:
+        """The command that shows the attempts at a task."""
+        return f"rlhf trajectories {self.folder} --task {task}"
+
+
+def read_sides(folders: Sequence[Path]) -> list[Side]:
+    """Read several, named by their folders, or by the whole paths where two folders have one name.
+
+    Raises:
+        DataError: a file is damaged.
+        RecipeError: one of the folders holds no evaluation.
+    """
+    sides = [read_side(folder) for folder in folders]
+    if len({side.name for side in sides}) < len(sides):
+        sides = [replace(side, name=str(side.folder)) for side in sides]
+    return sides
+
+
+def read_side(folder: Path) -> Side:
+    """Read the evaluation in a folder, or the last one of a run.
+
+    Raises:
+        DataError: a file is damaged.
+        RecipeError: there is no evaluation.
+    """
+    stored = folder / "trajectories"
+    stages = evaluations_in(stored)
+    if not stages:
+        raise RecipeError(
+            "there is no evaluation in this folder",
+            where=str(folder),
+            got="no such folder" if not folder.is_dir() else "no attempts of an evaluation in trajectories/",
+            expected="a folder that `rlhf evaluate --out` made, or a run that was evaluated",
+            hint="rlhf evaluate POLICY --suite SUITE --out FOLDER",
+        )
+    stage = "" if (folder / "evaluation.yaml").is_file() else stages[-1]
+    return Side(folder.name or str(folder), folder, read_attempts(stored, stage=stage or None), stage)
+
+
+def compare_all(sides: Sequence[Side], metric: Metric = "success", *, seen: float = 0.05) -> dict[str, Any]:
+    """Compare the first with each of the others, on the tasks that both attempted.
+
+    Args:
+        sides: at least two.
+        metric: what is compared.
+        seen: a difference for which the number of tasks that would show it is given.
+
+    Raises:
+        DataError: no task in common, or tasks that are the same by name alone.
+    """
+    first, others = sides[0], sides[1:]
+    found = []
+    for other in others:
+        _check_alike(first, other)
+        found.append(compare(first.values(metric), other.values(metric)))
+    adjusted = holm([pair.p_value for pair in found])
+    rows = [_row(first, other, pair, p, metric, seen) for other, pair, p in zip(others, found, adjusted, strict=True)]
+    return {"metric": metric, "first": first.name, "comparisons": rows}
+
+
+def _row(first: Side, second: Side, pair: Paired, p_holm: float, metric: Metric, seen: float) -> dict[str, Any]:
+    values = [side.values(metric) for side in (first, second)]
+    difference = pair.difference
+    return {
+        "first": first.name,
+        "second": second.name,
+        "difference": difference.value,
+        "interval": [difference.low, difference.high],
+        "p_value": pair.p_value,
+        "p_holm": p_holm,
+        "test": pair.test,
+        "n_tasks": difference.n,
+        "n_better": len(pair.better),
+        "n_worse": len(pair.worse),
+        "n_unpaired": pair.n_unpaired,
+        "n_errors": [sum(a.is_error for a in side.attempts) for side in (first, second)],
+        "n_attempts": [sum(len(found) for found in side.values()) for side in values],
+        "needed": {
+            f"{d:g}": _needed(pair.deviation, d) for d in dict.fromkeys((seen, abs(round(difference.value, 6))))
+        },
+        "flipped": [
+            {
+                "task": task,
+                "first": sum(values[0][task]) / len(values[0][task]),
+                "second": sum(values[1][task]) / len(values[1][task]),
+                "look": [first.look(task), second.look(task)],
+            }
+            for task in (*pair.better, *pair.worse)
+        ],
+    }
+
+
+def _needed(deviation: float, difference: float) -> int | None:
+    """Tasks that would show a difference; None where nothing is known of how tasks differ."""
+    return n_tasks_needed(deviation, difference) if difference and math.isfinite(deviation) and deviation else None
+
+
+def _check_alike(first: Side, second: Side) -> None:
+    said = [openings(side.attempts) for side in (first, second)]
+    other = [task for task in said[0].keys() & said[1].keys() if said[0][task] != said[1][task]]
+    if other:
+        raise DataError(
+            "the same tasks by name, and others by what the environment says",
+            where=f"{first.name} and {second.name}",
+            got=f"{len(other)} tasks with other openings, such as {min(other)}",
+            expected="evaluations on one version and setting of the environment",
+            hint="compare evaluation.yaml and versions.json of the two, and evaluate one of them again",
+        )

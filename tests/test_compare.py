@@ -1,0 +1,128 @@
+"""`rlhf compare` on evaluations and runs whose attempts are written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rlhf.cli import app
+from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
+from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
+from rlhf.evaluation.store import TrajectoryWriter
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def last_json(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return values
+
+
+def write(
+    folder: Path,
+    solved: Mapping[str, Sequence[bool | None]],
+    *,
+    stage: str = "tasks",
+    step: int = 0,
+    opening: str = "A door.",
+    is_run: bool = False,
+) -> Path:
+    """Write the evaluation of a policy that solved these attempts; None is an attempt whose environment crashed."""
+    groups = []
+    for task, found in solved.items():
+        turns = (Turn(Action("go"), "ok"),)
+        trajectories = [
+            Trajectory(task, i, opening, turns, Outcome.SOLVED if ok else Outcome.TURN_LIMIT)
+            for i, ok in enumerate(found)
+            if ok is not None
+        ]
+        scores = [Score({"s": Verdict(2.0 * t.solved)}, (2.0 * t.solved,), 2.0 * t.solved) for t in trajectories]
+        failures = [Failure(i, Outcome.ENV_ERROR, "crashed") for i, ok in enumerate(found) if ok is None]
+        groups.append(ScoredGroup(task, tuple(trajectories), tuple(scores), tuple(failures)))
+    TrajectoryWriter(folder / "trajectories").write_groups(stage, step, "eval", groups)
+    (folder / ("recipe.yaml" if is_run else "evaluation.yaml")).write_text("")
+    return folder
+
+
+def tasks(solved: Sequence[bool | None], prefix: str = "house/test") -> dict[str, list[bool | None]]:
+    return {f"{prefix}/{i}": [x] for i, x in enumerate(solved)}
+
+
+def test_one_attempt_each_by_hand(tmp_path: Path) -> None:
+    # 40 tasks: 20 solved by both, 12 by the second alone, 3 by the first alone, 5 by neither
+    first = write(tmp_path / "first", tasks([True] * 20 + [False] * 12 + [True] * 3 + [False] * 5))
+    second = write(tmp_path / "second", tasks([True] * 20 + [True] * 12 + [False] * 3 + [False] * 5))
+    [row] = last_json(run("compare", first, second, "--json"))["comparisons"]
+    assert (row["n_better"], row["n_worse"], row["n_tasks"], row["test"]) == (12, 3, 40, "mcnemar")
+    assert row["p_value"] == row["p_holm"] == mcnemar(12, 3)
+    assert row["difference"] == pytest.approx(9 / 40)
+    # variance of the differences: (15 − 9²/40) / 39
+    deviation = ((15 - 81 / 40) / 39) ** 0.5
+    assert row["needed"] == {"0.05": n_tasks_needed(deviation, 0.05), "0.225": n_tasks_needed(deviation, 0.225)}
+    assert [flip["task"] for flip in row["flipped"]] == sorted(f"house/test/{i}" for i in range(20, 32)) + sorted(
+        f"house/test/{i}" for i in (32, 33, 34)
+    )
+    assert row["flipped"][0]["look"][0] == f"rlhf trajectories {first} --task house/test/20"
+
+
+def test_the_table_names_flipped_tasks_and_the_tasks_needed(tmp_path: Path) -> None:
+    first = write(tmp_path / "first", tasks([True] * 5 + [False] * 15))
+    second = write(tmp_path / "second", tasks([False] * 2 + [True] * 18))
+    result = run("compare", first, second, "--limit", "1", "--difference", "0.1")
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert "second against first: success +65.0%" in words and "15 better, 2 worse" in words
+    assert "to see +10.0%" in words and "and 15 more" in words and "McNemar" in words
+
+
+def test_several_are_corrected_for_their_number(tmp_path: Path) -> None:
+    base = write(tmp_path / "base", tasks([False] * 20))
+    some = [write(tmp_path / str(n), tasks([True] * n + [False] * (20 - n))) for n in (1, 4, 8)]
+    rows = last_json(run("compare", base, *some, "--json"))["comparisons"]
+    plain = [mcnemar(n, 0) for n in (1, 4, 8)]
+    assert [row["p_value"] for row in rows] == plain
+    assert [row["p_holm"] for row in rows] == pytest.approx(holm(plain))
+
+
+def test_several_attempts_count_once_for_each_task_and_errors_not_at_all(tmp_path: Path) -> None:
+    first = write(tmp_path / "first", {f"t/{i}": [i % 2 == 0, None, False] for i in range(10)})
+    second = write(tmp_path / "second", {f"t/{i}": [True, None, None] for i in range(12)})
+    result = run("compare", first, second, "--json")
+    [row] = last_json(result)["comparisons"]
+    assert (row["n_tasks"], row["n_unpaired"], row["test"]) == (10, 2, "permutation")
+    assert row["difference"] == pytest.approx(0.75)  # 1/2 on five tasks, 1 on the others
+    assert (row["n_errors"], row["n_attempts"]) == ([10, 24], [20, 12])
+    assert "2 tasks are of one evaluation alone" in result.stderr
+    [scored] = last_json(run("compare", first, second, "--metric", "score", "--json"))["comparisons"]
+    assert scored["difference"] == pytest.approx(1.5)
+
+
+def test_runs_are_compared_by_their_last_evaluation(tmp_path: Path) -> None:
+    a = write(tmp_path / "a" / "run", tasks([False] * 8), stage="before", is_run=True)
+    write(a, tasks([True] * 8), stage="after", step=30, is_run=True)
+    b = write(tmp_path / "b" / "run", tasks([True] * 5 + [False] * 3))
+    [row] = last_json(run("compare", a, b, "--json"))["comparisons"]
+    assert (row["n_better"], row["n_worse"]) == (0, 3)
+    assert (row["first"], row["second"]) == (str(a), str(b))  # both folders are called run
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "first", tasks([True] * 4))
+    other = write(tmp_path / "other", tasks([True] * 4, "flat/test"))
+    moved = write(tmp_path / "moved", tasks([True] * 4), opening="A wall.")
+    for arguments, message in (
+        ([first], "a comparison takes two"),
+        ([first, tmp_path / "nothing"], "there is no evaluation in this folder"),
+        ([first, other], "no task was attempted by both"),
+        ([first, moved], "others by what the environment says"),
+    ):
+        result = run("compare", *arguments)
+        assert result.exit_code == 2 and message in result.stderr
