@@ -59,12 +59,15 @@ def check_reward(
     A callable whose first parameters are (answer, reference) is judged as a verifier, any other as a reward of
     (task, trajectory), and an object with `over_group` as one of (task, trajectories). Sync or async is the same.
 
+    A reward for references of one form has an attribute `examples`, (answer, reference) pairs that deserve full marks;
+    one that starts processes has `slow_s`, the seconds that a call may take, which else is 1.
+
     Args:
         reward: the object or function, as a recipe would build it.
         tasks_and_trajectories: real records to judge beside the made-up ones, whose tasks then are these. With a
             verifier, only the tasks' references are used.
         answers: (answer, reference) pairs that deserve full marks, for a verifier whose references are not answers
-            in themselves.
+            in themselves; by default those of the reward's attribute `examples`.
         call_limit_s: a call that takes longer has hung; the walk ends there.
 
     Returns:
@@ -72,6 +75,7 @@ def check_reward(
     """
     name = getattr(reward, "__name__", type(reward).__name__)
     records = list(tasks_and_trajectories or ())
+    examples = answers or getattr(reward, "examples", ())
     if hasattr(reward, "over_group"):
         walk = Walk(f"reward {name} of groups", call_limit_s)
         return walk.run(lambda: _check_group_reward(_Judge(walk, reward), records))
@@ -80,9 +84,9 @@ def check_reward(
     judge = _Judge(walk, reward)
     if verifier:
         references = [task.reference for task, _ in records if task.reference is not None]
-        pairs = answers or [(text, text) for text in references or _REFERENCES]
+        pairs = examples or [(text, text) for text in references or _REFERENCES]
         return walk.run(lambda: _check_verifier(judge, pairs))
-    return walk.run(lambda: _check_reward(judge, records))
+    return walk.run(lambda: _check_reward(judge, records, examples))
 
 
 class _Judge:
@@ -138,7 +142,8 @@ class _Judge:
         times_s = [min(took_s) for took_s in self.times_s]
         median_s, longest_s = statistics.median(times_s), max(times_s)
         seen = f"median {median_s * 1e3:.3g} ms, longest {longest_s * 1e3:.3g} ms over {len(times_s)} calls"
-        self.walk.note(longest_s < _SLOW_S, f"call: takes under {_SLOW_S:g} s", seen, seen=seen)
+        slow_s = float(getattr(self.reward, "slow_s", _SLOW_S))
+        self.walk.note(longest_s < slow_s, f"call: takes under {slow_s:g} s", seen, seen=seen)
 
     def _verdict(self, given: Any, during: str) -> Verdict | None:
         value = given.value if isinstance(given, Verdict) else given
@@ -166,15 +171,20 @@ async def _check_verifier(judge: _Judge, pairs: Sequence[tuple[str, str]]) -> No
     judge.speed()
 
 
-async def _check_reward(judge: _Judge, records: Sequence[tuple[Task, Trajectory]]) -> None:
+async def _check_reward(
+    judge: _Judge, records: Sequence[tuple[Task, Trajectory]], examples: Sequence[tuple[str, str]]
+) -> None:
     note = judge.walk.note
     _check_names(judge)
-    for task, trajectory in [*records, *_made_up([task for task, _ in records] or _TASKS)]:
+    right = [_example(*pair) for pair in examples]
+    for task, trajectory in [*right, *records, *_made_up([task for task, _ in records or right] or _TASKS)]:
         before, during = repr((task, trajectory)), f"{task.id}, {len(trajectory.turns)} turns, {trajectory.outcome}"
         verdict = await judge(task, trajectory, during=during)
         note(repr((task, trajectory)) == before, "call: leaves task and trajectory as they are", during)
         if verdict is not None:
             _check_per_turn(judge, verdict, trajectory, during)
+        if verdict is not None and (task, trajectory) in right:
+            note(math.isclose(verdict.value, 1), "call: full marks for its examples", f"{during}: {verdict.value!r}")
     judge.speed()
 
 
@@ -226,6 +236,11 @@ def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:
         turns = tuple(_turn(text, t, last=t == n_turns - 1) for t in range(n_turns))
         records += [(task, Trajectory(task.id, 0, "You see a door.", turns, outcome)) for outcome in outcomes]
     return records
+
+
+def _example(answer: str, reference: str) -> tuple[Task, Trajectory]:
+    task = Task(id=f"example/{shorten(answer, 20)}", messages=(Message(Role.USER, "Do it."),), reference=reference)
+    return task, Trajectory(task.id, 0, "Go on.", (_turn(answer, 0, last=True),), Outcome.FAILED)
 
 
 def _turn(text: str, index: int, *, last: bool) -> Turn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -30,6 +30,8 @@ class Sandboxed:
     """Time of a program, for each test."""
     memory_mb: Annotated[int, Field(ge=32)] = 512
     """Memory of a program."""
+
+    slow_s: ClassVar[float] = 20.0
 
     @property
     def bounds(self) -> Bounds:
