@@ -21,9 +21,12 @@ FAULTS = '''
 """Parts that go wrong to order."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from environments.base import Properties, StepResult
+from rlhf.losses.ppo_clip import PPOClip
 from tests.trainers.words import Words, WordsEpisode
 
 NEVER = threading.Event()
@@ -120,6 +123,22 @@ class Angry:
 
     def __call__(self, group, values=None):
         raise ZeroDivisionError("no baseline")
+
+
+N_LOSSES = {}
+
+
+@dataclass(frozen=True)
+class Infinite:
+    """From one micro-batch of this process to another, its gradient is not finite."""
+
+    begin: int = 2
+    end: int = 1000
+
+    def __call__(self, inputs):
+        output = PPOClip()(inputs)
+        n = N_LOSSES[self] = N_LOSSES.get(self, 0) + 1
+        return replace(output, loss=output.loss * torch.inf) if self.begin < n <= self.end else output
 '''
 
 STAGE = {"kind": "policy_gradient", "steps": 3, "tasks_per_step": 4, "group_size": 4, "checkpoint_every": 1}
@@ -300,6 +319,30 @@ def test_an_estimator_that_raises(tmp_path: Path) -> None:
     assert runs.newest(tmp_path / "run").name == "0-policy_gradient-000000"
 
 
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+LENGTH = {"length": {"kind": "./faults.py:length"}}
+
+
+def test_gradients_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    # Two updates a step: the third and the fourth are spoilt, those of the second step.
+    stage = {"minibatches": 2, "loss": {"kind": "./faults.py:Infinite", "begin": 2, "end": 4}}
+    done = runs.run(written(tmp_path, stage, rewards=LENGTH), tmp_path / "run")
+    assert curve(done, "optimizer/n_skipped") == [0.0, 2.0, 0.0]
+    assert curve(done, "optimizer/n_updates") == [2.0, 2.0, 4.0]
+
+
+def test_gradients_that_are_never_finite_stop_the_run_and_name_the_last_good_checkpoint(tmp_path: Path) -> None:
+    # One good step, then two of two spoilt updates each; the fifth in a row is in the fourth step.
+    stage = {"steps": 9, "minibatches": 2, "loss": {"kind": "./faults.py:Infinite", "begin": 2}, "keep_checkpoints": 9}
+    message = fails(written(tmp_path, stage, rewards=LENGTH), tmp_path / "run")
+    assert "5 updates in a row had a gradient that is not finite" in message and "optimizer.lr" in message
+    newest = runs.newest(tmp_path / "run")
+    assert newest.name == "0-policy_gradient-000003" and f"the last checkpoint is {newest}" in message
+    good = newest.with_name("0-policy_gradient-000001")
+    assert runs.weights(newest) == runs.weights(good) != runs.weights(newest.with_name("0-policy_gradient-000000"))
+
+
 # --- what is cut -----------------------------------------------------------------------------------------------------
 
 
@@ -348,6 +391,28 @@ def test_a_full_disk_names_the_last_good_checkpoint_and_loses_nothing(tmp_path: 
     assert runs.weights(good) == runs.weights(begin)
     again = children.run(tmp_path / "full", "train", "--resume", out)
     assert again.code == 0, again.err
+    assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(tmp_path / "run"))
+    assert runs.lines(out) == runs.lines(tmp_path / "run")
+
+
+def test_a_full_disk_while_training_goes_on_loses_nothing(tmp_path: Path) -> None:
+    # As above, with a thread that writes: its failure stops the run in one of the next steps.
+    stage = {"steps": 9, "checkpoint_in_background": True}
+    path = written(tmp_path, stage, rewards=LENGTH)
+    whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")
+    assert whole.code == 0, whole.err
+    begin = tmp_path / "run" / "checkpoints" / "0-policy_gradient-000000"
+    size = (begin / "policy" / "model.safetensors").stat().st_size
+    (tmp_path / "full").mkdir()
+    out = tmp_path / "full" / "run"
+    ended = children.run(tmp_path / "full", "train", path, "--out", out, max_file_bytes=int(1.5 * size))
+    assert ended.code == 2 and "Traceback" not in ended.err, ended.err
+    good = out / "checkpoints" / "0-policy_gradient-000000"
+    assert "0-policy_gradient-000001: a checkpoint could not be written" in ended.err, "the place is said"
+    assert f"the last good checkpoint is {good}" in ended.err
+    assert [p.name for p in (out / "checkpoints").iterdir()] == [good.name], "nothing half-written"
+    again = children.run(tmp_path / "full", "train", "--resume", out)
+    assert again.code == 0 and f"resuming from {good}" in again.err, again.err
     assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(tmp_path / "run"))
     assert runs.lines(out) == runs.lines(tmp_path / "run")
 

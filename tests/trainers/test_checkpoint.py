@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from rlhf.build import train
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.recipe import load
 from rlhf.trainers import checkpoint
@@ -271,6 +274,34 @@ def test_a_run_without_any_checkpoint_begins_again(folder: Path) -> None:
     steps = [(line["stage"], line["step"]) for line in runs.log(folder / "run") if "rollout/success" in line]
     assert steps == [("1-policy_gradient", step) for step in (1, 2, 3)]
     assert json.loads((folder / "run" / "result.json").read_text()).keys() == {"before", "after"}
+
+
+# --- what is said of runs that are over, or hardly begun -------------------------------------------------------------
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(folder: Path) -> None:
+    first = resumed(folder)
+    before = {p: p.read_bytes() for p in first.folder.rglob("*") if p.is_file() and p.name != "report.html"}
+    again = resumed(folder)
+    newest = runs.newest(first.folder)
+    assert "this run is finished: success" in again.said and f"rlhf export {newest} --out FOLDER" in again.said
+    assert again.result == first.result and "resuming" not in again.said
+    assert before == {p: p.read_bytes() for p in first.folder.rglob("*") if p.is_file() and p.name != "report.html"}
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_says_what_there_is(tmp_path: Path) -> None:
+    path, out, shown = runs.write(tmp_path, STAGES, evaluation={"n_tasks": 4}), tmp_path / "run", io.StringIO()
+
+    def fall_over() -> None:
+        raise RuntimeError("the lamp fell over")
+
+    with words.on_every_step(path, fall_over), pytest.raises(RlhfError, match="demonstrations"):
+        train(load(path), out, console=Console(file=shown, width=500))
+    said = shown.getvalue()
+    assert f"there is no checkpoint yet; {out} holds recipe.yaml, versions.json" in said
+    assert f"rlhf train --resume {out}" in said
+    done = runs.run(path, out, resume=True)
+    assert done.result["n_episodes"] == 3 * 2 * 2 and "there is no checkpoint yet" not in done.said
 
 
 # --- how many stay ---------------------------------------------------------------------------------------------------
