@@ -37,7 +37,16 @@ from rlhf.recipe import load
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from tests.combinations import CRITIC, ESTIMATORS, OTHER_LOSSES, OTHERS, WITH_CRITIC, stage_of_loss  # noqa: E402
+from tests.combinations import (  # noqa: E402
+    CRITIC,
+    ESTIMATORS,
+    OTHER_LOSSES,
+    OTHERS,
+    TURN_CRITIC,
+    WITH_CRITIC,
+    WITH_TURN_CRITIC,
+    stage_of_loss,
+)
 
 PAGES = ROOT / "docs" / "algorithms"
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
@@ -97,6 +106,7 @@ _TREE: Mapping[str, Any] = {"rollout": {"kind": "tree", "branches_per_round": 3}
 ESTIMATOR_STAGES: Mapping[str, Mapping[str, Any]] = {
     "reinforce_pp": _SINGLE,
     **{name: {**_SINGLE, "critic": dict(CRITIC)} for name in WITH_CRITIC},
+    **{name: {**_SINGLE, "critic": dict(TURN_CRITIC)} for name in WITH_TURN_CRITIC},
     "tree_grpo": _TREE,
     "treerl": _TREE,
     "loop": {
@@ -120,7 +130,7 @@ _ALONE = "One attempt at each of 32 tasks, where the others make eight at each o
 _TREES = "Two trees of four attempts at each task; steps that are replayed count like others."
 NOTES: Mapping[str, str] = {
     "reinforce_pp": _ALONE,
-    **dict.fromkeys(WITH_CRITIC, _ALONE),
+    **dict.fromkeys((*WITH_CRITIC, *WITH_TURN_CRITIC), _ALONE),
     "tree_grpo": _TREES,
     "treerl": _TREES,
     "step_grpo": "Only last turns are rewarded here, and nothing tells it what to do before.",
@@ -145,7 +155,7 @@ def arms() -> list[Arm]:
     """List estimators, then losses, then what goes around a loss."""
     clipped = stage_of_loss("ppo_clip")
     keys: dict[str, Mapping[str, Any]] = {name: {} for name in ESTIMATORS}
-    keys |= {**OTHERS, **WITH_CRITIC, "duration_aware": {}}
+    keys |= {**OTHERS, **WITH_CRITIC, **WITH_TURN_CRITIC, "duration_aware": {}}
     pages = {FIRST: (FIRST, "ppo_clip"), "guided": ("guided", "luffy")}
     found = [
         arm(name, {**clipped, "advantage": {"kind": name, **more}, **ESTIMATOR_STAGES.get(name, {})}, pages.get(name))

@@ -56,6 +56,9 @@ POLICY_GRADIENT: Mapping[str, Any] = {
     "checkpoint_every": 0,
 }  # fmt: skip
 
+#: In a step, Q is learnt from as many trajectories as eight steps make.
+ARCHER: Mapping[str, Any] = {"kind": "archer", "updates_per_step": 16, "batch_size": 32}
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -84,6 +87,7 @@ ARMS: Mapping[str, Arm] = {
         Arm("gae", {"advantage": {"kind": "gae"}, "critic": {}}, lr=1e-3),
         Arm("turn_gae", {"advantage": {"kind": "turn_gae"}, "critic": {}}, lr=1e-3),
         Arm("bilevel_gae", {"advantage": {"kind": "bilevel_gae"}, "critic": {}}, lr=1e-3),
+        Arm("archer", {"advantage": {"kind": "archer"}, "critic": ARCHER, "loss": {"kind": "reinforce"}}, lr=1e-3),
     )
 }
 

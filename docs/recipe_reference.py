@@ -32,7 +32,6 @@ from rlhf.trainers.policy import Lora
 from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.relift import Relift
 from rlhf.trainers.replay import Replay
-from rlhf.trainers.value_model import Critic
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
@@ -45,7 +44,6 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("limits", Limits),
     ("evaluation", Evaluation),
     ("stages[i].optimizer", AdamW),
-    ("stages[i].critic", Critic),
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
@@ -66,6 +64,7 @@ PATHS = {
     "engine": "engine",
     "stage": "stages[i]",
     "advantage": "stages[i].advantage",
+    "critic": "stages[i].critic",
     "loss": "stages[i].loss",
     "correction": "stages[i].correction",
     "trainer": "stages[i].trainer",

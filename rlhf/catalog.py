@@ -121,6 +121,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "gae": Entry("rlhf.credit.gae:GAE", "what followed each token, against a critic's values"),
         "turn_gae": Entry("rlhf.credit.turn_gae:TurnGAE", "what followed each turn, against a critic's values"),
         "bilevel_gae": Entry("rlhf.credit.bilevel_gae:BiLevelGAE", "GAE over turns, then within each turn"),
+        "archer": Entry("rlhf.credit.archer:ArCHer", "each turn's Q-value minus its state's, learnt off-policy"),
         "tree_grpo": Entry("rlhf.credit.tree_grpo:TreeGRPO", "GRPO among attempts that begin alike, and among all"),
         "treerl": Entry("rlhf.credit.treerl:TreeRL", "what became of the attempts that took each step"),
         "guided": Entry("rlhf.credit.guided:Guided", "reward minus mean, demonstrations counted in it or not"),
@@ -128,6 +129,12 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "duration_aware": Entry("rlhf.credit.duration_aware:DurationAware", "another one, times the seconds of a turn"),
         "hicra": Entry("rlhf.credit.hicra:HICRA", "another one, raised on planning tokens"),
         "ktae": Entry("rlhf.credit.ktae:KTAE", "another one, plus a value of each kind of token"),
+    },
+    "critic": {
+        "values": Entry("rlhf.trainers.value_model:Critic", "the value of each state, from the present step"),
+        "archer": Entry(
+            "rlhf.trainers.archer_model:ArcherCritic", "values of turns and states, from a buffer of steps"
+        ),
     },
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),
@@ -155,7 +162,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
 }
 
 #: What is used where a recipe gives a section but no kind, or leaves the section out.
-DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "trainer": "torch"}
+DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "trainer": "torch", "critic": "values"}
 
 #: Import names whose absence means that an extra is not installed.
 PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {"twx": ("textworld_express",), "babyai": ("minigrid",)}
@@ -166,6 +173,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "agent": ("act",),
     "reward": ("__call__",),
     "advantage": ("__call__", "needs_values", "min_group"),
+    "critic": ("start",),
     "loss": ("__call__",),
     "correction": ("__call__",),
     "trainer": ("start",),
@@ -180,6 +188,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "agents.base:Agent": "agent",
     "rewards.base:Reward": "reward",
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",
+    "rlhf.trainers.critic_kind:CriticKind": "critic",
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
     "rlhf.losses.correction:Correction": "correction",
     "rlhf.trainers.trainer_kind:TrainerKind": "trainer",

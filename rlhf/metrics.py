@@ -157,6 +157,10 @@ critic/return_mean              | 1          | mean of what those values should 
 critic/clipped_share            | share      | tokens whose value moved as far as a step allows: no gradient
 critic/grad_norm                | 1          | norm of the critic's gradient before clipping
 critic/lr                       | 1          | learning rate of the critic's last update; its head's may differ
+critic/q_loss                   | 1          | squared error of a turn's two Q-values, their sum, mean over updates
+critic/v_loss                   | 1          | squared error of a state's two values, their sum, mean over updates
+critic/target_std               | 1          | deviation of what the Q-values should have been, mean over updates
+critic/n_stored                 | turns      | turns in the critic's buffer, those of the step included
 critic/n_updates                | updates    | parameter updates of the critic
 critic/n_skipped                | updates    | updates of the critic left out because the gradient was not finite
 optimizer/lr                    | 1          | learning rate of the last update

@@ -32,6 +32,10 @@ OTHERS: Mapping[str, Keys] = {
 }
 #: Those that compare with the values of a critic: the keys a stage needs to learn with each.
 WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
+#: Those that compare with a critic of turns.
+WITH_TURN_CRITIC: Mapping[str, Keys] = {"archer": {}}
+#: A critic of turns that learns as fast as they need on tasks of seconds.
+TURN_CRITIC: Keys = {"kind": "archer", "updates_per_step": 20, "batch_size": 32, "optimizer": {"lr": 1.0e-2}}
 #: A critic that learns as fast as they need on tasks of seconds: a model of its own.
 CRITIC: Keys = {"optimizer": {"lr": 3.0e-3}}
 #: The clipped loss makes several updates of the same samples, so that its ratios leave 1; REINFORCE makes one.

@@ -232,15 +232,16 @@ def test_a_reference_model_takes_memory_unless_it_is_the_base_of_an_adapter(echo
 
 @pytest.mark.parametrize("lora", ["null", "{rank: 4}"])
 def test_a_critic_takes_memory_for_what_it_holds_and_trains(echo: Path, lora: str) -> None:
-    def bytes_of(critic: str) -> int:
-        asked = ["stages.1.advantage={kind: gae}", f"stages.1.critic={critic}", f"policy.lora={lora}"]
+    def bytes_of(critic: str, advantage: str = "gae") -> int:
+        asked = [f"stages.1.advantage={{kind: {advantage}}}", f"stages.1.critic={critic}", f"policy.lora={lora}"]
         recipe = load(echo, [*asked, "policy.vocab_size=300"])
         policy = recipe.policy.build(0, text)
         model = recipe.stages[1].critic.build(policy, None, 0)
         trained = sum(p.numel() for p in model.trained_trunk())
-        owned = sum(p.numel() for p in model.parameters()) - model.head.weight.numel() - 1
+        owned = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in model.head.parameters())
         # float32: an own trunk is held; gradient and two moments of what is trained, or the moments alone
         expected = 8 * trained if model.shared else 4 * owned + 12 * trained
+        expected += 4 * trained if advantage == "archer" else 0  # the slow copy
         found: int = arithmetic(recipe)["memory_bytes"]["critic"]
         assert found == expected
         return found
@@ -249,6 +250,7 @@ def test_a_critic_takes_memory_for_what_it_holds_and_trains(echo: Path, lora: st
     own, adapted, frozen = (bytes_of(c) for c in ("{}", "{lora: {rank: 2}}", "{gradient: head}"))
     assert own == 4 * frozen > adapted > frozen
     assert bytes_of("{trunk: policy, gradient: trunk}") > 0 == bytes_of("{trunk: policy}")
+    assert 4 * bytes_of("{kind: archer}", "archer") == 5 * own
 
 
 # --- check, recipes, version -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from rlhf.recipe.checks import cautions
 from tests import recipe_parts
 
 GAE = "stages.1.advantage={kind: gae}"
+ARCHER = "stages.1.advantage={kind: archer}"
 
 
 @pytest.fixture
@@ -34,6 +35,25 @@ def test_an_estimator_that_needs_a_critic_gets_one_by_a_key(echo: Path) -> None:
     assert load(echo, [inner, "stages.1.critic={trunk: policy}"]).stages[1].critic.trains_trunk is False
 
 
+def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
+    with pytest.raises(RecipeError) as error:
+        load(echo, [ARCHER])
+    assert error.value.where == "stages[1].advantage.kind" and "critic: {kind: archer}" in error.value.hint
+    with pytest.raises(RecipeError) as error:
+        load(echo, [ARCHER, "stages.1.critic={}"])
+    assert error.value.got == "values for archer" and "write critic: {kind: archer}" in error.value.hint
+    assert "gae or turn_gae or bilevel_gae" in error.value.hint
+    with pytest.raises(RecipeError) as error:
+        load(echo, [ARCHER, "stages.1.critic={kind: archr}"])
+    assert "did you mean 'archer'?" in error.value.hint
+    inner = "stages.1.advantage={kind: task_normalised, inner: {kind: archer}}"
+    with pytest.raises(RecipeError) as error:
+        load(echo, [inner, "stages.1.critic={}"])
+    assert error.value.where == "stages[1].critic.kind" and error.value.expected == "archer"
+    critic = load(echo, [inner, "stages.1.critic={kind: archer}"]).stages[1].critic
+    assert (critic.tau, critic.gamma, critic.trains_trunk) == (0.1, 0.95, True)
+
+
 @pytest.mark.parametrize(
     ("overrides", "where", "expected"),
     [
@@ -46,6 +66,17 @@ def test_an_estimator_that_needs_a_critic_gets_one_by_a_key(echo: Path) -> None:
         ([GAE, "stages.1.critic={trunk: polcy}"], "stages[1].critic.trunk", "own, policy"),
         ([GAE, "stages.1.critic={clip: 0}"], "stages[1].critic.clip", "more than 0"),
         ([GAE, "stages.1.critic={value_coef: 1}"], "stages[1].critic.value_coef", "trunk, path"),
+        ([GAE, "stages.1.critic={tau: 0.1}"], "stages[1].critic.tau", "trunk, path"),
+        (["stages.1.critic={kind: archer}"], "stages[1].critic", "use archer"),
+        ([GAE, "stages.1.critic={kind: archer}"], "stages[1].critic.kind", "values"),
+        ([ARCHER, "stages.1.critic={}"], "stages[1].critic.kind", "archer"),
+        ([ARCHER, "stages.1.critic={kind: archr}"], "stages[1].critic.kind", "values, archer"),
+        ([ARCHER, "stages.1.critic={kind: archer, clip: 1}"], "stages[1].critic.clip", "gamma, tau"),
+        ([ARCHER, "stages.1.critic={kind: archer, tau: 0}"], "stages[1].critic.tau", "more than 0"),
+        ([ARCHER, "stages.1.critic={kind: archer, warmup_steps: 3}"], "stages[1].critic.warmup_steps", "less than"),
+        ([ARCHER, "stages.1.critic={kind: archer, path: ./nowhere}"], "stages[1].critic.path", "config.json"),
+        ([ARCHER, "stages.1.critic={kind: archer, trunk: policy, gradient: trunk}"], "stages[1].critic", "trunk: own"),
+        ([ARCHER, "stages.1.critic={kind: archer, capacity: 1}"], "stages[1].critic.capacity", "group_size = "),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: str, expected: str) -> None:

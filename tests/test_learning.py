@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from rlhf.catalog import CATALOG
-from tests.combinations import CRITIC, ESTIMATORS, LOSSES, OTHER_LOSSES, OTHERS, WITH_CRITIC, stage_of_loss
+from tests.combinations import (
+    CRITIC,
+    ESTIMATORS,
+    LOSSES,
+    OTHER_LOSSES,
+    OTHERS,
+    TURN_CRITIC,
+    WITH_CRITIC,
+    WITH_TURN_CRITIC,
+    stage_of_loss,
+)
 from tests.environments import toytext
 from tests.trainers import runs
 
@@ -105,6 +115,16 @@ def test_every_estimator_with_a_critic_learns(start: Path, tmp_path: Path, estim
     assert runs.curve(done.folder, "critic/loss")[-1] < runs.curve(done.folder, "critic/loss")[0]
 
 
+@pytest.mark.parametrize("estimator", WITH_TURN_CRITIC)
+def test_every_estimator_with_a_critic_of_turns_learns(start: Path, tmp_path: Path, estimator: str) -> None:
+    advantage = {"kind": estimator, **WITH_TURN_CRITIC[estimator]}
+    stage = {**LOSSES["reinforce"], "steps": 18}
+    done = learn(start, tmp_path, advantage=advantage, critic=dict(TURN_CRITIC), **stage)
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.85, success(done)
+    losses, explained = (runs.curve(done.folder, f"critic/{name}") for name in ("q_loss", "explained_variance"))
+    assert losses[-1] < 0.2 * losses[0] and explained[0] == 0.0 and sum(explained[-3:]) / 3 > 0.3, explained
+
+
 @pytest.mark.parametrize("loss", OTHER_LOSSES)
 def test_every_other_loss_learns(start: Path, tmp_path: Path, loss: str) -> None:
     stage = stage_of_loss(loss)
@@ -120,7 +140,7 @@ def test_every_loss_of_the_catalogue_is_asked_to_learn() -> None:
 
 
 def test_every_estimator_of_the_catalogue_is_asked_to_learn() -> None:
-    assert {*ESTIMATORS, *OTHERS, *WITH_CRITIC, "duration_aware"} == set(CATALOG["advantage"])
+    assert {*ESTIMATORS, *OTHERS, *WITH_CRITIC, *WITH_TURN_CRITIC, "duration_aware"} == set(CATALOG["advantage"])
 
 
 def test_later_updates_of_the_same_samples_move_the_ratios(start: Path, tmp_path: Path) -> None:

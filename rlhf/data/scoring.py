@@ -119,17 +119,22 @@ class Values:
     """What a critic expects of the states of a group, in units of the reward, before anything is learnt from it.
 
     Attributes:
-        tokens_GNT: `[G][N][T]` the value of the state before each sampled token.
+        tokens_GNT: `[G][N][T]` the value of the state before each sampled token; of a critic of turns, that of the
+            state before the turn.
         cut_G: `[G]` the value of the state in which a limit cut the trajectory, and 0.0 where it ended by itself:
             nothing can be earned after an end.
+        actions_GNT: `[G][N][T]` the value of taking the turn that each sampled token belongs to; None where the critic
+            knows states alone.
     """
 
     tokens_GNT: TokensGNT
     cut_G: tuple[float, ...]
+    actions_GNT: TokensGNT | None = None
 
     def check(self, group: ScoredGroup) -> None:
         """Raise DataError unless there is one finite value for each sampled token and each cut of `group`."""
-        _check_tokens("values", self.tokens_GNT, group, hint="look for NaN in the critic's weights")
+        for given in (self.tokens_GNT, *(() if self.actions_GNT is None else (self.actions_GNT,))):
+            _check_tokens("values", given, group, hint="look for NaN in the critic's weights")
         if len(self.cut_G) != len(group.trajectories) or not all(map(math.isfinite, self.cut_G)):
             raise DataError(
                 "the values of the states cut do not match the trajectories",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import kind_of
 from rlhf.errors import EnvError, RecipeError, boundary, nearest
-from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS
+from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for, estimators_for, written
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
@@ -107,10 +107,11 @@ def _check_values(recipe: Recipe) -> None:
                 where=f"{where}.kind",
                 got=kind_of("advantage", estimator),
                 expected=f"{path}.critic, or an estimator with needs_values = False",
-                hint="add critic: {} to the stage, or use grpo, rloo or gigpo",
+                hint=f"add critic: {written(critic_for(estimator))} to the stage, or use grpo, rloo or gigpo",
             )
         if stage.critic is not None and not needing:
-            why = f"{kind_of('advantage', stage.advantage)} compares with no values: use gae, turn_gae or bilevel_gae"
+            others = " or ".join(estimators_for(kind_of("critic", stage.critic)))
+            why = f"{kind_of('advantage', stage.advantage)} compares with no values: use {others}"
             raise _no_effect(f"{path}.critic", "a critic", why)
 
 

@@ -4,13 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rlhf.catalog import CATALOG, DEFAULT_KIND, kind_of, resolve
 from rlhf.errors import RecipeError
 from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
+
+
+def critic_for(estimator: Any) -> str:
+    """Return the kind of critic that `estimator`, or the one that it holds, compares with."""
+    while hasattr(estimator, "inner"):
+        estimator = estimator.inner
+    return str(getattr(estimator, "needs_critic", DEFAULT_KIND["critic"]))
+
+
+def written(kind: str) -> str:
+    """Return the shortest way to write a critic of that kind."""
+    return "{}" if kind == DEFAULT_KIND["critic"] else f"{{kind: {kind}}}"
+
+
+def estimators_for(critic: str) -> list[str]:
+    """Return the estimators of the catalogue that compare with such a critic, those left out that hold another one."""
+    known = {kind: resolve("advantage", kind, base=Path()) for kind in CATALOG["advantage"]}
+    needing = {kind: found for kind, found in known.items() if getattr(found, "needs_values", False) is True}
+    kinds = [kind for kind, found in needing.items() if critic_for(found) == critic]
+    return kinds or list(needing)
+
+
+def _check_pairing(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if stage.critic is None:
+            continue
+        given, wanted = kind_of("critic", stage.critic), critic_for(stage.advantage)
+        if given in CATALOG["critic"] and given != wanted:
+            raise RecipeError(
+                "this critic does not learn what the estimator asks",
+                where=f"{path}.critic.kind",
+                got=f"{given} for {kind_of('advantage', stage.advantage)}",
+                expected=wanted,
+                hint=f"write critic: {written(wanted)}, or use advantage {' or '.join(estimators_for(given))}",
+            )
+
+
+def _check_capacity(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        n_episodes = stage.tasks_per_step * stage.group_size
+        if kind_of("critic", stage.critic) == "archer" and stage.critic.capacity < n_episodes:
+            raise RecipeError(
+                "the critic's buffer does not hold one step",
+                where=f"{path}.critic.capacity",
+                got=f"{stage.critic.capacity} turns",
+                expected=f"at least tasks_per_step x group_size = {n_episodes}, for trajectories of one turn",
+                hint="raise it to the turns of several steps",
+            )
 
 
 def _check_warmup(recipe: Recipe) -> None:
@@ -27,9 +76,9 @@ def _check_warmup(recipe: Recipe) -> None:
 
 def _check_path(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
-        if stage.critic is None or stage.critic.path is None:
+        given = getattr(stage.critic, "path", None)
+        if given is None:
             continue
-        given = stage.critic.path
         folder = Path(given).expanduser()
         is_local = folder.exists() or given.startswith((".", "/", "~"))
         if is_local and not (folder / "config.json").is_file():
@@ -42,13 +91,18 @@ def _check_path(recipe: Recipe) -> None:
             )
 
 
-CRITIC_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_warmup, _check_path)
+CRITIC_CHECKS: tuple[Callable[[Recipe], None], ...] = (
+    _check_pairing,
+    _check_warmup,
+    _check_path,
+    _check_capacity,
+)
 
 
 def _caution_clip(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
         critic = stage.critic
-        if critic is None or stage.epochs * stage.minibatches > 1 or critic.trunk == "policy":
+        if kind_of("critic", critic) != "values" or stage.epochs * stage.minibatches > 1 or critic.trunk == "policy":
             continue
         if critic.clip is not None and critic.clip != type(critic)().clip:
             yield f"{path} makes one update per step, before which no value has moved: critic.clip has no effect"

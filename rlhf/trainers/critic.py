@@ -11,7 +11,6 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,8 @@ from rlhf.losses.reduction import Reduction
 from rlhf.losses.value import explained_variance, value_loss
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import Stepper
-from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
-from rlhf.trainers.value_model import Critic, ValueModel
+from rlhf.trainers.value_model import Critic, OnTrunk, TrunkModel, ValueModel
 
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
 #: Of the value loss: every token counts the same, whatever the reduction of the policy's loss.
@@ -61,12 +59,17 @@ def value_rows(groups: Sequence[ScoredGroup], layout: Layout) -> tuple[list[Samp
     Returns:
         The rows, and which of their places are sampled tokens.
     """
+    samples = bare_rows(groups, layout)
+    return [_widened(sample) for sample in samples], [np.append(sample.mask, False) for sample in samples]
+
+
+def bare_rows(groups: Sequence[ScoredGroup], layout: Layout) -> list[Sample]:
+    """Return the rows of `make_samples` before any token has credit."""
     nothing = [
         Credit(tuple(tuple((0.0,) * len(g.token_ids) for g in t.generations) for t in group.trajectories))
         for group in groups
     ]
-    samples, _ = make_samples(groups, nothing, layout)
-    return [_widened(sample) for sample in samples], [np.append(sample.mask, False) for sample in samples]
+    return make_samples(groups, nothing, layout)[0]
 
 
 def _widened(sample: Sample) -> Sample:
@@ -88,14 +91,9 @@ class CriticTrainer:
 
     def __init__(self, settings: Critic, model: ValueModel, stage: PolicyGradient) -> None:
         self.settings, self.model, self._stage = settings, model, stage
-        optimizer = _optimizer(settings, model)
+        optimizer = optimizer_of(settings, model)
         total = stage.steps * stage.epochs * stage.minibatches
         self._stepper = Stepper(settings.optimizer, optimizer, total, where="critic.optimizer")
-
-    @classmethod
-    def of(cls, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> CriticTrainer | None:
-        """Return the critic of a stage, or None where it has none; see `Critic.build`."""
-        return cls(stage.critic, stage.critic.build(policy, start, seed), stage) if stage.critic else None
 
     @property
     def n_updates(self) -> int:
@@ -201,19 +199,13 @@ class CriticTrainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there. Raises ValueError for the state of another model."""
-        own, saved = dict(self.model.kept()), state["model"]
-        shapes, theirs = ({name: tuple(p.shape) for name, p in given.items()} for given in (own, saved))
-        if shapes != theirs:
-            differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
-            raise ValueError(f"the critic of this checkpoint is another model: {differing[0]}")
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(saved[name])
+        self.model.restore(state["model"])
         self._stepper.optimizer.load_state_dict(state["optimizer"])
         self._stepper.n_updates = int(state["n_updates"])
 
 
-def _optimizer(settings: Critic, model: ValueModel) -> torch.optim.Optimizer:
+def optimizer_of(settings: OnTrunk, model: TrunkModel) -> torch.optim.Optimizer:
+    """Return the optimiser of a critic's head, at a rate of its own, and of its trunk where that is trained."""
     head, trunk = list(model.head.parameters()), model.trained_trunk()
     optimizer = settings.optimizer.build([*trunk] or head)
     if trunk:

@@ -12,7 +12,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.empty import EmptySteps
 from rlhf.sampling.sampler import Stateful, TaskSource
 from rlhf.trainers.collapse import Monitor
-from rlhf.trainers.critic import CriticTrainer
+from rlhf.trainers.critic_kind import LiveCritic
 from rlhf.trainers.guide import Guide
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
@@ -46,7 +46,7 @@ class Parts:
     source: TaskSource
     monitor: Monitor = field(default_factory=Monitor)
     teacher: Teacher | None = None
-    critic: CriticTrainer | None = None
+    critic: LiveCritic | None = None
     empty: EmptySteps = field(default_factory=EmptySteps)
     buffer: ReplayBuffer | None = None
     reference: ResetClock | None = None
@@ -71,7 +71,7 @@ class Parts:
             stage.trainer.start(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
             stage.sampler.start(tasks, seed),
             teacher=teacher_of(stage, policy),
-            critic=CriticTrainer.of(stage, policy, start, seed),
+            critic=stage.critic.start(stage, policy, start, seed) if stage.critic else None,
             buffer=ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
             reference=ResetClock(stage.reference_reset) if stage.reference_reset else None,
             guide=Guide({task.id: task for task in tasks}) if stage.expert or stage.relift else None,

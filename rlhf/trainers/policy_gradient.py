@@ -19,13 +19,13 @@ from rlhf.sampling.sampler import TaskSampler
 from rlhf.sampling.selection import All, GroupSelection
 from rlhf.sampling.shuffled import Shuffled
 from rlhf.settings import STRICT
+from rlhf.trainers.critic_kind import CriticKind
 from rlhf.trainers.expert import Expert
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.relift import Relift
 from rlhf.trainers.replay import Replay
 from rlhf.trainers.trainer_kind import Torch, TrainerKind
-from rlhf.trainers.value_model import Critic
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -49,8 +49,8 @@ class PolicyGradient:
     """Which groups of a step are trained on, and whether more tasks are to be drawn first."""
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
     """The estimator that gives each sampled token its number."""
-    critic: Critic | None = None
-    """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`."""
+    critic: CriticKind | None = None
+    """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`, `archer`."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """What is minimised."""
     reference_reset: ReferenceReset | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field
@@ -20,10 +20,14 @@ from rlhf.settings import STRICT
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora, Policy, load_folder
 
+if TYPE_CHECKING:
+    from rlhf.trainers.critic import CriticTrainer
+    from rlhf.trainers.policy_gradient import PolicyGradient
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Critic:
-    """Learns what the policy may expect of a state, for advantages that are measured against it."""
+class OnTrunk:
+    """Keys of a critic that reads the hidden states of a transformer."""
 
     trunk: Literal["own", "policy"] = "own"
     """The transformer below the value head: a model of the critic's own, or the policy's, whose forward pass it then
@@ -41,9 +45,6 @@ class Critic:
     head_lr: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the head, which begins at 0 and has further to go than a trained trunk; None is
     `optimizer.lr`."""
-    clip: Annotated[float, Field(gt=0)] | None = 0.5
-    """How far a value may move in one step towards its return before the error stops pulling it, in units of the
-    score; None is no bound."""
     bootstrap: bool = True
     """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
     an end, after which nothing comes."""
@@ -63,8 +64,8 @@ class Critic:
         """Whether the value loss moves the trunk."""
         return (self.gradient or ("trunk" if self.trunk == "own" else "head")) == "trunk"
 
-    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
-        """Return the critic's model before its first update: every value is 0.
+    def trunk_for(self, policy: Policy, start: Path | None, seed: int) -> nn.Module:
+        """Return the trunk before the first update, prepared for packed rows.
 
         Args:
             policy: the live one.
@@ -75,9 +76,8 @@ class Critic:
         Raises:
             ModelError: the model of `path` cannot be loaded or reads other tokens.
         """
-        device = next(policy.model.parameters()).device
         if self.trunk == "policy":
-            return ValueModel(trunk_of(policy.model), shared=True, trains_trunk=self.trains_trunk).to(device)
+            return trunk_of(policy.model)
         model = self._copied(policy, start) if self.path is None else self._loaded(self.path, policy)
         model.requires_grad_(self.trains_trunk)
         if self.lora is not None:
@@ -85,7 +85,7 @@ class Critic:
                 torch.manual_seed(seed)
                 model = self.lora.wrap(model)
         use_packed_attention(model)
-        return ValueModel(trunk_of(model), shared=False, trains_trunk=self.trains_trunk).to(device)
+        return trunk_of(model)
 
     def _copied(self, policy: Policy, start: Path | None) -> Any:
         if policy.is_lora:
@@ -110,6 +110,28 @@ class Critic:
         return model
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Critic(OnTrunk):
+    """Learns what the policy may expect of a state, for advantages that are measured against it."""
+
+    clip: Annotated[float, Field(gt=0)] | None = 0.5
+    """How far a value may move in one step towards its return before the error stops pulling it, in units of the
+    score; None is no bound."""
+
+    def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> CriticTrainer:
+        """Return what trains it through a stage; see `CriticKind.start`."""
+        from rlhf.trainers.critic import CriticTrainer
+
+        return CriticTrainer(self, self.build(policy, start, seed), stage)
+
+    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
+        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
+        model = ValueModel(
+            self.trunk_for(policy, start, seed), shared=self.trunk == "policy", trains_trunk=self.trains_trunk
+        )
+        return model.to(next(policy.model.parameters()).device)
+
+
 def _dtype(policy: Policy) -> str:
     return str(policy.model.dtype).removeprefix("torch.")
 
@@ -122,10 +144,8 @@ def trunk_of(model: Any) -> nn.Module:
     return trunk
 
 
-class ValueModel(nn.Module):
-    """Reads one number off the last hidden state of each place; a drop-in for `rlhf.rollout.attention.packed_forward`.
-
-    The head is float32, and 0 at first: a critic that has seen nothing expects nothing.
+class TrunkModel(nn.Module):
+    """A trunk, and a head on its last hidden states: subclasses set `head`.
 
     Args:
         trunk: prepared by `use_packed_attention`.
@@ -133,15 +153,14 @@ class ValueModel(nn.Module):
         trains_trunk: whether the gradient goes on into the trunk.
     """
 
+    head: nn.Module
+
     def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
         super().__init__()
         self.shared, self.trains_trunk = shared, trains_trunk
         self.holds_trunk = False
         self._policys = [trunk] if shared else []
         self.own = None if shared else trunk
-        self.head = nn.Linear(trunk.config.hidden_size, 1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
 
     @property
     def trunk(self) -> Any:
@@ -157,19 +176,49 @@ class ValueModel(nn.Module):
         """What training changes and no other checkpoint has: parameters by name."""
         return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
 
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Take what `kept` gave from a checkpoint. Raises ValueError for the state of another model."""
+        own = dict(self.kept())
+        shapes, theirs = ({name: tuple(p.shape) for name, p in given.items()} for given in (own, saved))
+        if shapes != theirs:
+            differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
+            raise ValueError(f"the critic of this checkpoint is another model: {differing[0]}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(saved[name])
+
     def trained_trunk(self) -> list[nn.Parameter]:
         """Parameters of the trunk that the value loss trains."""
         return [p for p in self.trunk.parameters() if p.requires_grad] if self.trains_trunk else []
 
-    def train(self, mode: bool = True) -> ValueModel:
+    def train(self, mode: bool = True) -> Self:
         """As of any module; a trunk that is not trained stays as it is in use, without dropout."""
         super().train(mode)
         self.trunk.train(mode and self.trains_trunk and not self.holds_trunk)
         return self
 
-    def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
-        """Values `[1, N, 1]`, as `logits`, at places `logits_to_keep` `[N]` of the packed rows."""
+    def states(self, places: Tensor, **inputs: Any) -> Tensor:
+        """Last hidden states in float32, `[N, d]`, at `places` `[N]` of the packed rows."""
         moves = self.trains_trunk and not self.holds_trunk
         with nullcontext() if moves else torch.no_grad():
-            hidden = self.trunk(**inputs).last_hidden_state[0]
-        return SimpleNamespace(logits=self.head(hidden[logits_to_keep].float())[None])
+            hidden: Tensor = self.trunk(**inputs).last_hidden_state[0]
+        return hidden[places].float()
+
+
+class ValueModel(TrunkModel):
+    """Reads one number off the last hidden state of each place; a drop-in for `rlhf.rollout.attention.packed_forward`.
+
+    The head is float32, and 0 at first: a critic that has seen nothing expects nothing.
+    """
+
+    head: nn.Linear
+
+    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
+        super().__init__(trunk, shared=shared, trains_trunk=trains_trunk)
+        self.head = nn.Linear(trunk.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
+        """Values `[1, N, 1]`, as `logits`, at places `logits_to_keep` `[N]` of the packed rows."""
+        return SimpleNamespace(logits=self.head(self.states(logits_to_keep, **inputs))[None])

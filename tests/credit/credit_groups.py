@@ -100,8 +100,11 @@ def estimators() -> dict[str, AdvantageEstimator]:
 
 
 def critic(group: ScoredGroup, constant: float | None = None) -> Values:
-    """Values that depend on what was sampled so far, or are all the same; 0.25, or the same, where a limit cut."""
-    tokens, cuts = [], []
+    """Values that depend on what was sampled so far, or are all the same; 0.25, or the same, where a limit cut.
+
+    Those of actions are higher by a little less for each token.
+    """
+    tokens, actions, cuts = [], [], []
     for t in group.trajectories:
         seen, rows = 0, []
         for generation in t.generations:
@@ -112,8 +115,9 @@ def critic(group: ScoredGroup, constant: float | None = None) -> Values:
             rows.append(tuple(row))
         is_cut = t.outcome in (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
         tokens.append(tuple(rows))
+        actions.append(tuple(tuple(x if constant is not None else x + 0.5**i for i, x in enumerate(r)) for r in rows))
         cuts.append((0.25 if constant is None else constant) if is_cut else 0.0)
-    return Values(tuple(tokens), tuple(cuts))
+    return Values(tuple(tokens), tuple(cuts), tuple(actions))
 
 
 def per_turn(credit: Credit) -> list[list[float]]:

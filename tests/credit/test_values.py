@@ -10,6 +10,7 @@ from credit_groups import critic, estimators, group, group_of, per_token, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.archer import ArCHer
 from rlhf.credit.bilevel_gae import BiLevelGAE
 from rlhf.credit.duration_aware import DurationAware
 from rlhf.credit.estimator import credit_of
@@ -23,6 +24,8 @@ from rlhf.data import Action, Credit, Generation, Outcome, Prompt, ScoredGroup, 
 from rlhf.errors import DataError
 
 KINDS = (GAE, TurnGAE, BiLevelGAE)
+#: Those that need values of actions; `test_archer.py` tests them.
+OF_ACTIONS = (ArCHer,)
 every = pytest.mark.parametrize("kind", KINDS)
 numbers = st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0])
 lengths = st.lists(st.integers(0, 3), max_size=4)
@@ -60,7 +63,7 @@ def episodes(draw):
 
 
 def test_every_estimator_of_the_catalogue_that_needs_a_critic_is_tested():
-    assert {type(estimator) for estimator in estimators().values() if estimator.needs_values} == set(KINDS)
+    assert {type(estimator) for estimator in estimators().values() if estimator.needs_values} == {*KINDS, *OF_ACTIONS}
 
 
 def test_gae_worked_example():

@@ -45,8 +45,7 @@ AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", hi
 def critic_of(made: Policy, settings: Critic | None = None, *, awake: bool = True, **stage: Any) -> CriticTrainer:
     """The critic of a stage with GAE; `awake`, its head says something already."""
     settings = replace(settings or Critic(), optimizer=AdamW(lr=1e-2, max_grad_norm=None))
-    critic = CriticTrainer.of(PolicyGradient(advantage=GAE(), critic=settings, **stage), made, None, 0)
-    assert critic is not None
+    critic = settings.start(PolicyGradient(advantage=GAE(), critic=settings, **stage), made, None, 0)
     if awake:
         generator = torch.Generator().manual_seed(1)
         for parameter in critic.model.head.parameters():
@@ -240,8 +239,7 @@ def test_values_that_moved_as_far_as_they_may_stop_there(groups: list[ScoredGrou
 def test_the_head_may_have_a_rate_of_its_own(groups: list[ScoredGroup]) -> None:
     # Without momentum of earlier steps, Adam's first step is the learning rate, whatever the gradient.
     settings = Critic(head_lr=0.5, optimizer=AdamW(lr=1e-3))
-    critic = CriticTrainer.of(PolicyGradient(advantage=GAE(), critic=settings), policy(), None, 0)
-    assert critic is not None
+    critic = settings.start(PolicyGradient(advantage=GAE(), critic=settings), policy(), None, 0)
     begin = copy.deepcopy(critic.model)
     logged, _ = step_of(critic, groups)
     head = (critic.model.head.weight - begin.head.weight).abs()
