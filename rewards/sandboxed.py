@@ -53,7 +53,8 @@ def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
         RecipeError: a reward demands more than this machine offers.
         RewardError: this machine offers nothing.
     """
-    using = {name: reward for name, reward in rewards.items() if isinstance(reward, Sandboxed)}
+    held = {name: getattr(reward, "verifier", reward) for name, reward in rewards.items()}
+    using = {name: reward for name, reward in held.items() if isinstance(reward, Sandboxed)}
     for name, reward in using.items():
         reward.way(f"rewards.{name}.min_level")
     return reached().record() if using else None

@@ -16,6 +16,7 @@ from rich.console import Console
 
 import rlhf
 from environments.base import Environment, properties_of
+from rewards.sandboxed import sandbox_record
 from rlhf import processes
 from rlhf.build_engine import make_publisher, start_engine
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
@@ -31,6 +32,7 @@ from rlhf.recipe.trainer_checks import is_taken_apart
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.score import Weighted
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import DemonstratedSampler
 from rlhf.sampling.shuffled import Shuffled
@@ -210,6 +212,8 @@ def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
 async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> Collector:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     limits = recipe.limits
+    if record := programs_record(recipe.rewards):
+        progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
     if not isinstance(recipe.engine, TransformersSettings):
         progress.note("starting the engine")
     engine = await start_engine(recipe, policy, log=log)
@@ -319,10 +323,17 @@ def new_folder(recipe: Recipe, out: Path | None) -> Path:
 
 def write_record(folder: Path, recipe: Recipe) -> None:
     """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
-    (folder / "versions.json").write_text(json.dumps(versions(recipe.environment), indent=1))
+    record = versions(recipe.environment) | programs_record(recipe.rewards)
+    (folder / "versions.json").write_text(json.dumps(record, indent=1))
     partial = folder / ".recipe.yaml.partial"
     partial.write_text(dump(recipe))
     partial.rename(folder / "recipe.yaml")
+
+
+def programs_record(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
+    """What the sandbox amounts to, where a reward runs programs. Raises RecipeError where that is too little for it."""
+    record = sandbox_record({name: weighted.reward for name, weighted in rewards.items()})
+    return {"sandbox": record} if record else {}
 
 
 def versions(environment: Environment) -> dict[str, Any]:

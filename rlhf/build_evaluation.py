@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from environments.base import properties_of
-from rlhf.build import versions
+from rlhf.build import programs_record, versions
 from rlhf.build_policies import Contender, at_play, contender
 from rlhf.build_processes import stopped_by_term
 from rlhf.data import Task
@@ -145,6 +145,7 @@ def versions_of(found: Contender) -> dict[str, Any]:
     part, recipe = found.suite.parts[0], found.recipe
     return {
         **versions(part.environment),
+        **{key: value for p in found.suite.parts for key, value in programs_record(p.rewards).items()},
         "environment": {p.name: properties_of(p.environment).package for p in found.suite.parts},
         "engine": plain_part("engine", recipe.engine) if recipe else {"kind": found.kind},
     }

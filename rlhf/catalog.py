@@ -66,6 +66,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "turn_cost": Entry("rewards.penalties:TurnCost", "minus a set amount per turn"),
         "overlong": Entry("rewards.penalties:Overlong", "falls to -1 towards a number of sampled tokens"),
         "exact_match": Entry("rewards.exact:ExactMatch", "1 if the last action equals the task's reference"),
+        "unit_tests": Entry("rewards.unit_tests:UnitTests", "the share of a task's tests that a program passes"),
+        "subtask": Entry("rewards.subtasks:Subtask", "F-score of the files, functions, lines or edits named"),
         "majority": Entry("rewards.majority:Majority", "1 if the answer is the commonest of the group's; no labels"),
     },
     "engine": {

@@ -28,6 +28,7 @@ NEEDED = {
     ("environment", "textworld_express"): {"game": "coin"},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
+    ("reward", "subtask"): {"subtask": "file"},
     ("advantage", "hrpo"): {"reward": "steps"},
     ("loss", "kdrl"): {"teacher": "somewhere"},
     ("advantage", "hicra"): {"grams": [[5, 3]], "begin": [7]},
