@@ -119,8 +119,9 @@ def estimates(recipe: Recipe, n_processes: int = 1) -> list[Estimate]:
         ModelError: the configuration of a pretrained model cannot be read.
     """
     model, config = meta_model(recipe.policy)
-    stages = enumerate(recipe.stages)
-    return [_estimate(recipe, f"stages[{i}]", stage, parameters_of(model), config, n_processes) for i, stage in stages]
+    in_4bit = recipe.policy.lora is not None and recipe.policy.lora.quantization is not None
+    found, stages = parameters_of(model, in_4bit=in_4bit), enumerate(recipe.stages)
+    return [_estimate(recipe, f"stages[{i}]", stage, found, config, n_processes) for i, stage in stages]
 
 
 def largest(found: Sequence[Estimate]) -> Estimate:

@@ -33,9 +33,30 @@ class Parameter:
         return int(self.n * self.size)
 
 
-def parameters_of(model: Any) -> list[Parameter]:
-    """Return the parameters of a model or of a part of one, each once."""
-    return [Parameter(p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()]
+#: Bytes of a number in 4 bits, with a scale of 8 bits for 64 of them and one of 32 for 256 of those.
+_SIZE_4BIT = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+
+
+def parameters_of(model: Any, *, in_4bit: bool = False) -> list[Parameter]:
+    """Return the parameters of a model or of a part of one, each once.
+
+    Args:
+        model: without memory or with.
+        in_4bit: its frozen linear layers but the output layer are to be held in 4 bits.
+    """
+    small = _quantized(model) if in_4bit else set()
+    return [
+        Parameter(p.numel(), _SIZE_4BIT if id(p) in small else p.element_size(), p.requires_grad)
+        for p in model.parameters()
+    ]
+
+
+def _quantized(model: Any) -> set[int]:
+    from torch import nn
+
+    head = model.get_output_embeddings()
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    return {id(m.weight) for m in layers if not m.weight.requires_grad}
 
 
 def count(parameters: Iterable[Parameter]) -> tuple[int, int]:

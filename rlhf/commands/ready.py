@@ -35,6 +35,14 @@ def refuse_absent_engine(recipe: Recipe) -> None:
     _reach(recipe.engine.servers)
 
 
+def refuse_absent_quantization(recipe: Recipe) -> None:
+    """Raise MissingPackageError or ModelError where the policy's base cannot be held in as few bits as it should."""
+    from rlhf.trainers.lora import refuse_unquantizable
+
+    if recipe.policy.lora is not None and recipe.policy.lora.quantization is not None:
+        refuse_unquantizable()
+
+
 def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:
     if find_spec(package) is None:
         raise MissingPackageError(

@@ -23,7 +23,7 @@ from rlhf.commands.output import (
     quiet_libraries,
     results,
 )
-from rlhf.commands.ready import refuse_absent_engine
+from rlhf.commands.ready import refuse_absent_engine, refuse_absent_quantization
 from rlhf.errors import RecipeError
 from rlhf.processes import n_here, n_wanted
 
@@ -80,6 +80,7 @@ def train(
     for caution in _cautions(loaded) if is_main else ():
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
     refuse_absent_engine(loaded)
+    refuse_absent_quantization(loaded)
     if memory_check:
         refuse_too_large(loaded, n_wanted(), n_here())
     result = _run(loaded, out, resume)

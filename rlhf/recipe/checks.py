@@ -14,6 +14,7 @@ from rlhf.errors import EnvError, RecipeError, boundary, nearest
 from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for, estimators_for, written
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
+from rlhf.recipe.lora_checks import LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
 from rlhf.recipe.stage_checks import STAGE_CHECKS
@@ -326,6 +327,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *GUIDANCE_CHECKS,
     *CRITIC_CHECKS,
     _check_lora,
+    *LORA_CHECKS,
     *START_CHECKS,
     *STAGE_CHECKS,
     *TRAINER_CHECKS,

@@ -18,48 +18,10 @@ from rlhf.processes import current
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.trainers.checkpoint import way_out
+from rlhf.trainers.lora import Lora as Lora
+from rlhf.trainers.lora import loading_options
 from rlhf.trainers.sharded import device_of, is_laid_out, whole_state
 from rlhf.trainers.tokenizer import train_tokenizer
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Lora:
-    """Low-rank adapters (Hu et al., arXiv 2106.09685) by PEFT; the base weights stay frozen."""
-
-    rank: Annotated[int, Field(ge=1)] = 16
-    """Columns of the two factors of an adapter."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    """What an adapter adds is scaled by alpha/rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's inputs that training drops at random."""
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get an adapter, such as [q_proj, v_proj]; or all linear ones but the output layer."""
-    rslora: bool = False
-    """Scale by alpha/sqrt(rank) instead (arXiv 2312.03732)."""
-
-    def wrap(self, model: Any) -> Any:
-        """`model` with trainable adapters."""
-        from peft import LoraConfig, get_peft_model
-
-        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
-        config = LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # declared a whole number, used as a factor
-            lora_dropout=self.dropout,
-            target_modules=targets,
-            use_rslora=self.rslora,
-            task_type="CAUSAL_LM",
-        )
-        try:
-            return get_peft_model(model, config)
-        except ValueError as error:
-            raise ModelError(
-                "the adapter does not fit the model",
-                where="policy.lora.targets",
-                got=str(targets),
-                expected="names of linear layers of the model, or all-linear",
-                hint=str(error).splitlines()[0],
-            ) from error
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -148,11 +110,14 @@ class Pretrained:
     def build(self, seed: int, texts: Iterable[str] = ()) -> Policy:
         """Load model and tokenizer; `seed` draws the adapter's weights."""
         torch.manual_seed(seed)
-        model, tokenizer = load_folder(self.path, dtype=self.dtype)
+        quantization = self.lora.quantization if self.lora else None
+        model, tokenizer = load_folder(self.path, dtype=self.dtype, quantization=quantization)
         return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
 
 
-def load_folder(path: str, *, dtype: str = "float32", where: str = "") -> tuple[Any, Any]:
+def load_folder(
+    path: str, *, dtype: str = "float32", where: str = "", quantization: str | None = None
+) -> tuple[Any, Any]:
     """Model and tokenizer of a Hugging Face folder or hub name.
 
     Raises:
@@ -169,8 +134,9 @@ def load_folder(path: str, *, dtype: str = "float32", where: str = "") -> tuple[
             expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
             hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
         )
+    options = loading_options(quantization, getattr(torch, dtype))
     try:
-        model, tokenizer, missing = _load(str(folder) if local else path, getattr(torch, dtype))
+        model, tokenizer, missing = _load(str(folder) if local else path, getattr(torch, dtype), options)
     except Exception as error:  # tokenizers raises bare Exception, safetensors one of its own
         raise ModelError(
             "the model cannot be loaded",
@@ -197,12 +163,12 @@ def load_folder(path: str, *, dtype: str = "float32", where: str = "") -> tuple[
     return model, tokenizer
 
 
-def _load(source: str, dtype: torch.dtype) -> tuple[Any, Any, list[str]]:
+def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any, Any, list[str]]:
     """Model, tokenizer, and the names of parameters that the files do not hold."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])
 
 
@@ -322,7 +288,8 @@ def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -
     is_lora = (saved / "adapter_config.json").is_file()
     if is_lora:
         source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
-        base, tokenizer = load_folder(source, dtype=dtype)
+        quantization = settings.lora.quantization if settings.lora else None
+        base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization)
     try:
         model = _adapted(base, saved) if is_lora else None
         if model is None:
@@ -369,11 +336,16 @@ def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
 
     try:
         found = load_file(saved / "adapter_model.safetensors")
-        # PEFT leaves the adapter's own name out of the names in its file.
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        return {name: found[name.replace(".default.", ".")].to(p) for name, p in trained.items()}
+        return {name: found[_name_in_file(name)].to(p) for name, p in trained.items()}
     except Exception as error:  # safetensors raises one of its own
         raise _unusable(saved, _first_line(error), "the adapter that is the reference") from error
+
+
+def _name_in_file(name: str) -> str:
+    """PEFT leaves the adapter's own name out of the names in its file, and of DoRA's lengths the last part."""
+    name = name.replace(".default.", ".")
+    return name.removesuffix(".weight") if name.endswith(".lora_magnitude_vector.weight") else name
 
 
 @contextmanager

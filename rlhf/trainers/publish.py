@@ -23,6 +23,7 @@ from rlhf.rollout.attention import packed_forward
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.rollout.seeds import stable_seed
+from rlhf.trainers.lora import merged
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.sharded import device_of, gathered
 
@@ -53,8 +54,7 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             with gathered([parameter, *(owner.parameters() if owner is not None else ())]):
                 value = parameter.detach()
                 if owner is not None and name == "weight":
-                    for adapter in owner.active_adapters:
-                        value = value + owner.get_delta_weight(adapter).detach().to(value.dtype)
+                    value = merged(owner, value)
                 yield f"{name_of}.{name}" if name_of else name, value
 
 

@@ -234,6 +234,7 @@ def test_every_name_of_a_tied_parameter_is_sent():
 LORAS = [
     Lora(rank=4),
     Lora(rank=3, alpha=7.0, rslora=True),
+    Lora(rank=5, alpha=3.0, dora=True),
     Lora(rank=2, dropout=0.5, targets=("q_proj", "down_proj")),
 ]
 
