@@ -79,7 +79,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_from_two_processes_to_one_and_to_two_in_pieces(tmp_path: Path, whole: Path) -> None:
     for name, trainer in (("zero2", deepspeed(2)), ("torch", {"kind": "torch"}), ("zero3", deepspeed(3))):
         path = recipe(tmp_path / name, trainer)
-        path.write_text(path.read_text().replace("checkpoint_every: 2", "checkpoint_every: 1"))
+        every_step = "checkpoint_every: 1" + "\n  checkpoint_in_background: true" * (name == "zero3")
+        path.write_text(path.read_text().replace("checkpoint_every: 2", every_step))
     together(first, tmp_path)
     assert runs.newest(tmp_path / "run").name == "1-policy_gradient-000002"
     with stopping(tmp_path / "torch" / "recipe.yaml", tmp_path / "run", 3):
