@@ -13,6 +13,7 @@ import pytest
 
 from tests.test_resume import POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal
 from tests.trainers import children, runs
+from tests.trainers.test_archer_runs import CRITIC as ARCHER
 
 N_KILLS = 10
 
@@ -20,6 +21,7 @@ N_KILLS = 10
 STAGES: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": {"kind": "grpo"}},
     "grpo-in-background": {"advantage": {"kind": "grpo"}, "checkpoint_in_background": True},
+    "archer-in-background": {"advantage": {"kind": "archer"}, "critic": ARCHER, "checkpoint_in_background": True},
     "ppo": {"advantage": {"kind": "gae"}, "critic": {"optimizer": {"lr": 1.0e-2, "schedule": "linear"}}},
 }
 
