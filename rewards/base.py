@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol, runtime_checkable
 
 from rlhf.data import Task, Trajectory, Verdict
@@ -10,10 +10,10 @@ from rlhf.data import Task, Trajectory, Verdict
 
 @runtime_checkable
 class Verifier(Protocol):
-    """A deterministic reward: whether an answer matches a reference."""
+    """A deterministic reward: whether an answer matches a reference. A plain function, sync or async, is enough."""
 
-    def __call__(self, answer: str, reference: str) -> Verdict | float:
-        """Judge `answer`; never raises on any text."""
+    def __call__(self, answer: str, reference: str) -> Verdict | float | Awaitable[Verdict | float]:
+        """Judge `answer`, between 0 and 1; never raises on any text."""
         ...
 
 
@@ -21,7 +21,7 @@ class Verifier(Protocol):
 class Reward(Protocol):
     """A function of a task and a finished trajectory. A plain function, sync or async, is enough."""
 
-    async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float:
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float | Awaitable[Verdict | float]:
         """Judge `trajectory`; a number is a verdict without a reason."""
         ...
 

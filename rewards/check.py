@@ -75,7 +75,7 @@ def check_reward(
     """
     name = getattr(reward, "__name__", type(reward).__name__)
     records = list(tasks_and_trajectories or ())
-    examples = answers or getattr(reward, "examples", ())
+    examples = answers if answers is not None else getattr(reward, "examples", ())
     if hasattr(reward, "over_group"):
         walk = Walk(f"reward {name} of groups", call_limit_s)
         return walk.run(lambda: _check_group_reward(_Judge(walk, reward), records))

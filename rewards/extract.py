@@ -25,7 +25,9 @@ _PHRASE = re.compile(
     r"|(?:\btherefore|\bthus|\bhence|\bso|∴)[ \t,]+(?:the )?(?:answer|result|solution|value)[ \t]+(?:is|are|=))",
     re.IGNORECASE,
 )
-_NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|\d)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?")
+_NUMBER = re.compile(
+    r"(?<![\w.])(?<!\d,)[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?"
+)
 _MATHS = re.compile(r"\$\$([^$]{1,1000})\$\$|\$([^$\n]{1,1000})\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]", re.DOTALL)
 #: What may stand between boxes that give the values of one answer together.
 _JOINT = re.compile(r"(?:\s|\$|\\[\[\]()]|\\text\{|\\quad|\\,|[,;}]|\band\b|\bor\b)*\Z", re.IGNORECASE)
@@ -131,7 +133,8 @@ def find(text: str, where: Where, tag: str = "answer") -> str | None:
     """Return the answer in `text`, or None where there is none.
 
     With `auto` the first of these that is there counts, whatever it holds: tags, a box, a phrase such as "the answer
-    is", the last formula, the whole text where it is short and no prose, the last number.
+    is", the whole text where it is short and no prose, the last formula, what the last line says something is, the last
+    number.
     """
     text = after_thinking(text)
     if where == "whole":
@@ -153,7 +156,10 @@ def find(text: str, where: Where, tag: str = "answer") -> str | None:
         return None
     if inner is not None:
         return inner if len(inner) < 400 else None
-    return after_phrase(text) or _bare(text) or last_maths(text) or last_number(text)
+    if (found := after_phrase(text) or _bare(text) or last_maths(text)) is not None:
+        return found
+    said = _said(text)
+    return said or None if said is not None else last_number(text)
 
 
 _WORDS = re.compile(r"(?<![\\\w])[a-zA-Z\u00c0-\u024f\u0400-\u04ff\u4e00-\u9fff]{2,}")
@@ -165,6 +171,22 @@ _IN_FORMULAS = re.compile(
     r"and|or|pi|sqrt|cbrt|abs|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log|exp|inf|infty|infinity|oo|np|math|mod|percent",
     re.IGNORECASE,
 )
+_LAST = re.compile(r".*\b(?:is|are|be|equals)[ \t]+(not\b)?(.{1,200}?)[.!]?[ \t]*\Z")
+_BOLD = re.compile(r".*\*\*([^*]{1,100})\*\*[^*]{0,100}\Z")
+
+
+def _said(text: str) -> str | None:
+    """Return what the last line says something is, or prints bold; empty where it says what it is not."""
+    line = text.strip()[-1_000:].rpartition("\n")[2]
+    if (found := _LAST.match(line)) is not None:
+        if found[1]:
+            return ""
+        if _bare(found[2].strip("* ")):
+            return found[2].strip("* ")
+    bold = _BOLD.match(line)
+    return bold[1].strip() if bold is not None and _bare(bold[1]) else None
+
+
 _WITH_UNIT = re.compile(
     r"\$?[-+−]?[\d.,/\s]*[\d.]\$?(?:\s*(?:×|\*)\s*10\^?[\d⁰¹²³⁴⁵⁶⁷⁸⁹⁻-]+)?\s*[^\W\d_][^\d=.,?'\"]{0,30}[.²³]?(?:\^\{?\d\}?)?"
 )
@@ -175,7 +197,9 @@ def _bare(text: str) -> str | None:
     text = text.strip()
     if not text or len(text) > MAX_ANSWER or "\n" in text or re.search(r"[.!?]\s+\S|[$]", text.strip("$")):
         return None
+    if re.match(r"\(?[A-J][).]\s", text) and len(text) < 200:
+        return text  # a choice, with what it says
     others = [w for w in _WORDS.findall(_NOT_WORDS.sub(" ", text)) if not _IN_FORMULAS.fullmatch(w)]
-    if not others or (len(others) <= 4 and not re.search(r"[\d\\=^]", text)):
+    if not others or (len(others) <= 4 and not re.search(r"[\d\\=^]|\w \*\*|\b(?:is|are|was)\b", text)):
         return text
     return text if _WITH_UNIT.fullmatch(text) and len(others) <= 3 else None

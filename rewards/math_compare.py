@@ -26,6 +26,7 @@ _OR = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"\(([A-Za-z])\).*|([A-Za-z])\s*[.):].*|([A-Za-z])", re.DOTALL)
+_IN_BASE = re.compile(r"[0-9A-Fa-f]+_\{?\d+\}?")
 _ENV = re.compile(r"\\begin\s*\{pmatrix\}(.*)\\end\s*\{pmatrix\}(\^T|\^\{T\}|\^\\top)?", re.DOTALL)
 
 
@@ -67,6 +68,8 @@ def quick(a: str, r: str) -> bool | None:
     one, other = math_numbers.read(a), math_numbers.read(r)
     if one is not None and other is not None:
         return math_numbers.same(one, other)
+    if _IN_BASE.fullmatch(a) or _IN_BASE.fullmatch(r):
+        return False  # 101_2 is itself alone, however it could be read
     words = [_words(a), _words(r)]
     if words[1]:
         return words[0] == words[1] or _label(a, r)
@@ -229,9 +232,9 @@ def _merged(shapes: list[Shape]) -> Shape:
 def _bracketed(text: str) -> Shape | None:
     if text.startswith(r"\{") and text.endswith(r"\}") and _closes(text, 1):
         inner = text[2:-2].strip()
-        return Shape("set", tuple(split(inner, ",", grouped=False)) if inner else ())
+        return Shape("set", _expanded(split(inner, ",", grouped=False)) if inner else ())
     if text[:1] == "{" and text[-1:] == "}" and _closes(text, 0) and len(split(text[1:-1], ",", grouped=False)) > 1:
-        return Shape("set", tuple(split(text[1:-1], ",", grouped=False)))
+        return Shape("set", _expanded(split(text[1:-1], ",", grouped=False)))
     if text.startswith(r"\langle") and text.endswith(r"\rangle"):
         return Shape("tuple", tuple(split(text[7:-7], ",", grouped=False)), frame="()")
     if text[:1] in "([" and text[-1:] in ")]" and text[:1] and _closes(text, 0):
@@ -246,6 +249,10 @@ def _signs(text: str) -> Shape:
     if text.count(r"\pm") == 1 and r"\mp" not in text:
         return Shape("list", tuple(text.replace(r"\pm", s, 1).strip().removeprefix("+").strip() for s in "+-"))
     return Shape("leaf", (text,))
+
+
+def _expanded(parts: list[str]) -> tuple[str, ...]:
+    return tuple(item for part in parts for item in (_signs(part).items if r"\pm" in part else (part,)))
 
 
 def _interval(text: str) -> Shape | None:

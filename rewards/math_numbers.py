@@ -175,7 +175,8 @@ def same(answer: Number, reference: Number) -> bool:
     converted (50 cm is 0.5 m); of two others the names have to be equal; a unit that only one of them has is left out.
     """
     if answer.unit and reference.unit and not _same_name(answer.unit, reference.unit):
-        return _converted(answer, reference)
+        ours, theirs = in_one_unit(answer, reference)
+        return ours is not None and ours == theirs
     values = [
         (answer, answer.value),
         *([(answer, answer.value / 100)] if answer.percent and not reference.percent else []),
@@ -202,12 +203,20 @@ def _same_name(a: str, b: str) -> bool:
     return a == b or (_known(a) is not None and _known(a) == _known(b))
 
 
-def _converted(answer: Number, reference: Number) -> bool:
-    a, b = (re.fullmatch(r"(.*?)(-?\d?)", n.unit) for n in (answer, reference))
+def plain(number: Number) -> Fraction:
+    """Return the number that is meant: of a percentage, what it stands for."""
+    return number.value / 100 if number.percent else number.value
+
+
+def in_one_unit(one: Number, other: Number) -> tuple[Fraction, Fraction] | tuple[None, None]:
+    """Return both values in the same unit, or Nones where one cannot be converted into the other."""
+    if _same_name(one.unit, other.unit):
+        return one.value, other.value
+    a, b = (re.fullmatch(r"(.*?)(-?\d?)", n.unit) for n in (one, other))
     if a is None or b is None or (a[2] or "1") != (b[2] or "1"):
-        return False
+        return None, None
     ours, theirs = _known(a[1]), _known(b[1])
     if ours is None or theirs is None or ours[0] != theirs[0]:
-        return False
+        return None, None
     power = int(a[2] or 1)
-    return answer.value * ours[1] ** power == reference.value * theirs[1] ** power
+    return one.value * ours[1] ** power, other.value * theirs[1] ** power

@@ -30,6 +30,7 @@ def _environment(match: re.Match[str]) -> str:
 
 
 _RENAMED: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r"(?<=\d)(?:\{,\}|,?\\!)(?=\d{3})"), ""),
     (re.compile(r"\\(?:d|t|c)frac(?![a-z])"), r"\\frac"),
     (re.compile(r"\\(?:d|t)binom(?![a-z])"), r"\\binom"),
     (re.compile(r"\\leq(?:slant)?(?![a-z])"), r"\\le "),
@@ -53,7 +54,6 @@ _RENAMED: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"\\frac\s*([0-9])\s*([0-9])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*([0-9a-zA-Z])\s*\{"), r"\\frac{\1}{"),
     (re.compile(r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])"), r"\1{\2}"),
-    (re.compile(r"(?<=\d)(?:\{,\}|\\!)(?=\d{3})"), ""),
     (re.compile(r"\\(?:begin|end)\s*\{(?:p|b|B|v|V|small)?matrix\}"), _environment),
     (re.compile(r"\\(?:begin)\s*\{array\}\s*\{[^{}]*\}"), r"\\begin{pmatrix}"),
     (re.compile(r"\\end\s*\{array\}"), r"\\end{pmatrix}"),

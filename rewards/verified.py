@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class Verified:
         """Whether the verifier says that it is quick and cannot hang."""
         return getattr(self.verifier, "inline", False) is True
 
-    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float:
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float | Awaitable[Verdict | float]:
         """Judge the last action. Raises RewardError where the task has no reference."""
         if task.reference is None:
             raise RewardError(

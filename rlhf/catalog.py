@@ -69,6 +69,30 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "unit_tests": Entry("rewards.unit_tests:UnitTests", "the share of a task's tests that a program passes"),
         "subtask": Entry("rewards.subtasks:Subtask", "F-score of the files, functions, lines or edits named"),
         "majority": Entry("rewards.majority:Majority", "1 if the answer is the commonest of the group's; no labels"),
+        "math": Entry("rewards.maths:Maths", "1 if the answer equals the reference as mathematics", extra="rewards"),
+        "numeric": Entry("rewards.numeric:Numeric", "1 if the answer is the right number within a tolerance"),
+        "multiple_choice": Entry("rewards.choice:MultipleChoice", "1 if the answer names the right letter, and no other"),
+        "qa": Entry("rewards.qa:QuestionAnswer", "exact match or F1 of words, as SQuAD counts them"),
+        "ranking": Entry("rewards.ranking:Ranking", "NDCG, recall or reciprocal rank of a list"),
+        "sql": Entry("rewards.sql:SqlResult", "1 if a query returns the rows of the right query"),
+        "rouge": Entry("rewards.overlap:Rouge", "ROUGE of the answer against the reference", extra="rewards"),
+        "bleu": Entry("rewards.overlap:Bleu", "BLEU of the answer against the reference", extra="rewards"),
+        "similarity": Entry("rewards.similarity:Similarity", "share of characters in common, in order"),
+        "patch_similarity": Entry("rewards.similarity:PatchSimilarity", "how alike edits of files are to the right ones"),
+        "json_schema": Entry("rewards.structured:JsonSchema", "1 if the last action is JSON of a shape", extra="rewards"),
+        "pattern": Entry("rewards.pattern:Pattern", "1 if a regular expression matches"),
+        "format": Entry("rewards.tags:Format", "1 if what was said keeps to an order of tags"),
+        "format_outcome": Entry("rewards.tags:FormatOutcome", "exact match, softened by the form of what was said"),
+        "search_efficiency": Entry("rewards.search:SearchEfficiency", "right, with as few searches as possible"),
+        "tool_use": Entry("rewards.search:ToolUse", "F1 of the answer, and a bonus for using all tools"),
+        "cost_aware": Entry("rewards.search:CostAware", "right, and cheap"),
+        "page_action": Entry("rewards.page_action:PageAction", "part marks for a shopper's action", extra="rewards"),
+        "concise": Entry("rewards.length:Concise", "correct, and shorter than the group's other correct ones"),
+        "budget": Entry("rewards.length:Budget", "minus the share by which a budget is exceeded"),
+        "repetition": Entry("rewards.fluency:Repetition", "minus the share of words said before"),
+        "language": Entry("rewards.fluency:LanguageConsistency", "share of letters in the script asked for"),
+        "combine": Entry("rewards.combine:Combine", "several rewards, with schedules, gates and caps"),
+        "ranked": Entry("rewards.ranked:Ranked", "the first signal that tells two attempts apart decides"),
     },
     "engine": {
         "transformers": Entry("rlhf.rollout.engines:TransformersSettings", "in this process, on torch; no server"),
@@ -167,7 +191,11 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
 DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "trainer": "torch", "critic": "values"}
 
 #: Import names whose absence means that an extra is not installed.
-PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {"twx": ("textworld_express",), "babyai": ("minigrid",)}
+PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
+    "twx": ("textworld_express",),
+    "babyai": ("minigrid",),
+    "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
+}
 
 #: Members that a part of each section must have; the contracts say what they do.
 REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {

@@ -167,6 +167,13 @@ BOUNDS = {
     "invalid_action": lambda r: (-0.1 * len(r), 0),
     "turn_cost": lambda r: (-0.01 * len(r), 0),
     "overlong": lambda r: (-1, 0),
+    "budget": lambda r: (-1, 0),
+    "repetition": lambda r: (-1, 0),
+    "patch_similarity": lambda r: (-1, 1),
+    "search_efficiency": lambda r: (-1, 1.6),
+    "tool_use": lambda r: (-1, 1.1),
+    "cost_aware": lambda r: (-1, 1),
+    "page_action": lambda r: (0, 2002),
 }
 #: Any code point, of which a good part are those that break parsers.
 strange = st.one_of(st.text(max_size=20), st.text(alphabet='{}[]()\\"%.9eE+-\x00\u202e\u0663½ \n', max_size=20))
@@ -197,7 +204,8 @@ def attempts_of(rows):
 def judged(reward, task, attempts):
     """The verdict on each attempt, of rewards of one and of rewards of a group."""
     if hasattr(reward, "over_group"):
-        return list(reward.over_group(task, attempts))
+        given = reward.over_group(task, attempts)
+        return list(asyncio.run(given) if inspect.iscoroutine(given) else given)
     called = Verified(reward) if is_verifier(reward) else reward
 
     async def all_of_them():

@@ -1,0 +1,249 @@
+"""Rewards of trajectories, by the numbers of their papers worked by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rewards.check import check_reward
+from rewards.exact import ExactMatch
+from rewards.fluency import LanguageConsistency, Repetition, in_script, repeated
+from rewards.length import Budget, Concise, concise
+from rewards.page_action import PageAction
+from rewards.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
+from rewards.tags import SEARCH_R1, Format, FormatOutcome, well_formed
+from rlhf.data import Outcome
+from rlhf.errors import RewardError
+from tests.rewards.played import played, task
+
+ANSWER = "<think>I know</think><answer>Paris</answer>"
+SEARCH = ("<think>hm</think><search>capital</search>", "<information>It is Paris.</information>")
+PARIS = task("Paris")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            Format(),
+            FormatOutcome(),
+            SearchEfficiency(),
+            ToolUse(),
+            CostAware(),
+            Concise(),
+            Budget(limit=9),
+            PageAction(),
+        ),
+        *(Repetition(n=2), LanguageConsistency(), LanguageConsistency(script="japanese", penalty=True)),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_each_keeps_the_contract(part):
+    pytest.importorskip("rouge_score")
+    report = check_reward(part)
+    assert report.ok, str(report)
+
+
+# --- length -----------------------------------------------------------------------------------------------------------
+
+
+def test_correct_attempts_earn_more_the_shorter_they_are():
+    # μ 200, s √(20000/3) = 81.649658: σ(∓1.224745) = .227097 and .772903; 1 − .1 · that
+    assert concise([True] * 3, [100, 200, 300], 0.1) == pytest.approx([0.9772897, 0.95, 0.9227103])
+    assert concise([True], [7], 0.1) == [0.95]  # σ(0) = .5
+    assert concise([True, False], [7, 1], 0.1) == [0.95, 0.0]  # μ and s are of correct ones
+    assert concise([False, False], [7, 1], 0.1) == [0.0, 0.0]
+    assert concise([True] * 2, [1, 10**6], 0.4) == pytest.approx(  # s = |length − μ|: σ(∓1)
+        [1 - 0.4 / (1 + math.e), 1 - 0.4 / (1 + 1 / math.e)]
+    )
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 10**9)), max_size=8), st.floats(0, 0.999))
+def test_any_correct_attempt_beats_every_wrong_one(rows, alpha):
+    values = concise([ok for ok, _ in rows], [n for _, n in rows], alpha)
+    for (ok, _), value in zip(rows, values, strict=True):
+        assert (1 - alpha <= value <= 1) if ok else value == 0
+
+
+def test_concise_asks_a_reward_or_a_verifier_what_is_correct():
+    group = [played("Paris", n_tokens=[n], attempt=i) for i, n in enumerate((100, 200, 300))]
+    group.append(played("London", n_tokens=[50], attempt=3))
+    found = asyncio.run(Concise(correct=ExactMatch()).over_group(PARIS, group))
+    assert [v.value for v in found] == pytest.approx([0.9772897, 0.95, 0.9227103, 0])
+
+    def says_paris(answer: str, reference: str) -> float:
+        return float(answer == reference)
+
+    again = asyncio.run(Concise(correct=says_paris).over_group(PARIS, group))
+    assert again == found
+    by_turns = Concise(unit="turns", alpha=0.4)
+    group = [played(*"ab", outcome=Outcome.SOLVED), played(*"abcd", outcome=Outcome.SOLVED)]
+    # 2 and 4 turns: μ 3, s 1, σ(−1) = .268941
+    assert asyncio.run(by_turns.over_group(PARIS, group))[0].value == pytest.approx(1 - 0.4 * 0.2689414)
+
+
+@pytest.mark.parametrize(("used", "value"), [(0, 0), (100, 0), (150, -0.5), (200, -1), (900, -1)])
+def test_a_budget_costs_what_exceeds_it(used, value):
+    assert Budget(limit=100)(PARIS, played("a", "b", n_tokens=[used, 0])).value == value
+    assert Budget(limit=2, unit="turns")(PARIS, played("a", "b", "c")).value == -0.5
+
+
+# --- form -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (ANSWER, ""),
+        ("\n".join([*SEARCH, ANSWER]), ""),
+        ("".join([*SEARCH, "<answer>Paris</answer>"]), ""),  # reading may lead straight to the answer
+        ("<think>a < b</think>\n<answer><b>Paris</b></answer>", ""),  # other tags are text
+        ("", "no tags"),
+        ("Paris", "no tags"),
+        ("<answer>Paris</answer>", "<answer> begins the text"),
+        ("<think>x</think>", "ends after <think>, not <answer>"),
+        ("<think>x", "<think> is never closed"),
+        ("<think>x<answer>Paris</answer></think>", "<answer> within <think>"),
+        ("<think>x</answer>", "</answer> closes <think>"),
+        ("</think><answer>Paris</answer>", "</think> closes nothing"),
+        ("<think>x</think><search>q</search>" + ANSWER, "<think> follows <search>"),  # nothing was found yet
+        (ANSWER + ANSWER, "<think> follows <answer>"),
+        ("Well, " + ANSWER, "text before <think>, outside of all tags"),
+        (ANSWER + " Done.", "text after the last tag"),
+    ],
+)
+def test_the_order_of_tags_is_a_state_machine(text, wrong):
+    assert well_formed(text, SEARCH_R1, "answer") == wrong
+    assert Format()(task(), played(text)).value == (not wrong)
+
+
+def test_text_between_tags_may_be_allowed_and_replies_left_out():
+    assert well_formed("Well, " + ANSWER + " Done.", SEARCH_R1, "answer", strict=False) == ""
+    both = played(SEARCH, ANSWER)
+    assert Format()(task(), both).value == 1
+    assert Format(replies=False)(task(), both).value == 0  # then <think> follows <search>
+    assert Format()(task(), played((ANSWER, "You are done."))).value == 1  # the last reply is nobody's answer
+    with pytest.raises(ValidationError, match=r"says nothing of what may follow answer"):
+        Format(then={"": ("think",), "think": ("answer",)})
+
+
+@given(st.text(alphabet="<>/thinkanswer \n", max_size=80))
+def test_the_machine_reads_anything(text):
+    assert isinstance(well_formed(text, SEARCH_R1, "answer"), str)
+    assert well_formed(f"<think>{text.replace('<', '')}</think><answer></answer>", SEARCH_R1, "answer") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    # right and well-formed; right; well-formed; an answer; nothing: 1, 1 − .2, .2, .1, 0
+    [
+        (ANSWER, 1.0),
+        ("<answer>Paris</answer>", 0.8),
+        (ANSWER.replace("Paris", "Rome"), 0.2),
+        ("<answer>Rome</answer>", 0.1),
+        ("Paris", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_outcomes_are_softened_by_form(text, value):
+    assert FormatOutcome()(PARIS, played(text)).value == pytest.approx(value)
+
+
+def test_what_was_retrieved_counts_where_the_answer_is_wrong():
+    shown = played(SEARCH, "<think>no</think><answer>Rome</answer>")
+    assert FormatOutcome(retrieval=0.1)(PARIS, shown).value == pytest.approx(0.3)  # .2 + .1
+    assert FormatOutcome(retrieval=0.1)(task("Oslo"), shown).value == pytest.approx(0.2)
+    with pytest.raises(RewardError, match="no reference"):
+        FormatOutcome()(task(), shown)
+
+
+# --- searches, tools, costs -------------------------------------------------------------------------------------------
+
+
+def test_knowing_beats_searching_and_searching_beats_guessing():
+    def value(n, answer="Paris"):
+        return SearchEfficiency()(PARIS, played(*[SEARCH] * n, ANSWER.replace("Paris", answer))).value
+
+    assert [value(n) for n in range(5)] == pytest.approx([1.6, 1.4, 1.2, 1.0, 1.0])
+    assert (value(0, "Rome"), value(2, "Rome")) == (0.0, 0.05)
+    assert SearchEfficiency()(PARIS, played("Paris")).value == -1
+
+
+def test_only_searches_that_were_carried_out_count():
+    assert n_calls(played(SEARCH, SEARCH, ANSWER), "search") == 2  # the same query twice counts twice
+    assert n_calls(played("<search>never closed"), "search") == 0
+
+
+def test_tools_earn_a_bonus_together():
+    part = ToolUse()
+    assert [part.value(0.7, n) for n in (2, 1, 0)] == pytest.approx([0.8, 0.7, 0.7])
+    assert part.value(0.0, 2) == 0
+    run = ("<python>1</python>", "<result>1</result>")
+    found = ("<think>hm</think><search>q</search>", "<result>x</result>")
+    # "the city Paris" has 2 words after its article, 1 in common with 1: F1 2/3
+    end = ANSWER.replace("Paris", "the city Paris")
+    assert part(PARIS, played(found, run, end)).value == pytest.approx(2 / 3 + 0.1)
+    assert part(PARIS, played(found, end)).value == pytest.approx(2 / 3)
+    assert part(PARIS, played("Paris")).value == -1
+
+
+def test_costs_are_weighed_between_two_bounds():
+    low, high = cost_bounds([100, 225, 400, 625, 900])  # roots 10, 15, 20, 25, 30; 5 % and 95 % of the way
+    assert (low, high) == pytest.approx((11, 29)) and cost_bounds([]) == (0, 0)
+    assert thrift(400, low, high) == pytest.approx(0.5)  # 1 − (20 − 11)/18
+    assert (thrift(0, low, high), thrift(10**6, low, high), thrift(7, 5, 5)) == (1, 0, 0.5)
+    part = CostAware(c=0.6, low=low, high=high)
+    assert part.value(0.8, 400) == pytest.approx(0.62)  # .8 · .4 + .6 · .5
+    assert part.value(0.0, 0) == 0  # cheap and wrong is wrong
+    told = played((SEARCH[0], SEARCH[1] + "cost=150"), (SEARCH[0], SEARCH[1] + "Cost: 250.0"), ANSWER)
+    assert part.spent(told) == 400
+    assert CostAware(c=0.6, low=low, high=high, form=Format(strict=False))(PARIS, told).value == pytest.approx(0.7)
+    with pytest.raises(ValidationError, match="a group around the number"):
+        CostAware(cost=r"\d+")
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+def test_part_marks_for_an_action():
+    pytest.importorskip("rouge_score")
+    click = {"type": "click", "name": "red shoes size nine"}
+
+    def value(said, wanted=click, **settings):
+        reference = task(json.dumps(wanted))
+        return PageAction(**settings)(reference, played(said if isinstance(said, str) else json.dumps(said))).value
+
+    half = {"type": "click", "name": "red shoes of leather"}  # 2 of 4 words on either side: R .5
+    assert value(half) == pytest.approx(501.0)  # .5 + .3 + .2 + 1000 · .5
+    assert value(half, least=0.75) == pytest.approx(1.0)  # R counts as 0
+    assert value(click, difficulty=1) == pytest.approx(2.0)
+    assert value({"type": "terminate"}) == 0.5  # JSON, of another type
+    assert value({"type": "terminate"}, wanted={"type": "terminate"}) == pytest.approx(1.1)  # .5 + .3 + .3
+    typed = {"type": "type_and_submit", "name": "search", "text": "red shoes size nine"}
+    assert value(typed, wanted=typed, difficulty=1) == pytest.approx(2.1)  # .8 + .1 + .1 + .1 · 1 + 1
+    assert value({**typed, "text": "red shoes of leather"}, wanted=typed) == pytest.approx(501.1)
+    assert value("click the shoes") == 0 and value("[1]") == 0
+
+
+# --- how it is said ---------------------------------------------------------------------------------------------------
+
+
+def test_repetition_by_hand():
+    assert repeated("a b a b a b", 2) == pytest.approx(0.6)  # ab ba ab ba ab: 2 of 5 are new
+    assert repeated("a", 2) == 0 and repeated("", 1) == 0
+    assert Repetition(n=2, penalty=0.5)(task(), played("a b a", "b a b")).value == pytest.approx(-0.3)
+    assert Repetition()(task(), played("word " * 1000)).value == pytest.approx(-1, abs=0.002)  # 1 of 981 is new
+
+
+def test_letters_tell_the_language():
+    assert in_script("Да, yes", "cyrillic") == pytest.approx(0.4)
+    assert in_script("学校へ行く", "japanese") == 1 and in_script("学校へ行く", "han") == pytest.approx(0.6)
+    assert in_script("42!", "greek") == 1  # no letters, nothing wrong
+    assert LanguageConsistency(enough=0.8)(task(), played("abcd я")).value == 1  # 4 of 5
+    assert LanguageConsistency(penalty=True)(task(), played("abcd я")).value == pytest.approx(-0.2)

@@ -1,0 +1,265 @@
+"""Verifiers of answers, by numbers worked by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import pytest
+from pydantic import ValidationError
+
+from rewards.check import check_reward
+from rewards.choice import MultipleChoice
+from rewards.numeric import Numeric
+from rewards.overlap import Bleu, Rouge
+from rewards.pattern import Pattern
+from rewards.qa import QuestionAnswer, f1
+from rewards.ranking import Ranking, items, ndcg
+from rewards.similarity import PatchSimilarity, Similarity, diff_similarity, diffs, edited, ratio
+from rewards.sql import SqlResult, is_ordered
+from rewards.structured import JsonSchema
+from rlhf.errors import RewardError
+from tests.rewards.played import played, task
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Numeric(),
+        MultipleChoice(),
+        QuestionAnswer(),
+        QuestionAnswer(metric="f1"),
+        Ranking(),
+        SqlResult(),
+        Rouge(),
+        Bleu(),
+        Similarity(),
+        PatchSimilarity(),
+        JsonSchema(schema={"type": "object"}),
+        Pattern(pattern="a*b"),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_each_keeps_the_contract(part):
+    pytest.importorskip("rouge_score")
+    report = check_reward(part)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "value"),
+    [
+        ("99", "100", 1),  # |99 − 100| = 1 = .01 · 100
+        ("98.9", "100", 0),
+        ("-99", "-100", 1),
+        ("It is about 1,010.", "1,000", 1),  # 10 off, 10 allowed
+        ("1,010 m", "1 km", 1),
+        ("1.02 km", "1 km", 0),
+        ("1 kg", "1 km", 0),
+        ("50%", "0.5", 1),
+        ("The answer is three.", "3", 0),
+        ("", "0", 0),
+        ("0.0001", "0", 0),
+    ],
+)
+def test_numeric_allows_a_share_of_the_reference(answer, reference, value):
+    assert Numeric(rel_tol=0.01)(answer, reference).value == value
+
+
+def test_numeric_near_zero_needs_an_absolute_tolerance():
+    assert Numeric(abs_tol=0.001)("0.0001", "0").value == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("B", True),
+        ("(B)", True),
+        ("b.", True),
+        ("The answer is B", True),
+        ("B) because A is too small", True),
+        (r"so \boxed{\text{B}}", True),
+        ("I think\n\n**B**", True),
+        ("It is option B.", True),
+        ("<think>A?</think> B", True),
+        ("A or B", False),
+        ("AB", False),
+        ("A", False),
+        ("", False),
+        ("banana", False),
+        ("The answer is (A), not (B).", False),
+        ("A, B, C, D, E", False),
+    ],
+)
+def test_a_choice_is_one_letter(answer, right):
+    assert MultipleChoice()(answer, "B").value == right
+    assert MultipleChoice()(answer, "(B)").value == right
+
+
+def test_words_of_an_answer_count_as_squad_counts_them():
+    # the|red big ball and a|red ball lose their articles: 3 and 2 words, 2 in common; 2·2/(3 + 2) = .8
+    assert f1("the red big ball", "a red ball") == pytest.approx(0.8)
+    assert QuestionAnswer(metric="f1")("red, red", "red").value == pytest.approx(2 / 3)  # 1 in common; 2/(2 + 1)
+    assert QuestionAnswer()("The answer is the Eiffel Tower!", "eiffel tower").value == 1
+    assert QuestionAnswer()("<answer>NYC</answer>", '["New York", "NYC"]').value == 1
+    assert QuestionAnswer()("the", "a").value == 0  # nothing is left to compare
+    assert QuestionAnswer(where="whole")("so: Paris", "Paris").value == 0
+
+
+def test_ranking_by_hand():
+    # b, a, c with gains 3, 2, 1 of a, b, c: (2 + 3/log2(3) + 1/2) / (3 + 2/log2(3) + 1/2)
+    wanted = (2.5 + 3 / math.log2(3)) / (3.5 + 2 / math.log2(3))
+    assert ndcg(["b", "a", "c"], {"a": 3, "b": 2, "c": 1}) == pytest.approx(wanted) == pytest.approx(0.9224945)
+    reference = json.dumps({"a": 3, "b": 2, "c": 1})
+    assert Ranking()("1. B\n2. a\n3. c", reference).value == pytest.approx(wanted)
+    assert Ranking()('["a", "b", "c"]', reference).value == 1
+    assert Ranking()("a, a, a, a", reference).value == pytest.approx(3 / (3.5 + 2 / math.log2(3)))  # once is enough
+    assert Ranking(metric="recall", k=2)("x, b, a", "a, b").value == 0.5  # b is among the first two, a is not
+    assert Ranking(metric="reciprocal_rank")("x, y, b", "a, b").value == pytest.approx(1 / 3)
+    assert Ranking(k=1)("", "a").value == 0
+    assert items("- a\n- b\n\n* a") == ["a", "b"]
+
+
+def test_json_has_to_have_the_shape():
+    schema = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer", "minimum": 0}}}
+    part = JsonSchema(schema=schema)
+    values = {
+        '{"n": 1}': 1,
+        'Here:\n```json\n{"n": 2}\n```': 1,
+        '{"n": -1}': 0,
+        "{}": 0,
+        '{"n": 1': 0,
+        "NaN": 0,
+        "": 0,
+        "[" * 50_000: 0,
+    }
+    assert {text: part(task(), played(text)).value for text in values} == values
+    assert "-1" in part(task(), played('{"n": -1}')).why
+    with pytest.raises(ValidationError, match="not a JSON Schema"):
+        JsonSchema(schema={"type": "nonsense"})
+
+
+def test_a_pattern_that_takes_for_ever_is_worth_nothing():
+    assert Pattern(pattern=r"move (north|south)")(task(), played("wait", " move north\n")).value == 1
+    assert Pattern(pattern=r"north")(task(), played("move north")).value == 0
+    assert Pattern(pattern=r"north", match="search")(task(), played("move north")).value == 1
+    assert Pattern(pattern=r"wait.*north", of="all_actions")(task(), played("wait", "north")).value == 1
+    begin = time.monotonic()
+    found = Pattern(pattern=r"(a+)+b", limit_s=0.2)(task(), played("a" * 60))
+    assert found.value == 0 and "0.2 s" in found.why and time.monotonic() - begin < 20
+    with pytest.raises(ValidationError, match="not a regular expression"):
+        Pattern(pattern="(")
+
+
+# --- texts and patches ------------------------------------------------------------------------------------------------
+
+
+def test_similarity_by_hand():
+    # "-a\n+b" and "-a\n+c": 4 of 5 characters in common, 2·4/10
+    assert ratio("-a\n+b", "-a\n+c") == pytest.approx(0.8)
+    assert diff_similarity({"x": "-a\n+b"}, {"x": "-a\n+c"}) == pytest.approx(0.8)
+    assert diff_similarity({"x": "-a\n+b"}, {"x": "-a\n+c", "y": "+d"}) == pytest.approx(0.4)  # y is left alone
+    assert diff_similarity({}, {}) == 1
+    assert Similarity()("abcd", "bcde").value == pytest.approx(0.75)  # bcd: 2·3/8
+    assert Similarity()("", "").value == 0 and Similarity()("a" * 30_000, "a").value == 0
+
+
+BEFORE = {"a.py": "x = 1\ny = 2\n"}
+REFERENCE = json.dumps({"before": BEFORE, "after": {"a.py": "x = 3\ny = 2\n"}})
+
+
+def block(old, new, path="a.py"):
+    return f"### {path}\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n"
+
+
+def patched(text):
+    return PatchSimilarity()(task(REFERENCE), played(text))
+
+
+def test_patches_are_compared_by_their_diffs():
+    assert diffs(BEFORE, {"a.py": "x = 3\ny = 2\n"}) == {"a.py": "@@\n-x = 1\n+x = 3\n y = 2"}
+    assert patched(block("x = 1\n", "x = 3\n")).value == 1
+    # "@@\n-x = 1\n+x = 3\n y = 2" has 23 characters, of which one differs: 2·22/46
+    assert patched(block("x = 1\n", "x = 4\n")).value == pytest.approx(44 / 46)
+    two = block("x = 1\n", "x = 3\n") + block("", "z = 1\n", path="b.py")
+    assert patched(two).value == pytest.approx(0.5)  # b.py is not in the reference
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no search/replace block"),
+        ("x = 3", "no search/replace block"),
+        (block("x = 9\n", "x = 3\n"), "not there"),
+        (block("x = 1\n", "x = 1\n"), "changes nothing"),
+        (block("x = 1\n", "x = 3\n") + "<<<<<<< SEARCH\n", "not whole"),
+    ],
+)
+def test_edits_that_cannot_be_made_are_worth_minus_one(text, why):
+    found = patched(text)
+    assert found.value == -1 and why in found.why
+    assert isinstance(edited(BEFORE, text), str)
+
+
+def test_a_patch_needs_files_to_compare_with():
+    with pytest.raises(RewardError, match="no pair of files"):
+        PatchSimilarity()(task("x = 3"), played("x = 3"))
+
+
+def test_rouge_and_bleu_are_those_of_their_libraries():
+    pytest.importorskip("rouge_score")
+    # longest common subsequence 3: precision 3/3, recall 3/4, F = 2·1·.75/1.75
+    assert Rouge()("the cat sat", "the cat sat down").value == pytest.approx(6 / 7)
+    assert Rouge(measure="recall")("the cat sat", "the cat sat down").value == 0.75
+    assert Rouge(variant="rouge2", measure="recall")("the cat sat", "the cat sat down").value == pytest.approx(2 / 3)
+    # one- to three-grams all there, none of four; brevity exp(1 − 4/3)
+    assert Bleu()("the cat sat", "the cat sat down").value == pytest.approx(math.exp(-1 / 3), abs=1e-4)
+    assert Bleu()("", "the cat").value == 0
+
+
+# --- queries ----------------------------------------------------------------------------------------------------------
+
+SETUP = "CREATE TABLE t (name TEXT, n INT); INSERT INTO t VALUES ('a', 3), ('b', 1), ('c', 2), ('c', 2);"
+
+
+def asked(query, reference, **more):
+    return SqlResult(limit_s=0.5)(query, json.dumps({"setup": SETUP, "query": reference, **more}))
+
+
+@pytest.mark.parametrize(
+    ("query", "reference", "value"),
+    [
+        ("SELECT name FROM t ORDER BY n", "SELECT name FROM t", 1),  # no order was asked for
+        ("SELECT name FROM t ORDER BY name DESC", "SELECT name FROM t ORDER BY n", 0),
+        ("SELECT name FROM t ORDER BY n, name", "SELECT name FROM t ORDER BY n", 1),
+        ("SELECT DISTINCT name FROM t", "SELECT name FROM t", 0),  # c comes twice
+        ("SELECT n AS other FROM t", "SELECT n FROM t", 1),
+        ("SELECT name, n FROM t", "SELECT n, name FROM t", 0),
+        ("```sql\nSELECT count(*) FROM t;\n```", "SELECT 4", 1),
+        ("SELECT n * 1.0 FROM t", "SELECT n FROM t", 1),
+        ("SELECT", "SELECT n FROM t", 0),
+        ("DELETE FROM t", "SELECT n FROM t WHERE 0", 0),
+        ("DROP TABLE t; SELECT 4", "SELECT 4", 0),
+        ("ATTACH '/tmp/x.db' AS y", "SELECT 4", 0),
+        ("PRAGMA table_info(t)", "PRAGMA table_info(t)", 0),
+        ("", "SELECT 4", 0),
+        ("I don't know", "SELECT 4", 0),
+    ],
+)
+def test_queries_are_compared_by_their_rows(query, reference, value):
+    assert asked(query, reference).value == value
+
+
+def test_an_order_counts_where_the_question_has_one():
+    assert asked("SELECT name FROM t ORDER BY name", "SELECT name FROM t ORDER BY n", ordered=False).value == 1
+    assert asked("SELECT n FROM t ORDER BY n", "SELECT n FROM t ORDER BY -n", ordered=True).value == 0
+    assert is_ordered("SELECT a FROM t ORDER BY a") and is_ordered("(SELECT 1) ORDER  by 1")
+    assert not is_ordered("SELECT a FROM (SELECT * FROM t ORDER BY a)")
+    assert not is_ordered("SELECT 'order by' -- order by")
+
+
+def test_a_query_without_an_end_is_wrong():
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    found = asked(endless, "SELECT 4")
+    assert found.value == 0 and "processor time" in found.why
