@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from rewards.sandbox.level import Level, LevelName, Way
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds
+from rewards.verified import Verified
 from rlhf.settings import STRICT
 
 _FENCED = re.compile(r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -53,11 +55,27 @@ def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
         RecipeError: a reward demands more than this machine offers.
         RewardError: this machine offers nothing.
     """
-    held = {name: getattr(reward, "verifier", reward) for name, reward in rewards.items()}
-    using = {name: reward for name, reward in held.items() if isinstance(reward, Sandboxed)}
-    for name, reward in using.items():
-        reward.way(f"rewards.{name}.min_level")
+    using = list(_sandboxed("rewards", rewards))
+    for path, reward in using:
+        reward.way(f"{path}.min_level")
     return reached().record() if using else None
+
+
+def _sandboxed(path: str, part: Any) -> Iterator[tuple[str, Sandboxed]]:
+    """Give path and settings of every reward that runs programs, those within another included."""
+    if isinstance(part, Sandboxed):
+        yield path, part
+    elif isinstance(part, Verified):
+        yield from _sandboxed(path, part.verifier)
+    elif isinstance(part, Mapping):
+        for name, inner in part.items():
+            yield from _sandboxed(f"{path}.{name}", inner)
+    elif isinstance(part, list | tuple):
+        for i, inner in enumerate(part):
+            yield from _sandboxed(f"{path}[{i}]", inner)
+    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+        for field in dataclasses.fields(part):
+            yield from _sandboxed(f"{path}.{field.name}", getattr(part, field.name))
 
 
 def program_of(answer: str) -> str | None:

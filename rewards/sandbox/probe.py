@@ -103,7 +103,7 @@ def _reached() -> Reached:
 def _candidates(level: Level) -> Iterator[Way]:
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     prefix = os.path.realpath(sys.base_prefix)
-    own = () if prefix == "/usr" or prefix.startswith("/usr/") else (prefix,)
+    own = () if prefix == "/" or f"{prefix}/".startswith("/usr/") else (prefix,)
     visible = tuple(path for path in (*_SYSTEM, *own) if os.path.lexists(path))
     bubblewrap = which("bwrap", path=f"{_PLACES}:{os.environ.get('PATH', '')}") or ""
     if level is Level.BUBBLEWRAP and not bubblewrap:

@@ -279,10 +279,11 @@ class _Told:
         except ValueError:
             found = {"error": "the process that watches has ended without a word"}
         if "error" in found:
+            complaint = " ".join(stderr[-500:].decode(errors="replace").split())
             raise SandboxError(
                 "a program could not be run",
                 where=f"the sandbox ({way.level})",
-                got=" ".join(f"{found['error']}; {stderr[-500:].decode(errors='replace')}".split()),
+                got=f"{found['error']}; {complaint}" if complaint else found["error"],
             )
         name = "output_limit" if self.is_too_long else found["ending"]
         if name == "cancelled":

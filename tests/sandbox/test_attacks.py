@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,12 +14,11 @@ import pytest
 
 from rewards.sandbox.level import Level
 from rewards.sandbox.probe import reached
-from tests.sandbox.attacks import ATTACKS, Scene, attempt
+from tests.sandbox.attacks import ATTACKS, Scene, attempt, system_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IS_ROOT = os.geteuid() == 0
 NOBODY = 65534
-SYSTEM_PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
 
 
 def is_stopped(attack: Callable[[Scene], bool], level: Level, *, is_root: bool) -> bool:
@@ -41,12 +39,12 @@ def test_an_attack_is_stopped_from_its_level_on(attack: Callable[[Scene], bool],
 @pytest.fixture(scope="module", autouse=True)
 def as_nobody() -> Iterator[subprocess.Popen[str] | None]:
     """The same attacks by an ordinary user, beside the tests of this module."""
-    can_read = all(path.stat().st_mode & 0o005 == 0o005 for path in [ROOT, *ROOT.parents])
-    if not IS_ROOT or SYSTEM_PYTHON is None or not can_read:
+    python = system_python()
+    if not IS_ROOT or python is None:
         yield None
         return
     with subprocess.Popen(
-        [SYSTEM_PYTHON, "-S", "-m", "tests.sandbox.attacks", "rlimits", "namespaces"],
+        [python, "-S", "-m", "tests.sandbox.attacks", "rlimits", "namespaces"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.PIPE,

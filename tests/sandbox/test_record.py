@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from rewards.sandbox.probe import reached
+from rewards.sandboxed import sandbox_record
 from rewards.unit_tests import UnitTests
 from rewards.verified import Verified
 from rlhf.build import programs_record, write_record
@@ -47,3 +49,20 @@ def test_a_verifier_that_runs_programs_counts_too() -> None:
 
     held = Weighted("t", 1.0, Verified(Runs()))  # type: ignore[arg-type]
     assert programs_record({"t": held})["sandbox"]["level"] == str(reached().way.level)
+
+
+def test_a_reward_within_another_counts_too() -> None:
+    @dataclass(frozen=True)
+    class Part:
+        reward: object
+        weight: float = 1.0
+
+    @dataclass(frozen=True)
+    class Sum:
+        parts: dict[str, Part]
+        more: tuple[Part, ...] = ()
+
+    inner = {"tests": Part(UnitTests())}
+    assert sandbox_record({"all": Sum(inner)}) == reached().record()
+    assert sandbox_record({"all": Sum({}, (inner["tests"],))}) == reached().record()
+    assert sandbox_record({"all": Sum({"none": Part("text")})}) is None

@@ -23,7 +23,7 @@ from rewards.sandbox.run import Bounds, Ending, Finished, SandboxError, run, run
 from rewards.sandboxed import sandbox_record
 from rewards.unit_tests import UnitTests
 from rlhf.errors import RecipeError, RewardError
-from tests.sandbox.attacks import in_command_lines
+from tests.sandbox.attacks import in_command_lines, system_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = Bounds(cpu_s=2.0, wall_s=10.0, memory_mb=128, max_processes=8, file_mb=2, output_kb=16)
@@ -82,6 +82,19 @@ def test_what_the_environment_holds_is_ours(way: Way) -> None:
     finished = do("import os\nprint(sorted(os.environ))", way)
     assert finished.stdout.split() == str(sorted(["HOME", "LANG", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
                                                   "TMPDIR"])).encode().split()  # fmt: skip
+
+
+def test_a_program_inherits_its_three_streams_and_no_more(way: Way) -> None:
+    code = """
+import os
+def is_open(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+print([fd for fd in range(1024) if is_open(fd)])
+"""
+    assert do(code, way).stdout == b"[0, 1, 2]\n"
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
@@ -204,6 +217,50 @@ def test_a_level_out_of_reach_is_refused_with_its_reason() -> None:
     error = caught.value
     assert (error.where, error.expected) == ("rewards.tests.min_level", "namespaces")
     assert error.got == "rlimits (namespaces: forbidden; bubblewrap: absent)"
+
+
+#: Begins the command in a user namespace of its own, as user 1234, in which no further ones may be made.
+WITHOUT_NAMESPACES = """
+import ctypes, os, sys
+(heard, said), (waited, go) = os.pipe(), os.pipe()
+pid = os.fork()
+if pid == 0:
+    assert ctypes.CDLL(None).unshare(0x10000000) == 0
+    os.write(said, b"+")
+    os.read(waited, 1)
+    open("/proc/sys/user/max_user_namespaces", "w").write("0")
+    os.setgroups([])
+    os.setresgid(1234, 1234, 1234)
+    os.setresuid(1234, 1234, 1234)
+    os.execv(sys.executable, [sys.executable, "-S", "-c", sys.argv[1]])
+os.read(heard, 1)
+for name in ("uid_map", "gid_map"):
+    open(f"/proc/{pid}/{name}", "w").write("0 0 65536\\n")
+os.write(go, b"+")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+PROBE = """
+from rewards.sandbox.level import Level
+from rewards.sandbox.probe import reached
+from rlhf.errors import RecipeError
+found = reached()
+print([str(way.level) for way in found.ways], sorted(map(str, found.why_not)), all(found.why_not.values()))
+try:
+    found.at_least(Level.NAMESPACES, "rewards.tests.min_level")
+except RecipeError as error:
+    print(error)
+"""
+
+
+def test_a_machine_without_namespaces_is_left_with_limits_and_says_why() -> None:
+    python = system_python()
+    if os.geteuid() != 0 or python is None or reached().at(Level.NAMESPACES) is None:
+        pytest.skip("to make such a machine takes root, user namespaces and a Python of the system")
+    command = [python, "-S", "-c", WITHOUT_NAMESPACES, PROBE]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("['rlimits'] ['bubblewrap', 'namespaces'] True\n"), done.stdout + done.stderr
+    assert "rewards.tests.min_level: this machine cannot lock programs in" in done.stdout
 
 
 @pytest.mark.parametrize("level", Level, ids=str)
