@@ -57,7 +57,13 @@ POLICY_GRADIENT: Mapping[str, Any] = {
 }  # fmt: skip
 
 #: In a step, Q is learnt from as many trajectories as eight steps make.
-ARCHER: Mapping[str, Any] = {"kind": "archer", "updates_per_step": 16, "batch_size": 32, "optimizer": {"lr": 1e-3}}
+ARCHER: Mapping[str, Any] = {
+    "kind": "archer",
+    "updates_per_step": 16,
+    "batch_size": 32,
+    "bootstrap": False,
+    "optimizer": {"lr": 1e-3},
+}
 
 
 @dataclass(frozen=True)
