@@ -16,7 +16,7 @@ from rich.console import Console
 
 from environments.base import properties_of
 from rlhf.build import programs_record, versions
-from rlhf.build_policies import Contender, at_play, contender
+from rlhf.build_policies import Contender, at_play, contender, refuse_trained
 from rlhf.build_processes import stopped_by_term
 from rlhf.data import Task
 from rlhf.errors import RecipeError, disk
@@ -61,6 +61,8 @@ def evaluate(
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
         tasks = found.suite.tasks()
+        if not asked.also_trained:
+            refuse_trained(found, tasks)
         begin(folder, asked, found, tasks)
         with RichProgress(console or Console(stderr=True), every=50) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))

@@ -42,6 +42,7 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack 
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
+app.command("leaderboard")(compare.leaderboard)
 app.command("export")(export.export)
 app.command("extrapolate")(extrapolate.extrapolate)
 app.command("serve")(serve.serve)

@@ -126,3 +126,32 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     ):
         result = run("compare", *arguments)
         assert result.exit_code == 2 and message in result.stderr
+
+
+def test_a_leaderboard_ranks_what_had_the_same_tasks(tmp_path: Path) -> None:
+    weak = write(tmp_path / "weak", tasks([True] * 2 + [False] * 8))
+    strong = write(tmp_path / "strong", tasks([True] * 9 + [None]))  # the last environment crashed before its opening
+    moved = write(tmp_path / "moved", tasks([True] * 10), opening="A wall.")
+    fewer = write(tmp_path / "fewer", tasks([True] * 9))
+    for folder in (weak, strong, moved, fewer):
+        named = {"suite": "houses", "policy": folder.name, "attempts": 1}
+        (folder / "summary.json").write_text(json.dumps(named))
+    found = last_json(run("leaderboard", weak, strong, moved, fewer, "--json"))["boards"]
+    assert [(b["n_tasks"], [row["policy"] for row in b["rows"]]) for b in found] == [
+        (9, ["fewer"]),
+        (10, ["strong", "weak"]),
+        (10, ["moved"]),
+    ]
+    [best, second] = found[1]["rows"]
+    assert (best["success"], best["n_errors"], second["success"]) == (1.0, 1, 0.2)
+    page = run("leaderboard", weak, strong, "--markdown").stdout
+    assert "| strong | 100.0% |" in page and "| weak | 20.0% |" in page
+    (weak / "summary.json").write_text("{}")
+    damaged = run("leaderboard", weak)
+    assert damaged.exit_code == 2 and "this file is damaged" in damaged.stderr
+
+
+def test_a_leaderboard_takes_runs(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", tasks([True, False]), stage="after", step=3, is_run=True)
+    [board] = last_json(run("leaderboard", folder, "--json"))["boards"]
+    assert (board["suite"], board["rows"][0]["policy"], board["rows"][0]["success"]) == ("after", "run", 0.5)

@@ -183,3 +183,11 @@ def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> No
     shutil.copytree(newest / "policy", model)
     same = last_json(run("evaluate", model, "--suite", suite, "--json"))
     assert (same["success"], same["n_turns_mean"]) == (mine["success"], mine["n_turns_mean"])
+    # what it was trained on does not judge it unless that is wanted
+    refused = run("evaluate", tmp_path / "run", "--suite", suite, "--split", "train")
+    assert refused.exit_code == 2 and "trained on tasks that it is to be judged on" in refused.stderr
+    assert "4 of 4 tasks are in the split 'train' of stages[0]" in refused.stderr
+    own = run("evaluate", tmp_path / "run", "--split", "train", "--n", "2")
+    assert own.exit_code == 2 and "trained on tasks" in own.stderr
+    wanted = ("--split", "train", "--n", "2", "--also-trained", "--json")
+    assert last_json(run("evaluate", tmp_path / "run", *wanted))["n"] == 2

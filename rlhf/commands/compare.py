@@ -57,6 +57,60 @@ def compare(
         print_json(found)
 
 
+@command
+def leaderboard(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of evaluations, or runs.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write tables for a page.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rank evaluations, those of one suite and of the same tasks together.
+
+    Example: rlhf leaderboard evaluations/*
+    """
+    from rlhf.evaluation.leaderboard import boards
+
+    found = boards(folders)
+    if as_json:
+        print_json({"boards": found})
+        return
+    for board in found:
+        title = f"{board['suite']} ({board['n_tasks']} tasks)"
+        if markdown:
+            results().print(
+                "\n".join([f"**{title}**", "", *_markdown(board["rows"]), ""]), soft_wrap=True, markup=False
+            )
+        else:
+            results().print(f"[bold]{title}[/]", _board(board["rows"]), "")
+
+
+_COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["policy"],
+        percent(row["success"]),
+        f"{percent(row['interval'][0])} to {percent(row['interval'][1])}",
+        number(row["score"]),
+        f"{row['turns_mean']:.1f}",
+        str(row["n_errors"]),
+    ]
+
+
+def _board(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column == "policy" else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _markdown(rows: list[dict[str, Any]]) -> list[str]:
+    head = [f"| {' | '.join(_COLUMNS)} |", f"|{'---|' * len(_COLUMNS)}"]
+    return head + [f"| {' | '.join(_cells(row))} |" for row in rows]
+
+
 def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
     console, write = results(), percent if metric is Metric.success else number
     low, high = row["interval"]

@@ -46,6 +46,9 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
     n: Annotated[int | None, typer.Option(min=1, help="How many tasks of each part.")] = None,
     attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
+    also_trained: Annotated[
+        bool, typer.Option("--also-trained", help="Allow tasks that the policy was trained on; otherwise an error.")
+    ] = False,
     price_in: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens read.")] = None,
     price_out: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens sampled.")] = None,
     as_json: AsJson = False,
@@ -59,6 +62,7 @@ def evaluate(
     from rlhf.build_evaluation import evaluate as measure
 
     quiet_libraries()
+    asked = replace(asked, also_trained=also_trained)
     summary = measure(asked, out=out, price_in=price_in, price_out=price_out, console=errors())
     for part in summary["data"].values():
         if n is not None and part["n_tasks"] < n:

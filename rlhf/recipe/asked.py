@@ -22,6 +22,7 @@ class Asked:
         checkpoint: weights, where they are not the recipe's own.
         suite: name or file of the suite; empty for the recipe's own evaluation.
         split, n, attempts: other values than the suite's.
+        also_trained: whether tasks that the policy was trained on may judge it.
     """
 
     target: str
@@ -31,11 +32,12 @@ class Asked:
     split: str | None = None
     n: int | None = None
     attempts: int | None = None
+    also_trained: bool = False
 
     @property
     def plain(self) -> dict[str, Any]:
         """For a file."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, "", ())}
+        return {key: value for key, value in asdict(self).items() if value not in (None, "", (), False)}
 
 
 def is_program(target: str) -> bool:

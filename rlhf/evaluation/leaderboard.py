@@ -1,0 +1,99 @@
+"""Evaluations ranked: one board for each suite, and only over the same tasks of the same environments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import DataError
+from rlhf.evaluation.attempts import openings
+from rlhf.evaluation.compare import Side, read_sides
+from rlhf.evaluation.summary import summarize
+
+
+@dataclass
+class _Board:
+    """Evaluations that may be ranked together.
+
+    Attributes:
+        suite: name of it.
+        n_attempts: at each task.
+        tasks: ids.
+        said: task -> hash of what its environment says first, as far as any of the evaluations got there.
+        rows: one for each evaluation.
+    """
+
+    suite: str
+    n_attempts: int
+    tasks: frozenset[str]
+    said: dict[str, str] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def takes(self, suite: str, n_attempts: int, tasks: frozenset[str], said: Mapping[str, str]) -> bool:
+        """Whether an evaluation is on the same."""
+        alike = (self.suite, self.n_attempts, self.tasks) == (suite, n_attempts, tasks)
+        return alike and all(self.said.get(task, opening) == opening for task, opening in said.items())
+
+
+def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the boards of these evaluations, each with its rows, the best first.
+
+    Evaluations share a board where suite, tasks and attempts are the same, and the environments said the same.
+
+    Raises:
+        DataError: a file is damaged.
+        RecipeError: one of the folders holds no evaluation.
+    """
+    found: list[_Board] = []
+    for side in read_sides(folders):
+        suite, policy, n_attempts = _named(side)
+        tasks, said = frozenset(a.task_id for a in side.attempts), openings(side.attempts)
+        board = next((b for b in found if b.takes(suite, n_attempts, tasks, said)), None)
+        if board is None:
+            board = _Board(suite, n_attempts, tasks)
+            found.append(board)
+        board.said.update(said)
+        board.rows.append({**_row(side), "policy": policy})
+    return [
+        {
+            "suite": board.suite,
+            "n_tasks": len(board.tasks),
+            "attempts": board.n_attempts,
+            "rows": sorted(board.rows, key=lambda row: (-_known(row["success"]), -_known(row["score"]), row["policy"])),
+        }
+        for board in sorted(found, key=lambda board: (board.suite, len(board.tasks)))
+    ]
+
+
+def _row(side: Side) -> dict[str, Any]:
+    figures = summarize(side.attempts)
+    success = figures["success"]
+    return {
+        "folder": str(side.folder),
+        "success": success["value"],
+        "interval": [success["low"], success["high"]],
+        "score": figures["score"]["value"],
+        "turns_mean": figures["turns_mean"],
+        "n_errors": figures["n_errors"],
+        "n": success["n"],
+        "pass": figures["pass"],
+    }
+
+
+def _named(side: Side) -> tuple[str, str, int]:
+    """Suite, policy and attempts at each task; of a run, its evaluation and its folder."""
+    path = side.folder / "summary.json"
+    if side.stage or not path.is_file():
+        return (side.stage or side.name, side.name, 1 + max((a.number for a in side.attempts), default=0))
+    try:
+        summary = json.loads(path.read_text("utf-8"))
+        return str(summary["suite"]), str(summary["policy"]), int(summary["attempts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+
+
+def _known(value: float) -> float:
+    return value if value == value else -1.0

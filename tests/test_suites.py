@@ -1,0 +1,61 @@
+"""The suites that come along: fixed by hash, and one for every environment of the catalogue."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.catalog import CATALOG, kind_of
+from rlhf.cli import app
+from rlhf.recipe.suites import Suite, list_suites, load_suite
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def suites() -> dict[str, Suite]:
+    return {name: load_suite(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_tasks_are_those_it_was_made_with(name: str, suites: dict[str, Suite]) -> None:
+    suite = suites[name]
+    assert all(part.tasks.sha256 and part.tasks.split == "test" for part in suite.parts)
+    found = suite.tasks()  # raises for another hash, and for a task in two parts
+    assert all(len(found[part.name]) == part.tasks.n for part in suite.parts)
+
+
+@pytest.mark.parametrize("kind", sorted(CATALOG["environment"]))
+def test_every_environment_of_the_catalogue_has_a_suite(kind: str, suites: dict[str, Suite]) -> None:
+    assert any(kind_of("environment", part.environment) == kind for suite in suites.values() for part in suite.parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_episode_ends_where_its_environment_ends_it(name: str, suites: dict[str, Suite]) -> None:
+    """A limit on turns below the environment's own would cut what an oracle needs."""
+    for part in suites[name].parts:
+        steps = part.environment.max_steps  # type: ignore[attr-defined]
+        assert steps is not None and steps <= part.limits.max_turns
+
+
+def test_the_page_of_benchmarks_describes_every_suite() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"`{name}`" not in page] == []
+
+
+def test_the_suite_that_the_page_shows_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "mine.yaml").write_text(shown)
+    suite = load_suite(str(tmp_path / "mine.yaml"))
+    assert {name: len(tasks) for name, tasks in suite.tasks().items()} == {"small": 100, "large": 50}
+    assert (suite.name, suite.attempts, [p.limits.max_turns for p in suite.parts]) == ("houses", 4, [16, 24])
+
+
+def test_they_are_listed() -> None:
+    shown = CliRunner().invoke(app, ["recipes", "--suites"])
+    assert shown.exit_code == 0 and all(one.name in shown.stdout and one.doc for one in list_suites())
