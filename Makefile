@@ -34,7 +34,7 @@ $(VENV)/.installed-vllm: $(VENV)/.installed pyproject.toml
 
 install-dev: $(VENV)/.installed-dev
 $(VENV)/.installed-dev: $(VENV)/.installed $(VENV)/.installed-vllm pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,toytext,deepspeed,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,toytext,deepspeed,trl,dev]'
 	touch $@
 
 check: install-dev ## formatting, lint, types, import layers

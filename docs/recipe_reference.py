@@ -28,6 +28,7 @@ from rlhf.rollout.limits import Limits
 from rlhf.trainers.attempts import Attempts
 from rlhf.trainers.expert import Expert
 from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.pairs import Pairs
 from rlhf.trainers.policy import Lora
 from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.relift import Relift
@@ -48,6 +49,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
     ("stages[i].attempts", Attempts),
+    ("stages[i].pairs", Pairs),
     ("stages[i].expert", Expert),
     ("stages[i].relift", Relift),
     ("stages[i].replay", Replay),

@@ -19,6 +19,7 @@ from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
 from rlhf import processes
 from rlhf.build_engine import make_publisher, start_engine
+from rlhf.build_pairs import check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build_resume import begin_of, is_finished, say_finished, telling_what_is_there
 from rlhf.errors import RecipeError
@@ -102,6 +103,7 @@ async def prepare(
     here = processes.current()
     if not is_resumed:
         try_samplers(recipe)
+        check_sources(recipe)
         if here.is_main:
             write_record(folder, recipe)
     played = await play_all(recipe, folder, progress)
@@ -136,7 +138,7 @@ async def prepare(
         evaluate=measure,
         progress=progress,
         state=state,
-        demonstrations=played,
+        demonstrations=played | stored_groups(recipe),
     )
     return run
 
@@ -275,10 +277,11 @@ def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) 
     """The stages, with samplers that have seen the demonstrations they need, each of which is started once to try."""
     stages: list[Any] = []
     for index, stage in enumerate(recipe.stages):
-        if not isinstance(stage, Supervised) and isinstance(stage.sampler, DemonstratedSampler):
-            sampler = stage.sampler.shown([d.trajectory for d in played[index]])
+        own: Any = getattr(stage, "sampler", None)
+        if isinstance(own, DemonstratedSampler):
+            sampler = own.shown([d.trajectory for d in played[index]])
             sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
-            stage = replace(stage, sampler=sampler)
+            stage = replace(stage, sampler=sampler)  # type: ignore[arg-type]
         stages.append(stage)
     return stages
 

@@ -102,6 +102,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "supervised": Entry(
             "rlhf.trainers.supervised:Supervised", "imitate the oracle, or own attempts that succeeded"
         ),
+        "preference": Entry(
+            "rlhf.trainers.preference:Preference", "DPO on pairs of attempts, of actions, or of a file"
+        ),
         "policy_gradient": Entry("rlhf.trainers.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"),
     },
     "trainer": {

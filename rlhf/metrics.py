@@ -172,6 +172,14 @@ supervised/accuracy             | share      | demonstrated tokens that are the 
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
 supervised/n_demonstrations     | episodes   | demonstrations, or attempts kept, that were trained on
 supervised/kept_tasks_share     | share      | tasks attempted in the round of which an attempt was kept
+preference/loss                 | 1          | mean loss of a pair
+preference/accuracy             | share      | pairs of which the policy raised the chosen side above the rejected one
+preference/margin               | 1          | mean of beta times the log-ratio of chosen less rejected
+preference/chosen_logp          | nats       | mean log-prob of the compared tokens of a chosen side, in all
+preference/rejected_logp        | nats       | mean log-prob of the compared tokens of a rejected side, in all
+preference/n_pairs              | pairs      | pairs of the stage
+preference/n_tasks              | tasks      | tasks that these pairs are of
+preference/score_gap_mean       | 1          | mean difference of the scores of a pair
 expert/n_trajectories           | episodes   | demonstrations that joined the attempts of the step
 expert/n_unguided_groups        | groups     | groups trained on without a demonstration: none solves their task
 expert/return_mean              | 1          | mean total score of the demonstrations that joined

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlhf.catalog import kind_of
 from rlhf.commands.memory import estimates, largest
 from rlhf.commands.meta import count, looks_local, meta_model, parameters_of
 from rlhf.errors import ModelError
 from rlhf.evaluation.statistics import wilson_interval
 from rlhf.recipe.checks import supervised_stages
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.stage_checks import paired_stages
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -24,6 +26,7 @@ def arithmetic(recipe: Recipe, n_processes: int = 1) -> dict[str, Any]:
     return {
         "stages": [
             *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
+            *({"stage": path, **_paired(stage)} for path, stage in paired_stages(recipe)),
             *({"stage": path, **_policy_gradient(stage, recipe)} for path, stage in policy_gradient_stages(recipe)),
         ],
         "policy": policy,
@@ -57,6 +60,18 @@ def _supervised(stage: Any) -> dict[str, Any]:
         "n_demonstrations": rounds * n,
         "n_updates": rounds * stage.epochs * -(-n // stage.batch_size),
         "n_episodes": rounds * source.tasks_per_round * source.group_size if source else 0,
+    }
+
+
+def _paired(stage: Any) -> dict[str, Any]:
+    """The most pairs, as tasks whose attempts score alike have none; None where a file or a run tells their number."""
+    source = stage.pairs
+    n_pairs = source.tasks * source.max_per_task if source.is_attempted else None
+    return {
+        "kind": kind_of("stage", stage),
+        "max_pairs": n_pairs,
+        "n_updates": n_pairs and stage.epochs * -(-n_pairs // stage.batch_size),
+        "n_episodes": source.tasks * source.group_size if source.is_attempted else 0,
     }
 
 

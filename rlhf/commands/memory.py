@@ -292,7 +292,6 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
     episodes sample is counted.
     """
     from rlhf.rollout.engines import kv_bytes_per_token
-    from rlhf.trainers.supervised import Supervised
 
     engine, limits = recipe.engine, recipe.limits
     text = config.get_text_config()
@@ -306,12 +305,23 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
     context = limits.max_context or text.max_position_embeddings
     sessions = min(engine.max_sessions, limits.max_concurrent)
     most = per_token * context * sessions
-    if isinstance(stage, Supervised):  # its update comes before any rollout
+    n_episodes = _episodes(stage)
+    if not n_episodes:  # its update comes before any rollout
         return 0, most
     is_bounded = limits.max_context is not None or hasattr(recipe.policy, "max_context")
     length = context if is_bounded else min(context, limits.max_turns * limits.max_tokens)
-    episodes = -(-stage.tasks_per_step * stage.group_size // n_processes)
+    episodes = -(-n_episodes // n_processes)
     return per_token * length * min(sessions, episodes), most
+
+
+def _episodes(stage: Any) -> int:
+    """Attempts that the policy makes before the updates of a stage, or of a step of it; 0 where it makes none."""
+    if hasattr(stage, "pairs"):
+        return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
+    source = getattr(stage, "attempts", None)
+    if source is not None:
+        return int(source.tasks_per_round * source.group_size)
+    return getattr(stage, "tasks_per_step", 0) * getattr(stage, "group_size", 0)
 
 
 # --- what comes and goes ---------------------------------------------------------------------------------------------
@@ -327,9 +337,11 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     loss = getattr(stage, "loss", None)
     if isinstance(stage, Supervised):
         n_rows, reads_all = stage.batch_size, stage.observation_weight > 0
+    elif hasattr(stage, "pairs"):  # two rows each, padded to one length
+        n_rows, reads_all = 2 * stage.at_once, False
     else:
         n_rows, reads_all = -(-stage.tasks_per_step * stage.group_size // stage.minibatches), False
-    n_tokens = min(stage.max_tokens_per_microbatch, n_rows * context)
+    n_tokens = min(getattr(stage, "max_tokens_per_microbatch", n_rows * context), n_rows * context)
     n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
     return Pass(
         n_tokens,

@@ -149,6 +149,13 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
             kept = f"at most {_count(stage['n_demonstrations'], 'attempt')} imitated in {updates}"
             return [(stage["stage"], f"{_count(stage['n_episodes'], 'episode')}, {kept}")]
         return [(stage["stage"], f"{_count(stage['n_demonstrations'], 'demonstration')}, {updates}")]
+    if "max_pairs" in stage:
+        pairs = (
+            f"at most {_count(stage['max_pairs'], 'pair')}" if stage["max_pairs"] else "the pairs of a file or a run"
+        )
+        updates = f", at most {_count(stage['n_updates'], 'update')}" if stage["n_updates"] else ""
+        episodes = f"{_count(stage['n_episodes'], 'episode')}, " if stage["n_episodes"] else ""
+        return [(stage["stage"], f"{episodes}{pairs}{updates}")]
     each = f"{_count(stage['episodes_per_step'], 'episode')} and {_count(stage['updates_per_step'], 'update')}"
     whole = f"{_count(stage['n_episodes'], 'episode')}, {_count(stage['n_updates'], 'update')}"
     branches = f"{stage['branches_per_step']:,} of these episodes branch off others of their task: at most "

@@ -54,6 +54,9 @@ def shortened(recipe: Recipe, n_steps: int) -> list[str]:
 
     found = [f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
     for i, stage in enumerate(recipe.stages):
+        if hasattr(stage, "pairs") or getattr(stage, "attempts", None) is not None:
+            found.append(f"stages.{i}.epochs=1")
+            continue
         if isinstance(stage, Supervised):
             n = min(stage.n_demonstrations, n_steps * stage.batch_size)
             found += [f"stages.{i}.epochs=1", f"stages.{i}.n_demonstrations={n}"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlhf.rollout.score import Weighted
     from rlhf.trainers.policy import FromScratch, Pretrained
     from rlhf.trainers.policy_gradient import PolicyGradient
+    from rlhf.trainers.preference import Preference
     from rlhf.trainers.supervised import Supervised
 
 
@@ -48,7 +49,7 @@ class Recipe:
     engine: TransformersSettings | VllmSettings
     limits: Limits
     evaluation: Evaluation
-    stages: tuple[Supervised | PolicyGradient, ...]
+    stages: tuple[Supervised | Preference | PolicyGradient, ...]
     base: Path = field(default=Path(), compare=False)
 
 

@@ -22,6 +22,14 @@ def check_processes(recipe: Recipe, n: int) -> None:
     if n == 1:
         return
     for i, stage in enumerate(recipe.stages):
+        if hasattr(stage, "pairs"):
+            raise RecipeError(
+                "this stage works in one process",
+                where=f"stages[{i}].kind",
+                got=f"{kind_of('stage', stage)}, and {n} processes were started",
+                expected="one process",
+                hint="start one process, or run the stage by itself on the checkpoint of the others",
+            )
         if kind_of("trainer", stage.trainer) == "torch":
             raise RecipeError(
                 "this trainer works in one process",

@@ -29,7 +29,7 @@ async def imitate(run: Run, stage: Supervised) -> None:
     run.save(optimizer=trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
     for step, values in enumerate(updates_of(run, stage, trainer, rows), start=1):
-        run.log(step, {**values, "supervised/n_demonstrations": float(len(demonstrations))})
+        run.log(step, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
         run.progress.advance(f"loss {values['supervised/loss']:.3f}")
         await run.breathe()
     trainer.close()

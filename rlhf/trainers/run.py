@@ -257,9 +257,10 @@ class Run:
         self.advance(watched=step, **best)
         return float(found.success)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one line of metrics for the present stage."""
-        self._log(step, {**values, **self.publisher.figures, **used_memory()})
+    def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
+        """Write one line of metrics for the present stage, with the figures of the step's delivery if it had one."""
+        figures = self.publisher.figures if delivered else {}
+        self._log(step, {**values, **figures, **used_memory()})
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         self.metrics.log(step, self.state.label, values)

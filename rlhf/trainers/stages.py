@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlhf.trainers.imitation import imitate
+from rlhf.trainers.preference import Preference
+from rlhf.trainers.preferring import prefer
 from rlhf.trainers.rounds import imitate_attempts
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
@@ -18,9 +20,11 @@ def other_stage(stage: Any) -> tuple[str, Work] | None:
     """Return the kind of a stage and what runs it; None for a policy gradient."""
     if isinstance(stage, Supervised):
         return "supervised", imitate if stage.attempts is None else imitate_attempts
-    return None
+    return ("preference", prefer) if isinstance(stage, Preference) else None
 
 
 def is_played(stage: Any) -> bool:
     """Whether the policy attempts tasks in this stage, so that what it could do before is worth knowing."""
+    if isinstance(stage, Preference):
+        return True
     return not isinstance(stage, Supervised) or stage.attempts is not None

@@ -1,0 +1,187 @@
+"""Pairs: of two attempts at one task, or two actions in one state, which one came to more.
+
+Attempts that score 1, 0 and .4 make three pairs; a margin of .5 leaves (1, 0) and (1, .4), and one per task the first,
+which are furthest apart. Both sides of a pair are the ids that were sampled, with a mask over what the policy wrote.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass as plain_dataclass
+from itertools import combinations, permutations
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.data import Generation, Score, ScoredGroup, Trajectory, Turn
+from rlhf.errors import TrainingError
+from rlhf.settings import STRICT
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two.
+
+    Attributes:
+        token_ids: `[L]` everything the model reads, the last thing being what the policy said.
+        mask: `[L]` the tokens that the policy wrote and that are compared.
+    """
+
+    token_ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Pair:
+    """Two sides, the better one first.
+
+    Attributes:
+        task_id: pairs of one task are not independent.
+        chosen: the better one.
+        rejected: the other.
+        margin: by how much it is better, in units of the score; 0.0 where nothing says.
+    """
+
+    task_id: str
+    chosen: Side
+    rejected: Side
+    margin: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Pairs:
+    """Where pairs come from: attempts that the policy makes when the stage begins, those of a run, or a file."""
+
+    tasks: Annotated[int, Field(ge=1)] = 128
+    """Different tasks that the policy attempts."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Attempts at each task."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature of these attempts."""
+    from_run: str | None = None
+    """Folder of a run whose stored training trajectories are paired instead; its policy must read the same tokens."""
+    file: str | None = None
+    """JSON lines with prompt, chosen and rejected instead: texts, or messages with role and content."""
+    level: Literal["trajectory", "state", "parting"] = "trajectory"
+    """What is compared: whole attempts by their score; actions taken in the same state of the environment, or the first
+    actions by which two attempts part, both by what was earned from there on."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Discount per turn of what is earned after an action; below 1 the shorter way is better."""
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    """How much better the chosen one must be, in units of the score; with 0, better at all."""
+    max_per_task: Annotated[int, Field(ge=1)] = 4
+    """Most pairs of a task; those furthest apart first, and equals at random."""
+
+    @property
+    def is_attempted(self) -> bool:
+        """Whether the policy makes the attempts."""
+        return self.file is None and self.from_run is None
+
+    def of(self, groups: Iterable[ScoredGroup], seed: int | str) -> list[Pair]:
+        """Return the pairs of each group, in order.
+
+        Raises:
+            TrainingError: an attempt, or an action, was not sampled in one row.
+        """
+        find = {"trajectory": _of_attempts, "state": self._of_states, "parting": self._of_partings}[self.level]
+        return [pair for number, group in enumerate(groups) for pair in self._chosen(find(group), f"{seed}/{number}")]
+
+    def _chosen(self, found: Iterable[Pair], seed: str) -> list[Pair]:
+        """Return the pairs that are kept of one group."""
+        pairs = [p for p in found if p.margin > 0 and p.margin >= self.margin]
+        random.Random(seed).shuffle(pairs)
+        pairs.sort(key=lambda pair: -pair.margin)
+        different = {(p.chosen, p.rejected): p for p in reversed(pairs)}
+        return [p for p in pairs if different[p.chosen, p.rejected] is p][: self.max_per_task]
+
+    def _of_states(self, group: ScoredGroup) -> Iterator[Pair]:
+        """Actions in states of one key, both read after the prompt of the chosen one, so that nothing else differs."""
+        states: dict[str, list[tuple[Turn, float]]] = {}
+        for trajectory, score in zip(group.trajectories, group.scores, strict=True):
+            first = len(trajectory.turns) - len(trajectory.own_turns)
+            for k, turn in enumerate(trajectory.turns):
+                if k >= first and turn.state_key is not None and turn.generations:
+                    states.setdefault(turn.state_key, []).append((turn, self._earned(score, k)))
+        for turns in states.values():
+            for (better, more), (worse, less) in permutations(turns, 2):
+                if more > less:
+                    yield from _of_turns(group.task_id, better, worse, more - less)
+
+    def _of_partings(self, group: ScoredGroup) -> Iterator[Pair]:
+        """The first actions that differ, where everything read before them is equal token by token."""
+        scored = list(zip(group.trajectories, group.scores, strict=True))
+        for (one, its_score), (other, others_score) in combinations(scored, 2):
+            k = _parting(one, other)
+            if k is None or k < max(t.n_given for t in (one, other)):
+                continue
+            earned = self._earned(its_score, k), self._earned(others_score, k)
+            better, worse = (one, other) if earned[0] > earned[1] else (other, one)
+            yield from _of_turns(group.task_id, better.turns[k], worse.turns[k], abs(earned[0] - earned[1]))
+
+    def _earned(self, score: Score, k: int) -> float:
+        return sum(self.gamma**i * x for i, x in enumerate(score.turns[k:]))
+
+
+def _of_attempts(group: ScoredGroup) -> Iterator[Pair]:
+    sides = [whole(t) for t in group.trajectories]
+    for i, j in permutations(range(len(sides)), 2):
+        better, worse, ahead = sides[i], sides[j], group.scores[i].total - group.scores[j].total
+        if ahead > 0 and better and worse and better != worse:
+            yield Pair(group.task_id, better, worse, ahead)
+
+
+def _of_turns(task_id: str, better: Turn, worse: Turn, margin: float) -> Iterator[Pair]:
+    """The pair of two actions, unless they are the same or the better one was not understood."""
+    if not better.valid or better.action.text == worse.action.text:
+        return
+    chosen = _row(better.generations, f"an action in {task_id}")
+    said = _row(worse.generations, f"an action in {task_id}")
+    if chosen is None or said is None:
+        return
+    begin = len(better.generations[0].prompt.token_ids)
+    own = len(worse.generations[0].prompt.token_ids)
+    rejected = Side(chosen.token_ids[:begin] + said.token_ids[own:], chosen.mask[:begin] + said.mask[own:])
+    if chosen.token_ids != rejected.token_ids:
+        yield Pair(task_id, chosen, rejected, margin)
+
+
+def _parting(one: Trajectory, other: Trajectory) -> int | None:
+    """The first turn in which two attempts say something else, having read the same; None where there is none."""
+    for k, (a, b) in enumerate(zip(one.turns, other.turns, strict=False)):
+        if [g.token_ids for g in a.generations] != [g.token_ids for g in b.generations]:
+            both = a.generations and b.generations
+            return k if both and a.generations[0].prompt == b.generations[0].prompt else None
+        if [g.prompt for g in a.generations] != [g.prompt for g in b.generations]:
+            return None
+    return None
+
+
+def whole(trajectory: Trajectory) -> Side | None:
+    """An attempt as one row; None where the policy sampled nothing.
+
+    Raises:
+        TrainingError: the agent rewrites its prompts, so that the attempt is several rows.
+    """
+    return _row(trajectory.generations, f"attempt {trajectory.attempt} at {trajectory.task_id}")
+
+
+def _row(generations: Sequence[Generation], where: str) -> Side | None:
+    ids: tuple[int, ...] = ()
+    mask: list[bool] = []
+    for generation in generations:
+        if not generation.token_ids:
+            continue
+        prompt = generation.prompt.token_ids
+        if prompt[: len(ids)] != ids:
+            raise TrainingError(
+                "this is no single row of tokens: its prompts do not extend each other",
+                where=where,
+                got=f"a prompt of {len(prompt)} tokens that does not begin with the {len(ids)} before it",
+                expected="an agent whose context only grows, such as {kind: chat} with history: null",
+                hint="compare single actions: pairs.level: state or parting",
+            )
+        mask += [False] * (len(prompt) - len(mask)) + [True] * len(generation.token_ids)
+        ids = generation.full_ids
+    return Side(ids, tuple(mask)) if ids else None

@@ -1,0 +1,322 @@
+"""TRL's trainers, taught to leave data and model as they are: the only file that knows that library.
+
+Its trainers take text, tokenise it and cut it; here they are given rows of ids and masks, which go to the model as they
+are. They also change the model that they are given: its forward, its dropout, its configuration. `borrowed` gives it
+back as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rlhf.errors import MissingPackageError, ModelError, TrainingError, boundary
+from rlhf.trainers.optimizer import AdamW
+from rlhf.trainers.sharded import device_of
+
+#: Called after each update with its number, from 1, and what TRL says of it.
+OnUpdate = Callable[[int, Mapping[str, float]], None]
+
+
+def load_trl(where: str = "stages") -> Any:
+    """Return the library. Raises MissingPackageError where it is not installed."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # where DeepSpeed is there, it would say that it looked for one
+    try:
+        import trl
+    except ImportError as error:
+        raise MissingPackageError(
+            "the stage needs a package that is not installed",
+            where=where,
+            got=str(error),
+            expected="the extra 'trl'",
+            hint="pip install 'rlhf-agents[trl]'",
+        ) from error
+    logging.getLogger("trl").setLevel(logging.ERROR)
+    return trl
+
+
+@contextmanager
+def borrowed(model: Any) -> Iterator[None]:
+    """Inside, a trainer may change `model`; outside, its weights are all that has changed."""
+    dropouts = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    configs = [c for c in (model.config, getattr(model, "generation_config", None)) if c is not None]
+    before = [
+        (c, name, getattr(c, name)) for c in configs for name in ("pad_token_id", "use_cache") if hasattr(c, name)
+    ]
+    tags, forward = getattr(model, "model_tags", None), vars(model).get("forward")
+    try:
+        yield
+    finally:
+        for module, p in dropouts:
+            module.p = p
+        for config, name, value in before:
+            setattr(config, name, value)
+        model.model_tags = tags
+        vars(model).pop("forward", None)
+        if forward is not None:
+            model.forward = forward
+        model.gradient_checkpointing_disable()
+        model.zero_grad(set_to_none=True)
+        model.eval()
+
+
+def n_updates(n_pairs: int, batch_size: int, at_once: int, epochs: int) -> int:
+    """Optimiser updates of a stage: an epoch's last one may be smaller than the others."""
+    return epochs * math.ceil(math.ceil(n_pairs / at_once) / (batch_size // at_once))
+
+
+def train_dpo(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    optimizer: AdamW,
+    on_update: OnUpdate,
+    *,
+    batch_size: int,
+    at_once: int,
+    epochs: int,
+    seed: int,
+    loss: str,
+    beta: float,
+    imitation_weight: float,
+    gradient_checkpointing: bool,
+) -> None:
+    """Train `model`, a causal language model that may have adapters in it, on pairs.
+
+    Args:
+        model: updated in place.
+        tokenizer: of the model; says what padding is.
+        rows: chosen_ids, chosen_mask, rejected_ids, rejected_mask, ref_chosen_logps, ref_rejected_logps each.
+        optimizer: settings.
+        on_update: called after each update.
+        batch_size: pairs of an update.
+        at_once: pairs of a forward pass; divides it.
+        epochs: passes over the rows.
+        seed: of the order of the rows and of dropout.
+        loss: dpo or ipo.
+        beta: of the loss.
+        imitation_weight: of the cross-entropy of the chosen tokens.
+        gradient_checkpointing: whether activations are computed again.
+
+    Raises:
+        TrainingError: the loss is not finite, or TRL gives up.
+    """
+    trl = load_trl()
+    _refuse_adapter_on_head(model)
+    losses = ["sigmoid" if loss == "dpo" else "ipo", *["sft"] * (imitation_weight > 0)]
+    with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's DPOTrainer"):
+        config = trl.DPOConfig(
+            **_arguments(model, folder, optimizer, batch_size, at_once, epochs, seed, gradient_checkpointing),
+            beta=beta,
+            loss_type=losses,
+            loss_weights=[1.0, imitation_weight][: len(losses)],
+            precompute_ref_log_probs=True,
+            max_length=None,
+            disable_dropout=False,
+        )
+        total = n_updates(len(rows), batch_size, at_once, epochs)
+        trainer = _dpo_class(trl)(
+            model=model,
+            args=config,
+            data_collator=_PairCollator(tokenizer.pad_token_id),
+            train_dataset=_dataset(rows),
+            processing_class=tokenizer,
+            optimizers=_optimizers(model, optimizer, total),
+        )
+        _run(trainer, on_update, total)
+
+
+def train_reward_model(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    optimizer: AdamW,
+    on_update: OnUpdate,
+    *,
+    batch_size: int,
+    at_once: int,
+    epochs: int,
+    seed: int,
+    centring: float,
+    gradient_checkpointing: bool,
+) -> None:
+    """Train `model`, which says one number for a row, on pairs of rows: chosen_ids and rejected_ids each.
+
+    The other arguments and errors are those of `train_dpo`; `centring` weighs the square of a pair's sum of scores.
+    """
+    trl = load_trl()
+    with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's RewardTrainer"):
+        config = trl.RewardConfig(
+            **_arguments(model, folder, optimizer, batch_size, at_once, epochs, seed, gradient_checkpointing),
+            center_rewards_coefficient=centring or None,
+            max_length=None,
+            disable_dropout=False,
+        )
+        total = n_updates(len(rows), batch_size, at_once, epochs)
+        trainer = trl.RewardTrainer(
+            model=model,
+            args=config,
+            train_dataset=_dataset(rows),
+            processing_class=tokenizer,
+            optimizers=_optimizers(model, optimizer, total),
+        )
+        _run(trainer, on_update, total)
+
+
+def _dpo_class(trl: Any) -> Any:
+    class ExactDPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
+        """Rows are ids and masks already, and the reference's log-probs are in them."""
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+        def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    return ExactDPOTrainer
+
+
+class _PairCollator:
+    """Pads pairs to one length, all chosen ones first."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        ids = [row[f"{side}_ids"] for side in ("chosen", "rejected") for row in rows]
+        masks = [row[f"{side}_mask"] for side in ("chosen", "rejected") for row in rows]
+        batch = padded(ids, self.pad_token_id) | {"completion_mask": _filled(masks, 0)}
+        for name in ("ref_chosen_logps", "ref_rejected_logps"):
+            batch[name] = torch.tensor([row[name] for row in rows], dtype=torch.float32)
+        return batch
+
+
+def padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Rows of ids, padded on the right to the longest, and the mask that tells what is padding."""
+    ones = [[1] * len(row) for row in rows]
+    return {"input_ids": _filled(rows, pad_token_id), "attention_mask": _filled(ones, 0)}
+
+
+def _filled(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.long)
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import datasets
+
+    return datasets.Dataset.from_list([dict(row) for row in rows])
+
+
+def _arguments(
+    model: Any,
+    folder: str,
+    optimizer: AdamW,
+    batch_size: int,
+    at_once: int,
+    epochs: int,
+    seed: int,
+    gradient_checkpointing: bool,
+) -> dict[str, Any]:
+    """What all of TRL's trainers are told: our optimiser and schedule, no files or reports, no other precision."""
+    return {
+        "output_dir": folder,
+        "per_device_train_batch_size": at_once,
+        "gradient_accumulation_steps": batch_size // at_once,
+        "num_train_epochs": epochs,
+        "max_grad_norm": optimizer.max_grad_norm or 0.0,
+        "learning_rate": optimizer.lr,
+        "bf16": False,
+        "fp16": False,
+        "gradient_checkpointing": gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if gradient_checkpointing else None,
+        "use_cpu": device_of(model).type == "cpu",
+        "seed": seed,
+        "data_seed": seed,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+    }
+
+
+def _optimizers(model: Any, settings: AdamW, total: int) -> tuple[Any, Any]:
+    optimizer = settings.build(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: settings.lr_at(update, total) / settings.lr)
+    return optimizer, schedule
+
+
+def _run(trainer: Any, on_update: OnUpdate, total: int) -> None:
+    """Train, telling of every update; a cancellation of the present task ends it after the update that it is in."""
+    from transformers import PrinterCallback, TrainerCallback
+
+    class Watcher(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.max_steps != total:
+                raise TrainingError("updates are counted otherwise", got=str(state.max_steps), expected=str(total))
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if logs and "loss" in logs:
+                _check_finite(logs, state.global_step)
+                on_update(state.global_step, logs)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = control.should_training_stop or _is_cancelled()
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Watcher())
+    trainer.train()
+
+
+def _check_finite(logs: Mapping[str, float], update: int) -> None:
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(logs.get(name, 0.0)):
+            raise TrainingError(
+                "an update had a loss or a gradient that is not finite",
+                where=f"update {update}",
+                got=f"{name} {logs[name]}",
+                expected="finite numbers",
+                hint="lower optimizer.lr; the last checkpoint is of the stage's begin",
+            )
+
+
+def _is_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # outside of a run
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+@contextmanager
+def _failing_as_ours(where: str) -> Iterator[None]:
+    with boundary(TrainingError, where=where, hint="a GPU without room takes fewer pairs at once"):
+        yield
+
+
+def _refuse_adapter_on_head(model: Any) -> None:
+    """Raise ModelError for an adapter on the output layer, which TRL's fused log-probs would pass by."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if isinstance(model.get_output_embeddings(), BaseTunerLayer):
+        raise ModelError(
+            "an adapter on the output layer would not be trained",
+            where="policy.lora.targets",
+            got="the output layer among the targets",
+            expected="layers below it",
+            hint="use targets: all-linear",
+        )
