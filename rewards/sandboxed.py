@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rewards.fences import fenced
 from rewards.sandbox.level import Level, LevelName, Way
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds
 from rewards.verified import Verified
 from rlhf.settings import STRICT
 
-_FENCED = re.compile(r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_LANGUAGES = ("", "python", "python3", "py")
 _Seconds = Annotated[float, Field(gt=0, le=600)]
 
 
@@ -80,5 +80,5 @@ def _sandboxed(path: str, part: Any) -> Iterator[tuple[str, Sandboxed]]:
 
 def program_of(answer: str) -> str | None:
     """Return the last Python block of `answer`, between lines of three backticks; None where it has none."""
-    found: list[str] = _FENCED.findall(answer)
+    found = [text for language, text in fenced(answer) if language.lower() in _LANGUAGES]
     return found[-1] if found and found[-1].strip() else None

@@ -13,19 +13,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rewards.fences import fenced
 from rlhf.data import Verdict
 from rlhf.errors import RewardError
 from rlhf.settings import STRICT
 
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 _FUNCTION = re.compile(r"([^\s:]+)\s*::?\s*([A-Za-z_][\w.]*)(?:\(\))?")
 _LINES = re.compile(r"([^\s:]+)\s*:\s*(\d{1,7})(?:\s*-\s*(\d{1,7}))?")
-_EDIT = re.compile(
-    r"^#+[ \t]*(?P<file>\S+)[ \t]*\n<{7} SEARCH\n(?P<search>.*?)^={7}\n(?P<replace>.*?)^>{7} REPLACE[ \t]*$",
-    re.DOTALL | re.MULTILINE,
-)
-#: More lines than this are no place.
+#: More lines than this, named or named again, are no place.
 _MAX_LINES = 10_000
+#: Comparing two texts may take as many steps as the product of their lines.
+_MAX_EDIT = 2_000
 _REAL = "### a.py\n<<<<<<< SEARCH\nx = 1\ny = 2\n=======\nx = 1\ny = 3\n>>>>>>> REPLACE\n"
 
 Items = Counter[tuple[str, ...]]
@@ -68,7 +66,7 @@ class Subtask:
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge `answer`. Raises RewardError where the reference names nothing."""
         right = _reference(self.subtask, reference)
-        blocks: list[str] = _BLOCK.findall(answer)
+        blocks = [text for _, text in fenced(answer)]
         named = _READ[self.subtask](blocks[-1]) if blocks else None
         if not named:
             return Verdict(0.0, why=f"{self.subtask}: no block that can be read" if blocks else "no block")
@@ -111,34 +109,48 @@ def _functions(text: str) -> Items | None:
 
 
 def _lines(text: str) -> Items | None:
-    items: Items = Counter()
+    found: set[tuple[str, ...]] = set()
+    n = 0
     for line in _written(text):
         match = _LINES.fullmatch(line)
         if match is None:
             return None
         first, last = int(match[2]), int(match[3] or match[2])
-        if not first <= last < first + _MAX_LINES or len(items) > _MAX_LINES:
+        n += last - first + 1
+        if first > last or n > _MAX_LINES:
             return None
-        items |= Counter({(_path(match[1]), str(number)): 1 for number in range(first, last + 1)})
-    return items
+        found |= {(_path(match[1]), str(number)) for number in range(first, last + 1)}
+    return Counter(found)
 
 
 def _edits(text: str) -> Items | None:
-    if _EDIT.sub("", text).strip():
-        return None
     items: Items = Counter()
-    for edit in _EDIT.finditer(text):
-        changed = list(_changed(edit["search"].splitlines(), edit["replace"].splitlines()))
-        if not changed:
+    file, before, after, into = "", list[str](), list[str](), None
+    for line in text.splitlines():
+        mark = line.rstrip()
+        if into is None and mark.startswith("#"):
+            file = _path(mark.lstrip("#").strip())
+        elif into is None and mark == "<<<<<<< SEARCH" and len(file.split()) == 1:
+            before, after = [], []
+            into = before
+        elif into is before and into is not None and mark == "=======":
+            into = after
+        elif into is after and into is not None and mark == ">>>>>>> REPLACE":
+            changed = list(_changed(before, after))
+            if not changed:
+                return None
+            items += Counter((file, sign, line) for sign, line in changed)
+            into = None
+        elif into is not None:
+            into.append(mark)
+        elif mark:
             return None
-        items += Counter((_path(edit["file"]), sign, line) for sign, line in changed)
-    return items
+    return items if into is None else None
 
 
 def _changed(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Give the lines that are removed and added; white space at their end is none of their own."""
-    before, after = [line.rstrip() for line in before], [line.rstrip() for line in after]
-    if len(before) + len(after) > _MAX_LINES:
+    """Give the lines that are removed and added; of more than can be compared in no time, none."""
+    if len(before) + len(after) > _MAX_EDIT:
         return
     for tag, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":

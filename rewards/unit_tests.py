@@ -84,7 +84,7 @@ class UnitTests(Sandboxed):
                 why = next((one.wrong for one in mine if one.wrong), "")
                 values = [one.value for one in mine]
                 if not why and not test.holds(values):
-                    why = f"returned {', '.join(map(repr, values))[:200]}"
+                    why = f"returned {_shown(values)}"
                 wrong.append(f"{test.text}: {why}" if why else "")
         return wrong
 
@@ -105,7 +105,10 @@ class _Returns:
     expected: Any
 
     def holds(self, values: Sequence[Any]) -> bool:
-        return bool(_as_json(values[0]) == self.expected)
+        try:
+            return bool(_as_json(values[0]) == self.expected)
+        except (TypeError, RecursionError):  # it is nothing that JSON could hold
+            return False
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,13 @@ def _why(finished: Finished, typed: str, expected: str) -> str:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _shown(values: Sequence[Any]) -> str:
+    try:
+        return ", ".join(map(repr, values))[:200]
+    except RecursionError:
+        return "what is too deep to show"
 
 
 def _as_json(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -117,3 +118,24 @@ def test_a_score_is_between_its_precision_and_its_recall(named: list[str], right
     assert low - 1e-9 <= value <= high + 1e-9
     if both:
         assert abs(score("file", "\n".join(named), "\n".join(right), beta=100.0) - both / len(right)) < 1e-2
+
+
+@pytest.mark.parametrize("subtask", SUBTASKS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n" * 20_000,
+        "### a.py\n<<<<<<< SEARCH\n=======\n" * 5_000,
+        edit("x\n" * 900, "x\n" * 901) + "z\n" * 20_000,
+        "a.py:1-9000\n" * 5_000,
+        "```\n" + " " * 200_000 + "\n```",
+    ],
+    ids=["openings", "half an edit", "alike lines", "ranges", "spaces"],
+)
+def test_a_long_answer_takes_no_long_time(subtask: str, text: str) -> None:
+    reward = Subtask(subtask=subtask)
+    reference = reward.examples[0][1]
+    begun = time.process_time()
+    reward(text, reference)
+    reward(fenced(text), reference)
+    assert time.process_time() - begun < 1.0

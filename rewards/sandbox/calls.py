@@ -101,7 +101,7 @@ def _returned(finished: Finished, token: str, n: int) -> list[Returned]:
             if said_token != token or index != len(found) or len(found) == n:
                 continue
             found.append(Returned(wrong=str(said["raised"])) if "raised" in said else Returned(decode(said["value"])))
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             continue
     return found
 

@@ -38,7 +38,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(coded: Any, names: Mapping[str, Any] | None = None) -> Any:
-    """Return what was encoded. Raises ValueError, TypeError for what was not.
+    """Return what was encoded. Raises ValueError, TypeError, IndexError or OverflowError for what was not.
 
     Args:
         coded: JSON.

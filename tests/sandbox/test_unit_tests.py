@@ -17,7 +17,6 @@ from rewards.sandbox.calls import Call, call_all
 from rewards.sandbox.harness import decode, encode
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds
-from rewards.sandboxed import program_of
 from rewards.unit_tests import UnitTests
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RewardError
@@ -72,12 +71,6 @@ def test_an_answer_without_a_block_runs_nothing(answer: str) -> None:
     played = Trajectory("t", 0, "", (Turn(Action(answer), ""),), Outcome.FAILED)
     assert asyncio.run(UnitTests()(task, played)) == Verdict(0.0, why="no Python block")
     assert asyncio.run(UnitTests()(task, Trajectory("t", 0, "", (), Outcome.FAILED))).why == "no action"
-
-
-def test_the_last_block_is_the_program() -> None:
-    assert program_of("```\na\n```\nno:\n```py\nb\nc\n```\nend") == "b\nc\n"
-    assert program_of("```python\nx = '''\n```\n") == "x = '''\n"
-    assert program_of("```js\na\n```") is None
 
 
 # --- attacks on the judge --------------------------------------------------------------------------------------------
@@ -235,14 +228,45 @@ def test_plain_values_come_out_as_they_went_in(value: Any) -> None:
     assert back == value and type(back) is type(value)
 
 
-@settings(max_examples=50)
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
-def test_what_is_no_plain_value_is_refused_and_never_called(coded: Any) -> None:
+CODED = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3) | st.just(10**400),
+    lambda inner: (
+        st.builds(
+            lambda kind, rest: [kind, *rest],
+            st.sampled_from(["list", "tuple", "dict", "set", "frozenset", "bytes", "complex", "call", "eval"]),
+            st.lists(inner, max_size=3),
+        )
+        | st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100)
+@given(CODED)
+def test_whatever_a_program_sends_is_a_plain_value_or_none(coded: Any) -> None:
     try:
-        decode(coded)
-    except (ValueError, TypeError, IndexError):
+        found = decode(coded)
+    except (ValueError, TypeError, IndexError, OverflowError):
         return
-    assert "call" not in (coded if isinstance(coded, list) else [])[:1]
+    assert decode(json.loads(json.dumps(encode(found)))) == found
+
+
+def test_what_is_sent_by_hand_is_a_value_like_any_other() -> None:
+    """A program that finds the channel and the token can say what its functions return, which it can anyway."""
+    program = """
+import os, sys
+judge = sys._getframe(1).f_locals
+for i, value in enumerate(('7', VALUE, '9')):
+    line = '["%s", %d, {"value": %s}]' % (judge["order"]["token"], i, value)
+    os.write(judge["channel"], line.encode() + b"\\n")
+os._exit(0)
+"""
+    for value in ('["complex", 1' + "0" * 400 + "]", "[" * 5000 + "]" * 5000, '["eval", "1"]', "1" * 5000, "{}"):
+        found = asyncio.run(call_all(program.replace("VALUE", repr(value)), [Call("f")] * 3, BOUNDS))
+        # The second is no value, so the first process has said one thing; the second one says it of the third call.
+        assert [one.value for one in found] == [7, None, 7], value[:20]
 
 
 @pytest.mark.parametrize(
