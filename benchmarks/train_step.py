@@ -7,7 +7,8 @@ do: a prompt for each group, a few to a dozen turns, replies and observations of
 random Qwen3 of some 4 million parameters in float32. A step is everything from rows with advantages to new weights:
 
 - `rlhf`: rows packed to the budget, the clipped loss, one update of `TorchTrainer`;
-- `whole`: the same with the logits of all policy tokens of a micro-batch at once, where `rlhf` takes them in pieces;
+- `apart`: the same without computing the prompt of a group once for all of its rows;
+- `whole`: as `apart`, with the logits of all policy tokens of a micro-batch at once, not in pieces;
 - `torch`: the model, `cross_entropy` of the same policy tokens, `backward` and AdamW on the same packed rows, in a
   plain loop: nothing is padded, and no logits but those needed are computed;
 - `trl`: `GRPOTrainer` with the same rows and rewards as its rollouts, padded its way, without a KL term, old log-probs,
@@ -17,7 +18,7 @@ random Qwen3 of some 4 million parameters in float32. A step is everything from 
 Each has a process of its own and they take turns, so that a busy neighbour slows all. Tokens are those of the rows,
 padding left out. Peak memory is the most that was resident while stepping, above what was there before the first step.
 Times on the wall and of the process are both compared, for the machine may be busy.
-The norm of the first gradient is printed too: `rlhf`, `whole` and `trl` must agree, for they compute the same update.
+The norm of the first gradient is printed too: all but `torch` must agree, for they compute the same update.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import Any
 import numpy as np
 
 GROUP, MAX_LENGTH, LR, MARK = 8, 1024, 1e-5, "@@ "
-ARMS = ("rlhf", "whole", "torch", "trl")
+ARMS = ("rlhf", "apart", "whole", "torch", "trl")
 
 
 def lengths(rng: np.random.Generator, median: float, spread: float, size: int) -> Any:
@@ -261,6 +262,9 @@ def work(args: argparse.Namespace) -> None:
     """Make a step for every line that comes in."""
     import torch
 
+    from rlhf.rollout import attention
+    from rlhf.trainers import reading
+
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     rows = make_rows(args.groups, min(args.vocabulary, 300))
     is_ready = False
@@ -277,18 +281,14 @@ def work(args: argparse.Namespace) -> None:
     if args.work == "trl":
         trl_steps(args, rows, wait)
         return
+    if args.work != "rlhf":
+        attention.SHORTEST_SHARED = MAX_LENGTH + 1
     if args.work == "whole":
-        leave_whole()
+        reading._head = lambda model: None
     steps = torch_steps(args, rows) if args.work == "torch" else rlhf_steps(args, rows)
     while True:
         wait()
         report(*next(steps))
-
-
-def leave_whole() -> None:
-    from rlhf.trainers import reading
-
-    reading._head = lambda model: None
 
 
 class Arm:
@@ -354,7 +354,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--groups", type=int, default=4, help=f"of {GROUP} rows each")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["rlhf", "torch", "trl"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["rlhf", "apart", "torch", "trl"])
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--budget", type=int, default=4096, help="tokens of a micro-batch")
     parser.add_argument("--trl-rows", type=int, default=8, help="rows of a micro-batch of TRL")

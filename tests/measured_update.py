@@ -29,7 +29,8 @@ def batch(n_tokens: int, n_sampled: int) -> PackedBatch:
         mask[-max(length * n_sampled // n_tokens, 1) :] = True
         mask[0] = False
         x = mask.astype(np.float32)
-        rows.append(Sample(np.arange(length) % 1000, mask, -x, x, number, 0))
+        ids = (np.arange(length) + number) % 1000  # rows that begin alike would share what they have in common
+        rows.append(Sample(ids, mask, -x, x, number, 0))
     return collate(rows, np.ones(len(rows)))
 
 

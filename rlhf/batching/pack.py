@@ -118,16 +118,17 @@ def minibatches(
 
 
 def pack(samples: Sequence[Sample], max_tokens: int, *, n_least: int = 1) -> list[list[int]]:
-    """Distribute rows over micro-batches of at most `max_tokens` tokens: best fit, longest row first.
+    """Distribute rows over micro-batches of at most `max_tokens` tokens: best fit, group by group, longest row first.
 
-    A row longer than the budget gets a micro-batch of its own, and a warning. The result depends on the lengths alone:
-    indices into `samples`, ascending in each micro-batch.
+    Rows of a group share a prompt, which is computed once in each micro-batch that has any of them. A row longer than
+    the budget gets a micro-batch of its own, and a warning. The result depends on lengths and groups alone: indices
+    into `samples`, ascending in each micro-batch.
 
     Args:
         samples: rows.
         max_tokens: token budget of a micro-batch.
         n_least: processes that share the micro-batches: where all rows would fit into fewer, they are cut evenly into
-            about as many, as far as whole rows allow.
+            about as many, as far as whole rows allow. For that they go by length alone.
     """
     given = max_tokens
     if n_least > 1 and samples:
@@ -135,7 +136,8 @@ def pack(samples: Sequence[Sample], max_tokens: int, *, n_least: int = 1) -> lis
         max_tokens = min(given, max(-(-sum(lengths) // n_least), *lengths))
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (space left, number of the micro-batch), sorted
-    for i in sorted(range(len(samples)), key=lambda i: (-len(samples[i]), i)):
+    by_group = max_tokens == given
+    for i in sorted(range(len(samples)), key=lambda i: (by_group and samples[i].group, -len(samples[i]), i)):
         length = len(samples[i])
         at = bisect_left(free, (length, -1))
         space, number = free.pop(at) if at < len(free) else (max_tokens, len(bins))

@@ -15,11 +15,11 @@ from rlhf.errors import DataError
 from rlhf.losses.reduction import Reduction
 
 
-def row(length, sequence=0, trained=1):
+def row(length, sequence=0, trained=1, group=0):
     """A row of that length whose last tokens are trained."""
     mask = np.arange(length) >= length - trained
     zeros = np.zeros(length, np.float32)
-    return Sample(np.arange(length), mask, zeros, mask.astype(np.float32), sequence, 0)
+    return Sample(np.arange(length), mask, zeros, mask.astype(np.float32), sequence, group)
 
 
 lengths = st.lists(st.integers(2, 12), max_size=20)
@@ -30,9 +30,19 @@ def test_longest_first_into_the_tightest_space():
     assert pack([row(n) for n in (2, 3, 4, 5, 6)], 10) == [[2, 4], [0, 1, 3]]
 
 
-@given(lengths, st.integers(12, 40))
-def test_every_row_once_within_the_budget(lengths, budget):
-    bins = pack([row(n) for n in lengths], budget)
+def test_a_group_after_the_other():
+    # By length alone the 4 of group 1 would fill what the 6 of group 0 leaves, and both prompts be computed twice.
+    groups = ((6, 0), (5, 1), (4, 1), (3, 0))
+    assert pack([row(n, group=g) for n, g in groups], 10) == [[0, 3], [1, 2]]
+    assert pack([row(n) for n, _ in groups], 10) == [[0, 2], [1, 3]]
+    # Four processes have one row each, whatever its group.
+    assert pack([row(n, group=g) for n, g in groups], 10, n_least=4) == [[0], [1], [2], [3]]
+
+
+@given(st.lists(st.tuples(st.integers(2, 12), st.integers(0, 3)), max_size=20), st.integers(12, 40))
+def test_every_row_once_within_the_budget(chosen, budget):
+    lengths = [n for n, _ in chosen]
+    bins = pack([row(n, group=group) for n, group in chosen], budget)
     assert sorted(i for members in bins for i in members) == list(range(len(lengths)))
     assert all(sum(lengths[i] for i in members) <= budget for members in bins)
     assert all(members == sorted(members) for members in bins)

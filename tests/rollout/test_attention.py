@@ -10,7 +10,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from rlhf.errors import ModelError
-from rlhf.rollout.attention import RowPlan, packed_forward, use_packed_attention
+from rlhf.rollout import attention
+from rlhf.rollout.attention import RowPlan, packed_forward, shared_prefixes, use_packed_attention
 from rlhf.rollout.kv_cache import KVCache, SlotPlan
 
 LENGTHS = [5, 17, 1, 100, 64, 63, 5]
@@ -120,6 +121,76 @@ def test_row_plan_equals_the_definition(lengths, heads):
         strict=True,
     ):
         assert torch.allclose(a, b, atol=1e-10)
+
+
+#: Of rows, how many tokens they take of the row before, and how many they go on with. Few tokens are shared, or many; a
+#: row begins another, or is equal to it; branches have branches.
+BRANCHES = [(0, 60), (40, 20), (40, 35), (55, 5), (0, 9), (30, 30), (30, 0), (30, 80), (110, 0)]
+
+
+def branching_rows():
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.zeros(0, dtype=torch.int64)]
+    for n, more in BRANCHES:
+        rows.append(torch.cat([rows[-1][:n], torch.randint(0, N_VOCAB, (more,), generator=generator)]))
+    return rows[1:]
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=8), st.integers(1, 4))
+def test_as_many_tokens_are_computed_as_there_are_beginnings(rows, shortest):
+    lengths, ids = np.array([len(row) for row in rows]), np.concatenate(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "SHORTEST_SHARED", shortest)
+        source = shared_prefixes(ids, lengths)
+    starts = np.cumsum(lengths) - lengths
+    beginnings = [tuple(row[: k + 1]) for row in rows for k in range(len(row))]
+    assert all(beginnings[place] == beginnings[at] for place, at in enumerate(source))
+    assert (source[source] == source).all()
+    n_shared = np.add.reduceat(source != np.arange(len(ids)), starts)
+    assert not ((n_shared > 0) & (n_shared < shortest)).any()
+    if shortest == 1:
+        assert len(set(source.tolist())) == len(set(beginnings))
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3)])
+def test_shared_tokens_are_attended_as_if_each_row_had_its_own(heads):
+    lengths, ids = [len(row) for row in branching_rows()], torch.cat(branching_rows()).numpy()
+    plan = RowPlan(lengths, source=shared_prefixes(ids, np.array(lengths)))
+    # Taken over: 40, 40 and 55 of the first rows, then 30, 30 and 30 or all 110, and nothing of what is shorter.
+    assert plan.n_tokens - plan.n_computed == 40 + 40 + 55 + 30 + 30 + 110
+    torch.manual_seed(0)
+    given_ = [torch.randn(plan.n_computed, h, 8, dtype=torch.float64) for h in (heads[0], heads[1], heads[1])]
+    factors = torch.randn(plan.n_computed, heads[0], 8, dtype=torch.float64)
+    q, k, v = (x.clone().requires_grad_() for x in given_)
+    got = plan.attend(0, q, k, v, 0.3, 0.0)
+    (got * factors).sum().backward()
+    own_q, own_k, own_v = (x.clone().requires_grad_() for x in given_)
+    everything = dense_rows(own_q[plan.token_of], own_k[plan.token_of], own_v[plan.token_of], lengths, 0.3)
+    (everything[plan.kept] * factors).sum().backward()
+    assert torch.allclose(got, everything[plan.kept], atol=1e-10)
+    for ours, theirs in ((q, own_q), (k, own_k), (v, own_v)):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize("made", [*FAMILIES, "adapter", "checkpointing"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_rows_that_begin_alike_equal_a_plain_pass_over_each_row(made):
+    model = lora_model() if made == "adapter" else tiny_model(made if made in FAMILIES else next(iter(FAMILIES)))
+    rows = branching_rows()
+    lengths, parameters = [len(row) for row in rows], [p for p in model.parameters() if p.requires_grad]
+    plain = torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
+    factors = torch.randn(plain.shape, generator=torch.Generator().manual_seed(2))
+    plain_gradient = torch.autograd.grad((plain * factors).sum(), parameters)
+    use_packed_attention(model)
+    if made == "checkpointing":
+        model.train()
+        model.gradient_checkpointing_enable()
+    logits = packed_forward(model, torch.cat(rows), lengths)
+    (logits * factors).sum().backward()
+    assert torch.allclose(logits, plain, atol=2e-5)
+    assert relative_gap([p.grad for p in parameters], plain_gradient) < 1e-5
+    select = torch.tensor([sum(lengths) - 1, 3, 61, 61])  # 61 is a token of the second row that it shares
+    assert torch.allclose(packed_forward(model, torch.cat(rows), lengths, select), plain[select], atol=2e-5)
 
 
 def play_segments(steps, n_slots, heads, dtype):

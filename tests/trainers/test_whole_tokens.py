@@ -76,7 +76,7 @@ def test_micro_batches_that_cut_trajectories_change_nothing(
         found, same = one_step(
             rows, LOSSES[name], reference, shares=shares, max_tokens_per_microbatch=budget, **updates
         )
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
         assert same["loss/policy"] == pytest.approx(values["loss/policy"], rel=1e-5)
 
 
