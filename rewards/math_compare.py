@@ -232,9 +232,9 @@ def _merged(shapes: list[Shape]) -> Shape:
 def _bracketed(text: str) -> Shape | None:
     if text.startswith(r"\{") and text.endswith(r"\}") and _closes(text, 1):
         inner = text[2:-2].strip()
-        return Shape("set", _expanded(split(inner, ",", grouped=False)) if inner else ())
+        return Shape("set", _distinct(split(inner, ",", grouped=False)) if inner else ())
     if text[:1] == "{" and text[-1:] == "}" and _closes(text, 0) and len(split(text[1:-1], ",", grouped=False)) > 1:
-        return Shape("set", _expanded(split(text[1:-1], ",", grouped=False)))
+        return Shape("set", _distinct(split(text[1:-1], ",", grouped=False)))
     if text.startswith(r"\langle") and text.endswith(r"\rangle"):
         return Shape("tuple", tuple(split(text[7:-7], ",", grouped=False)), frame="()")
     if text[:1] in "([" and text[-1:] in ")]" and text[:1] and _closes(text, 0):
@@ -251,8 +251,9 @@ def _signs(text: str) -> Shape:
     return Shape("leaf", (text,))
 
 
-def _expanded(parts: list[str]) -> tuple[str, ...]:
-    return tuple(item for part in parts for item in (_signs(part).items if r"\pm" in part else (part,)))
+def _distinct(parts: list[str]) -> tuple[str, ...]:
+    """The members of a set, each once, and both where one has two signs."""
+    return tuple(dict.fromkeys(item for part in parts for item in (_signs(part).items if r"\pm" in part else (part,))))
 
 
 def _interval(text: str) -> Shape | None:

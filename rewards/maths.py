@@ -21,8 +21,8 @@ from rlhf.settings import STRICT
 class Maths:
     r"""1 if the answer equals the reference as mathematics, else 0.
 
-    The answer is looked for in the text (`where`), the reference is the answer itself, boxed or not. Compared are
-    numbers exactly (a decimal with six significant digits may be rounded), lists and sets without order, points and
+    The answer is looked for in the text (`where`); the reference is the answer, alone, boxed or behind `####`. Compared
+    are numbers exactly (a decimal with six significant digits may be rounded), lists and sets without order, points and
     matrices with it, intervals with their brackets, inequalities as intervals, equations up to a factor, words without
     case, and everything else by computer algebra (math-verify and sympy) in processes that are killed at `limit_s`:
     an answer on which the algebra does not end is wrong. Several boxes in one breath are a list; else the last counts.
@@ -38,7 +38,7 @@ class Maths:
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text. Raises MissingPackageError where math-verify is needed and not installed, else nothing."""
-        wanted = extract.boxed(reference) or reference.strip()
+        wanted = extract.boxed(reference) or reference.rpartition("####")[2].strip()
         if answer.strip() == reference.strip() != "":
             return Verdict(1.0, why="the reference itself")
         found = extract.find(answer, self.where)

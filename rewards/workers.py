@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from rlhf.errors import MissingPackageError, RewardError
@@ -25,7 +24,6 @@ from rlhf.errors import MissingPackageError, RewardError
 #: A process may take so long to be ready, and so much longer on the clock than on the processor.
 _START_LIMIT_S = 120.0
 _CLOCK_FACTOR, _CLOCK_EXTRA_S = 4.0, 2.0
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 class TooSlow(Exception):
@@ -125,9 +123,10 @@ class Pool:
 class _Process:
     def __init__(self, target: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        # It finds modules where this process does; without -P the current folder would come before all others.
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rewards.worker", target],
+            [sys.executable, "-P", "-m", "rewards.worker", target],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

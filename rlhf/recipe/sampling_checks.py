@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
 #: Rewards of the catalogue that only ever take away.
-_PENALTIES = frozenset({"invalid_action", "turn_cost", "overlong"})
+_PENALTIES = frozenset({"invalid_action", "turn_cost", "overlong", "budget", "repetition"})
 
 
 def _check_metrics(recipe: Recipe) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,11 @@ def test_no_more_processes_than_asked_for(pool: Pool) -> None:
     with ThreadPoolExecutor(8) as threads:
         pids = list(threads.map(lambda _: pool.call("__import__('os').getpid()", limit_s=1), range(40)))
     assert len(set(pids)) <= 2
+
+
+def test_a_folder_with_modules_of_the_same_name_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rewards.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    made = Pool("builtins:eval", size=1)
+    assert made.call("1 + 1", limit_s=1) == 2
+    made.close()
