@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rlhf.build_engine import make_publisher
 from rlhf.data import Task
 from rlhf.errors import ModelError, RecipeError, nearest
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, RandomAgent, WholeMessages
+from rlhf.evaluation.endpoint import EndpointEngine, Patience
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.asked import BASELINES, Asked, is_model, is_program
@@ -34,11 +35,14 @@ class Contender:
     """A policy and the suite it is to be judged on.
 
     Attributes:
-        kind: `model`, `program`, `random` or `oracle`.
+        kind: `model`, `endpoint`, `program`, `random` or `oracle`.
         name: for the reader.
         suite: with the agents and limits that this policy brings.
         recipe: of a model.
         checkpoint: of a model, where it is not the recipe's own.
+        endpoint: address of the server.
+        model: its name there.
+        patience: with the server.
     """
 
     kind: str
@@ -46,6 +50,9 @@ class Contender:
     suite: Suite
     recipe: Recipe | None = None
     checkpoint: Path | None = None
+    endpoint: str = ""
+    model: str = ""
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def has_tokens(self) -> bool:
@@ -60,16 +67,24 @@ def contender(asked: Asked) -> Contender:
         RecipeError: it is nothing that can be evaluated, or not with these keys.
     """
     suite = load_suite(asked.suite) if asked.suite else None
-    if is_program(asked.target):
+    if is_program(asked.target) or asked.endpoint:
         if suite is None:
-            raise _needs_suite(asked.target)
+            raise _needs_suite(asked.target or asked.endpoint)
+        if not asked.target:
+            _refuse(asked.overrides, (), "an endpoint")
+            return Contender(
+                "endpoint", asked.model, _changed(suite, asked), endpoint=asked.endpoint, model=asked.model
+            )
         if asked.target in BASELINES:
             _refuse(asked.overrides, (), asked.target)
             return Contender(asked.target, asked.target, _changed(suite, asked))
         kind = {"kind": asked.target, **parse_fields(asked.overrides)}
         agent = build_part("agent", kind, "agent", base=Path.cwd())
         parts = tuple(replace(part, agent=agent) for part in suite.parts)
-        return Contender("program", asked.target, _changed(replace(suite, parts=parts), asked))
+        suite = _changed(replace(suite, parts=parts), asked)
+        if asked.endpoint:
+            return _on_server(asked, f"{asked.target} on {asked.model}", suite)
+        return Contender("program", asked.target, suite)
     if suite is not None and is_model(asked.target):
         return _model(asked, suite)
     recipe = load(asked.target, asked.overrides)
@@ -85,13 +100,18 @@ async def at_play(found: Contender, progress: RichProgress) -> AsyncIterator[Cal
         async with _model_at_play(found, progress) as collector_of:
             yield collector_of
         return
-    engine: Any = Dice() if found.kind == "random" else NoEngine()
     renderer = OnlyDice() if found.kind == "random" else WholeMessages()
+    engine: Any = NoEngine()
+    if found.kind == "random":
+        engine = Dice()
+    elif found.kind == "endpoint":
+        engine = EndpointEngine(found.endpoint, found.model, renderer, found.patience)
 
     def collector_of_part(part: Part) -> Collector:
         environment: Any = Planned(part.environment) if found.kind == "oracle" else part.environment
-        agents: dict[str, Any] = {"random": RandomAgent(), "oracle": None, "program": part.agent}
-        agent = OracleAgent(environment) if found.kind == "oracle" else agents[found.kind]
+        agent: Any = part.agent
+        if found.kind in BASELINES:
+            agent = OracleAgent(environment) if found.kind == "oracle" else RandomAgent()
         return Collector(
             environment=environment,
             agent=agent,
@@ -103,7 +123,10 @@ async def at_play(found: Contender, progress: RichProgress) -> AsyncIterator[Cal
             on_progress=progress.rollout,
         )
 
-    yield collector_of_part
+    try:
+        yield collector_of_part
+    finally:
+        await engine.close()
 
 
 @asynccontextmanager
@@ -132,6 +155,11 @@ def _weights(recipe: Recipe, checkpoint: Path | None) -> Policy:
     if checkpoint is not None and (checkpoint / "adapter_config.json").is_file():
         return restore(recipe.policy, checkpoint, checkpoint)
     return policy_of(recipe, checkpoint)
+
+
+def _on_server(asked: Asked, name: str, suite: Suite) -> Contender:
+    patience = Patience() if asked.tries is None else Patience(n_tries=asked.tries)
+    return Contender("endpoint", name, suite, endpoint=asked.endpoint, model=asked.model, patience=patience)
 
 
 def _model(asked: Asked, suite: Suite) -> Contender:

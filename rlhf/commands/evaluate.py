@@ -30,9 +30,9 @@ def evaluate(
         typer.Argument(
             metavar="POLICY",
             help="A recipe, a run, or a checkpoint of one. With --suite also a model, an adapter, a hub name, random, "
-            "oracle, or an agent as ./file.py:Name.",
+            "oracle, or an agent as ./file.py:Name. None with --endpoint.",
         ),
-    ],
+    ] = "",
     overrides: Overrides = None,
     suite: Annotated[
         str, typer.Option(help="What it is judged on: a name or a file; the recipe's own evaluation if left out.")
@@ -46,6 +46,13 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
     n: Annotated[int | None, typer.Option(min=1, help="How many tasks of each part.")] = None,
     attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
+    endpoint: Annotated[
+        str, typer.Option(metavar="URL", help="An OpenAI-compatible server whose model is evaluated.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The model's name on that server.")] = "",
+    tries: Annotated[
+        int | None, typer.Option(min=1, help="How often that server is asked for a reply before it is an error.")
+    ] = None,
     also_trained: Annotated[
         bool, typer.Option("--also-trained", help="Allow tasks that the policy was trained on; otherwise an error.")
     ] = False,
@@ -58,11 +65,26 @@ def evaluate(
     Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
     --suite babyai --attempts 4 --out evaluations/qwen
     """
-    asked = _asked(target, overrides or [], suite, checkpoint, split, n, attempts)
+    from rlhf.recipe.asked import Asked
+
+    asked = _resolved(
+        Asked(
+            target=target,
+            overrides=tuple(overrides or ()),
+            suite=suite,
+            split=split,
+            n=n,
+            attempts=attempts,
+            also_trained=also_trained,
+            endpoint=endpoint,
+            model=model,
+            tries=tries,
+        ),
+        checkpoint,
+    )
     from rlhf.build_evaluation import evaluate as measure
 
     quiet_libraries()
-    asked = replace(asked, also_trained=also_trained)
     summary = measure(asked, out=out, price_in=price_in, price_out=price_out, console=errors())
     for part in summary["data"].values():
         if n is not None and part["n_tasks"] < n:
@@ -75,30 +97,44 @@ def evaluate(
             results().print(f"kept in {out}", soft_wrap=True)
 
 
-def _asked(
-    target: str,
-    overrides: list[str],
-    suite: str,
-    checkpoint: Path | None,
-    split: str | None,
-    n: int | None,
-    attempts: int | None,
-) -> Asked:
+def _resolved(asked: Asked, checkpoint: Path | None) -> Asked:
     """What is asked for, with recipe and checkpoint found; what cannot be is refused before anything loads."""
-    from rlhf.recipe.asked import Asked, is_model, is_program
+    from rlhf.recipe.asked import is_model, is_program
 
-    asked = Asked(target=target, suite=suite, n=n, attempts=attempts, split=split, overrides=tuple(overrides))
-    if is_program(target) or (suite and is_model(target)):
+    _refuse_half(asked)
+    if asked.endpoint or is_program(asked.target) or (asked.suite and is_model(asked.target)):
         return asked
-    name, folder = recipe_and_checkpoint(target, checkpoint)
+    name, folder = recipe_and_checkpoint(asked.target, checkpoint)
     # The split goes through the recipe, so that a name that the environment does not know is found before loading.
-    given = [*overrides, *([f"evaluation.split={split}"] if split and not suite else [])]
+    given = [*asked.overrides, *([f"evaluation.split={asked.split}"] if asked.split and not asked.suite else [])]
     from rlhf.recipe import load
 
     loaded = load(name, given)
     refuse_ignored(given, folder, "an evaluation", SECTIONS)
     refuse_absent_engine(loaded)
     return replace(asked, target=name, checkpoint=None if folder is None else str(folder))
+
+
+def _refuse_half(asked: Asked) -> None:
+    """Raise RecipeError where no policy is named, or half of one."""
+    from rlhf.recipe.asked import is_program
+
+    if bool(asked.endpoint) != bool(asked.model) or not (asked.target or asked.endpoint):
+        raise RecipeError(
+            "no policy is named" if not asked.endpoint and not asked.model else "an endpoint and its model go together",
+            where="rlhf evaluate",
+            got=f"--endpoint {asked.endpoint or 'nothing'}, --model {asked.model or 'nothing'}",
+            expected="POLICY, or --endpoint URL --model NAME",
+            hint="name a run, or a server and a model that it serves",
+        )
+    if asked.endpoint and asked.target and (not is_program(asked.target) or ":" not in asked.target):
+        raise RecipeError(
+            "an endpoint is a policy of its own",
+            where="rlhf evaluate",
+            got=f"{asked.target} beside --endpoint",
+            expected="nothing, or an agent that asks the endpoint, as ./file.py:Name",
+            hint=f"remove {asked.target}, or --endpoint",
+        )
 
 
 def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sections: Sequence[str]) -> None:

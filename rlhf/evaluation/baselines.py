@@ -72,7 +72,7 @@ class WholeMessages(Renderer):
         return found
 
 
-class _NoModel:
+class NoModel:
     """What the engines below have in common: there is nothing to load."""
 
     policy_version = 0
@@ -91,7 +91,7 @@ class _NoModel:
         """Nothing is open."""
 
 
-class Dice(_NoModel):
+class Dice(NoModel):
     """An engine whose every generation is one number below 2^31, drawn from the seed of the call."""
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
@@ -100,7 +100,7 @@ class Dice(_NoModel):
         return Generation(prompt, (number,), (-_BITS * math.log(2),), Finish.STOP, 0)
 
 
-class NoEngine(_NoModel):
+class NoEngine(NoModel):
     """For agents that are programs: whoever asks for a model is refused."""
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:

@@ -22,6 +22,8 @@ class Asked:
         checkpoint: weights, where they are not the recipe's own.
         suite: name or file of the suite; empty for the recipe's own evaluation.
         split, n, attempts: other values than the suite's.
+        endpoint, model: address of an OpenAI-compatible server, and the model's name there.
+        tries: how often that server is asked for one reply; None is the default.
         also_trained: whether tasks that the policy was trained on may judge it.
     """
 
@@ -33,6 +35,9 @@ class Asked:
     n: int | None = None
     attempts: int | None = None
     also_trained: bool = False
+    endpoint: str = ""
+    model: str = ""
+    tries: int | None = None
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""Evaluating a model behind an OpenAI-compatible address, over a real connection, with a server in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner, Result
+
+from rlhf.cli import app
+from rlhf.data import Finish, Message, Role, SamplingParams
+from rlhf.errors import ContextFull, EngineError
+from rlhf.evaluation.baselines import WholeMessages
+from rlhf.evaluation.endpoint import EndpointEngine, Patience
+from rlhf.evaluation.store import read_trajectories
+
+Reply = Callable[[dict[str, Any], int], Any]
+SUITE = """
+attempts: 2
+agent: {kind: chat, show_admissible: true}
+limits: {max_turns: 6, max_tokens: 16, max_concurrent: 4}
+tasks: {split: test, n: 8}
+parts:
+  small: {environment: {kind: keyhole, rows: 2, columns: 2, loops: 0, max_steps: 6}}
+"""
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def last_json(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return values
+
+
+def completion(text: str | None, reason: str = "stop") -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+    return {"object": "chat.completion", "choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+
+
+def first_possible(body: dict[str, Any]) -> str:
+    """A model that takes the first action that its last message lists."""
+    listed = body["messages"][-1]["content"].partition("Possible actions:")[2]
+    return listed.strip().splitlines()[0].removeprefix("- ")
+
+
+@contextmanager
+def served(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server in a thread of its own; `reply` gives JSON, or a Response, or None to drop the connection."""
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        asked.append({**body, "authorization": request.headers.get("Authorization")})
+        found = reply(body, len(asked) - 1)
+        if found is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return found if isinstance(found, web.StreamResponse) else web.json_response(found)
+
+    ready, place = threading.Event(), {}
+
+    async def serve() -> None:
+        application = web.Application()
+        application.router.add_post("/v1/chat/completions", answer)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        place["port"] = runner.addresses[0][1]
+        place["stop"] = stop = asyncio.Event()
+        place["loop"] = asyncio.get_running_loop()
+        ready.set()
+        await stop.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield f"http://127.0.0.1:{place['port']}", asked
+    finally:
+        place["loop"].call_soon_threadsafe(place["stop"].set)
+        thread.join(30)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "houses.yaml"
+    path.write_text(SUITE)
+    return path
+
+
+def ask(url: str, params: SamplingParams | None = None, n_tries: int = 5) -> tuple[Any, str, EndpointEngine]:
+    renderer = WholeMessages()
+    engine = EndpointEngine(url, "m", renderer, Patience(n_tries=n_tries, first_s=0.01, most_s=0.02, request_s=5))
+
+    async def once() -> Any:
+        try:
+            prompt = renderer.prompt([Message(Role.SYSTEM, "play"), Message(Role.USER, "a door")])
+            return await engine.generate(prompt, params or SamplingParams())
+        finally:
+            await engine.close()
+
+    generation = asyncio.run(once())
+    return generation, renderer.reply_text(generation.token_ids), engine
+
+
+def trouble(number: int) -> Any:
+    """Every sort of trouble in turn, then an answer."""
+    return [
+        web.Response(status=429, headers={"Retry-After": "0.01"}, text="slow down"),
+        web.Response(status=500, text="oh no"),
+        None,
+        web.Response(text="<html>bad gateway</html>"),
+        {"choices": []},
+        {"choices": [{"message": {"content": 7}}]},
+        web.json_response(["nothing"]),
+    ][number]
+
+
+def test_a_server_in_trouble_changes_no_figure(suite: Path) -> None:
+    with served(lambda body, _: completion(first_possible(body))) as (url, calm_requests):
+        calm = last_json(run("evaluate", "--endpoint", url, "--model", "m", "--suite", suite, "--json"))
+    tried: Counter[str] = Counter()
+
+    def troubled(body: dict[str, Any], _: int) -> Any:
+        key = json.dumps([body["messages"], body["seed"]])
+        tried[key] += 1
+        # Each third conversation meets one trouble before it is answered, all sorts in turn.
+        if tried[key] == 1 and len(tried) % 3 == 0:
+            return trouble(len(tried) // 3 % 7)
+        return completion(first_possible(body))
+
+    with served(troubled) as (url, requests):
+        found = last_json(run("evaluate", "--endpoint", url, "--model", "m", "--suite", suite, "--json"))
+    assert len(requests) > len(calm_requests) > 16
+    assert found["n"] == 16 and found["n_errors"] == 0
+    assert found["summary"] == calm["summary"]
+
+
+def test_what_stays_refused_is_an_error_and_no_failure(suite: Path) -> None:
+    suite.write_text(SUITE.replace("max_concurrent: 4", "max_concurrent: 4, max_error_fraction: 1.0, max_retries: 0"))
+    whom: dict[str, int] = {}
+
+    def refused(body: dict[str, Any], _: int) -> Any:
+        opening = body["messages"][1]["content"]
+        number = whom.setdefault(opening, len(whom))
+        return web.Response(status=503) if number < 2 else completion(first_possible(body))
+
+    with served(refused) as (url, _):
+        words = ("--endpoint", url, "--model", "m", "--suite", suite, "--tries", "1", "--json")
+        summary = last_json(run("evaluate", *words))["summary"]
+    n_errors = summary["errors"]["engine_error"]
+    assert n_errors == summary["n_errors"] > 0 and n_errors % 2 == 0
+    assert summary["n_attempts"] == 16 and summary["success"]["n"] == 16 - n_errors
+    assert summary["if_errors_failed"]["value"] <= summary["success"]["value"]
+
+
+@pytest.mark.parametrize("sort", range(7))
+def test_each_sort_of_trouble_is_asked_again(sort: int) -> None:
+    with served(lambda _, n: trouble(sort) if n == 0 else completion("go north")) as (url, requests):
+        _, text, engine = ask(url)
+    assert (text, len(requests), engine.n_refused, engine.n_tokens) == ("go north", 2, 1, (7, 3))
+
+
+def test_trouble_without_end_is_said() -> None:
+    reply = lambda _, n: web.Response(status=500, text="oh no")  # noqa: E731
+    with served(reply) as (url, requests), pytest.raises(EngineError, match="did not answer") as caught:
+        ask(url, n_tries=3)
+    assert len(requests) == 3 and "status 500: oh no, after 3 tries" in caught.value.got
+
+
+@pytest.mark.parametrize(("status", "hint"), [(401, "OPENAI_API_KEY"), (404, "--model")])
+def test_a_refusal_for_good_is_not_asked_again(status: int, hint: str) -> None:
+    reply = lambda _, n: web.Response(status=status, text="no")  # noqa: E731
+    with served(reply) as (url, requests), pytest.raises(EngineError, match="refuses") as caught:
+        ask(url)
+    assert len(requests) == 1 and hint in caught.value.hint
+
+
+def test_messages_that_are_too_long_end_the_episode_as_a_full_context_does() -> None:
+    answer = web.json_response({"error": {"code": "context_length_exceeded"}}, status=400)
+    with served(lambda _, n: answer) as (url, _), pytest.raises(ContextFull):
+        ask(url)
+
+
+def test_what_is_sent_and_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    params = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, seed=1 << 40, stop_strings=("\n",))
+    with (
+        served(lambda _, n: completion("go", "length")) as (url, [*_]),
+        served(lambda _, n: completion(None)) as (b, sent),
+    ):
+        cut, _, _ = ask(url, params)
+        empty, text, _ = ask(f"{b}/v1/", params)
+    assert (cut.finish, empty.finish, text) == (Finish.LENGTH, Finish.STOP, "")
+    [body] = sent
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "play"}, {"role": "user", "content": "a door"}],
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stop": ["\n"],
+        "seed": 0,
+        "authorization": "Bearer secret",
+    }
+
+
+def test_trajectories_hold_what_was_said(suite: Path, tmp_path: Path) -> None:
+    with served(lambda body, _: completion(first_possible(body))) as (url, _):
+        last_json(
+            run("evaluate", "--endpoint", url, "--model", "m", "--suite", suite, "--out", tmp_path / "out", "--json")
+        )
+    records = list(read_trajectories(tmp_path / "out" / "trajectories"))
+    assert len(records) == 16 and all(turn.action.text and turn.valid for r in records for turn in r.trajectory.turns)
+
+
+def test_half_an_endpoint_is_refused(suite: Path) -> None:
+    for arguments, message in (
+        (["--endpoint", "http://127.0.0.1:1", "--suite", suite], "go together"),
+        (["--suite", suite], "no policy is named"),
+        (["random", "--endpoint", "http://127.0.0.1:1", "--model", "m", "--suite", suite], "a policy of its own"),
+        (["--endpoint", "http://127.0.0.1:1", "--model", "m"], "this says nothing of tasks"),
+    ):
+        result = run("evaluate", *arguments)
+        assert result.exit_code == 2 and message in result.stderr
