@@ -94,3 +94,21 @@ def test_a_bound_that_nothing_can_reach_is_doubted(echo: Path) -> None:
 
     assert said("{clip: 0.2}") and not said("{clip: 0.2}", "stages.1.epochs=2")
     assert not said("{}") and not said("{clip: null}") and not said("{clip: 0.2, trunk: policy}")
+
+
+def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
+    def loaded(zero: int, critic: str, advantage: str = GAE) -> object:
+        stage = [advantage, f"stages.1.critic={critic}", f"stages.1.trainer={{kind: deepspeed, zero: {zero}}}"]
+        return load(echo, [*stage, "stages.0.trainer={kind: deepspeed}"])
+
+    assert loaded(3, "{}") and loaded(3, "{lora: {rank: 2}}") and loaded(2, "{trunk: policy}")
+    for zero, critic, says in (
+        (1, "{trunk: policy, gradient: trunk}", "DeepSpeed has a copy of"),
+        (3, "{trunk: policy}", "lie in pieces"),
+    ):
+        with pytest.raises(RecipeError, match=says) as error:
+            loaded(zero, critic)
+        assert error.value.where == "stages[1].critic.trunk" and "own" in error.value.expected
+    with pytest.raises(RecipeError) as error:
+        loaded(1, "{kind: archer}", ARCHER)
+    assert error.value.where == "stages[1].critic.kind" and error.value.expected == "values"

@@ -161,6 +161,16 @@ def test_the_estimate_is_within_a_quarter_of_the_measured_peak(tmp_path: Path) -
         assert got == pytest.approx(found, rel=0.25)
 
 
+def test_a_critic_keeps_what_the_policy_computes_again(tmp_path: Path) -> None:
+    keys = ["stages.0.advantage={kind: gae}", "stages.0.critic={}", "stages.0.trainer.gradient_checkpointing=true"]
+    [estimate] = estimates(recipe(tmp_path, SMALL, *keys))
+    values = estimate.values()
+    assert values["critic_activations"] > 1.5 * (values["activations"] + values["logits"])
+    assert "critic_activations" in parts(estimate) and "activations" not in parts(estimate)
+    [frozen] = estimates(load_again(recipe(tmp_path, SMALL, *keys), tmp_path, "stages.0.critic={trunk: policy}"))
+    assert frozen.values()["critic_activations"] == 0
+
+
 def test_layers_that_are_left_out_are_added() -> None:
     from transformers import AutoConfig
 

@@ -39,6 +39,7 @@ _CHANGES = {
     "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
     "activations": "lower {stage}.max_tokens_per_microbatch, or set {stage}.trainer.gradient_checkpointing=true",
     "logits": "lower {stage}.max_tokens_per_microbatch",
+    "critic_activations": "lower {stage}.max_tokens_per_microbatch",
     "update": "train adapters, policy.lora={{}}",
     "loading": "use a smaller model",
     "program": "start fewer processes",
@@ -149,6 +150,7 @@ def _estimate(
     loading = sum(p.n_bytes for p in parameters) - kept["weights"] if getattr(stage.trainer, "zero", 0) == 3 else 0
     passing = (
         (Part("activations", min(bare, whole)), Part("logits", max(whole - bare, 0))),
+        (Part("critic_activations", _of_critic(stage, model, asked)),),
         (Part("update", kept["update"], "moments" in on_host),),
         (Part("loading", loading, on_host=True),),
     )
@@ -350,6 +352,13 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
         bool(getattr(loss, "needs_ref", False)),
         stage.trainer.gradient_checkpointing,
     )
+
+
+def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
+    """Bytes of activations of a critic that trains a trunk; it keeps them where the policy computes them again."""
+    if not getattr(getattr(stage, "critic", None), "trains_trunk", False):
+        return 0
+    return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0
 
 
 @dataclass(frozen=True)

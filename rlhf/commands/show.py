@@ -100,7 +100,7 @@ _HELD = {
     "kv_cache": "key/value cache",
     "program": "program",
 }
-_PASSING = {"activations": "activations", "logits": "logits"}
+_PASSING = {"activations": "activations", "logits": "logits", "critic_activations": "activations of the critic"}
 
 
 def _add_policy(table: Table, policy: dict[str, Any], memory: dict[str, Any] | None) -> None:

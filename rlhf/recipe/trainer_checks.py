@@ -56,13 +56,25 @@ def _deepspeed_stages(recipe: Recipe) -> list[tuple[str, Any]]:
 
 def _check_critic(recipe: Recipe) -> None:
     for path, stage in _deepspeed_stages(recipe):
-        if getattr(stage, "critic", None) is not None:
+        critic = getattr(stage, "critic", None)
+        if critic is None:
+            continue
+        if kind_of("critic", critic) != "values":
             raise RecipeError(
-                "a critic learns beside the plain trainer only",
-                where=f"{path}.trainer.kind",
-                got=f"deepspeed with {path}.critic",
-                expected="torch",
-                hint="remove the trainer, or use an estimator without a critic: grpo, rloo or gigpo",
+                "this critic learns beside the plain trainer only",
+                where=f"{path}.critic.kind",
+                got=f"{kind_of('critic', critic)} with {path}.trainer.kind: deepspeed",
+                expected="values",
+                hint="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
+            )
+        if critic.trunk == "policy" and (critic.trains_trunk or stage.trainer.zero == 3):
+            moved = "the value loss would move weights that DeepSpeed has a copy of"
+            raise RecipeError(
+                moved if critic.trains_trunk else "the critic would need weights that lie in pieces",
+                where=f"{path}.critic.trunk",
+                got=f"policy, with {path}.trainer.zero: {stage.trainer.zero}",
+                expected="own" if stage.trainer.zero == 3 else "own, or gradient: head",
+                hint="remove critic.trunk: the critic then has a transformer of its own, whole in each process",
             )
 
 

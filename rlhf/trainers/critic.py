@@ -3,6 +3,8 @@
 It is updated apart from the policy, by an optimiser of its own. The trainer of the policy cannot tell that there is a
 critic; and the critic learns from every row of a step, also from those that filters and corrections keep from the
 policy: a group whose attempts all failed says nothing about which of them was better, and all about what to expect.
+
+Several processes hold it whole, each in its own memory, and share its micro-batches.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from rlhf.data import Credit, Outcome, ScoredGroup, Values
 from rlhf.errors import TrainingError
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.value import explained_variance, value_loss
+from rlhf.processes import current, in_turn
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import Stepper
 from rlhf.trainers.policy_gradient import PolicyGradient
+from rlhf.trainers.replicated import add_gradients
 from rlhf.trainers.value_model import Critic, OnTrunk, TrunkModel, ValueModel
 
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
@@ -112,11 +116,12 @@ class CriticTrainer:
         begun = time.perf_counter()
         rows, sampled = value_rows(groups, self._stage.layout)
         self.model.eval()
-        found = list(rows)
-        for members in pack(rows, self._stage.max_tokens_per_microbatch):
-            chosen = [rows[i] for i in members]
-            flat = self._values(collate(chosen, np.ones(len(chosen)))).cpu().numpy()
-            ends = np.cumsum([row.n_policy_tokens for row in chosen])[:-1]
+        found, here = list(rows), current()
+        packs = pack(rows, self._stage.max_tokens_per_microbatch, n_least=here.n)
+        shares = [[rows[i] for i in members] for members in packs[here.rank :: here.n]]
+        own = [self._values(collate(share, np.ones(len(share)))).cpu().numpy() for share in shares]
+        for members, flat in zip(packs, in_turn(packs, here.gather(own, "the critic's values")), strict=True):
+            ends = np.cumsum([rows[i].n_policy_tokens for i in members])[:-1]
             for i, part in zip(members, np.split(flat, ends), strict=True):
                 found[i] = replace(rows[i], values=_spread(part, rows[i].mask))
         values = _values_of(found, sampled, groups, bootstrap=self.settings.bootstrap)
@@ -155,10 +160,11 @@ class CriticTrainer:
                 hint="an estimator with needs_values = True says what the values should have been",
             )
         self.model.holds_trunk = self.model.shared and self.is_warming(step)
+        budget, n_least = stage.max_tokens_per_microbatch, current().n
         rows, n_skipped = _with_returns(seen, samples, bootstrap=self.settings.bootstrap), self._stepper.n_skipped
         logged: dict[str, list[float]] = {}
         for _ in range(stage.epochs if rows else 0):
-            for batches in pack_minibatches(rows, stage.minibatches, _MEAN, stage.max_tokens_per_microbatch, rng):
+            for batches in pack_minibatches(rows, stage.minibatches, _MEAN, budget, rng, n_least=n_least):
                 for name, value in self._update(batches).items():
                     logged.setdefault(name, []).append(value)
         means = {name: sum(values) / len(values) for name, values in logged.items()}
@@ -173,8 +179,8 @@ class CriticTrainer:
     def _update(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         self.model.train()
         self._stepper.optimizer.zero_grad(set_to_none=True)
-        loss = clipped = 0.0
-        for batch in batches:
+        loss, clipped, here = 0.0, 0.0, current()
+        for batch in batches[here.rank :: here.n]:
             now = self._values(batch)
             given = (batch.values, batch.returns, batch.weights)
             old, returns, weights = (x.to(now.device) for x in given if x is not None)
@@ -182,6 +188,9 @@ class CriticTrainer:
             output.loss.backward()  # type: ignore[no-untyped-call]
             loss += float(output.loss.detach())
             clipped += float((weights * output.clipped).sum())
+        groups = self._stepper.optimizer.param_groups
+        add_gradients((p for group in groups for p in group["params"]), "the critic's gradients")
+        loss, clipped = map(sum, zip(*here.gather((loss, clipped), "the critic's loss"), strict=True))
         norm = self._stepper.step()
         self.model.eval()
         figures = {"loss": loss, "clipped_share": clipped, "grad_norm": norm, "lr": self._stepper.lr}

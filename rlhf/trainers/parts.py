@@ -12,6 +12,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.empty import EmptySteps
 from rlhf.sampling.sampler import Stateful, TaskSource
 from rlhf.trainers.collapse import Monitor
+from rlhf.trainers.critic import CriticTrainer
 from rlhf.trainers.critic_kind import LiveCritic
 from rlhf.trainers.guide import Guide
 from rlhf.trainers.policy import Policy
@@ -19,6 +20,7 @@ from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.reference import ResetClock
 from rlhf.trainers.relift import HardTasks
 from rlhf.trainers.replay import ReplayBuffer
+from rlhf.trainers.sharded import device_of
 from rlhf.trainers.teacher import Teacher, teacher_of
 from rlhf.trainers.trainer import TorchTrainer
 
@@ -66,12 +68,17 @@ class Parts:
         """
         tasks = tasks_of(environment, stage.split)
         n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
+        # It may begin as a copy of the policy, whose module the trainer may take to pieces.
+        critic = stage.critic.start(stage, policy, start, seed) if stage.critic else None
+        trainer = stage.trainer.start(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches)
+        if isinstance(critic, CriticTrainer):
+            critic.model.to(device_of(policy.model))
         return cls(
             stage,
-            stage.trainer.start(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches),
+            trainer,
             stage.sampler.start(tasks, seed),
             teacher=teacher_of(stage, policy),
-            critic=stage.critic.start(stage, policy, start, seed) if stage.critic else None,
+            critic=critic,
             buffer=ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
             reference=ResetClock(stage.reference_reset) if stage.reference_reset else None,
             guide=Guide({task.id: task for task in tasks}) if stage.expert or stage.relift else None,
