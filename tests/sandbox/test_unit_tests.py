@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
+import uuid
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from rewards.sandbox.run import Bounds
 from rewards.unit_tests import UnitTests
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RewardError
+from rlhf.rollout.score import Weighted, score_group
+from tests.sandbox.attacks import in_command_lines
 
 BOUNDS = Bounds(cpu_s=2.0, wall_s=4.0, memory_mb=256)
 ADD = {"asserts": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(a=2, b=2) == 4"]}
@@ -355,3 +359,36 @@ def test_values_of_floats_are_those_of_python() -> None:
     assert one.value[0] == 0.1 + 0.2 and math.isnan(one.value[1])
     assert math.copysign(1, one.value[2]) == -1 and one.value[3] == math.inf
     assert reached().way.level  # and it ran in a sandbox
+
+
+# --- within a group --------------------------------------------------------------------------------------------------
+
+
+def attempt(i: int, program: str) -> Trajectory:
+    return Trajectory("t", i, "", (Turn(Action(f"```python\n{program}\n```"), ""),), Outcome.FAILED)
+
+
+def test_a_group_is_scored_all_attempts_at_a_time() -> None:
+    programs = ["def add(a, b):\n    return a + b", "while True:\n    pass", "def add(a, b):\n    return a - b"]
+    reward = Weighted("tests", 2.0, UnitTests(score="share", cpu_s=0.5, wall_s=4.0, memory_mb=256))
+    task = Task("t", reference=json.dumps({"asserts": ["assert add(1, 2) == 3", "assert add(1, 0) == 1"]}))
+    attempts = [attempt(i, program) for i, program in enumerate(programs)]
+    group = asyncio.run(score_group(task, attempts, {"tests": reward}))
+    # a − b is right for (1, 0) alone: half of the tests, at weight 2
+    assert [score.total for score in group.scores] == [2.0, 0.0, 1.0]
+
+
+def test_a_reward_out_of_time_is_no_zero_and_leaves_no_program() -> None:
+    token = uuid.uuid4().hex
+    program = (
+        f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', {token!r}])"
+    )
+    reward = Weighted("tests", 1.0, UnitTests(wall_s=60.0))
+    task = Task("t", reference=json.dumps(ADD))
+    group = asyncio.run(score_group(task, [attempt(0, program)], {"tests": reward}, timeout_s=2.0))
+    assert not group.scores
+    assert [failure.outcome for failure in group.failures] == [Outcome.REWARD_ERROR]
+    deadline = time.monotonic() + 10
+    while in_command_lines(token) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not in_command_lines(token)
