@@ -94,7 +94,7 @@ def _reached() -> Reached:
                 break
             reasons.append(reason)
         else:
-            why_not[level] = "; ".join(reasons) or "bubblewrap (bwrap) is not installed"
+            why_not[level] = "; ".join(reasons) or "bwrap is not installed"
     if not ways:
         raise _nothing("; ".join(f"{level}: {why}" for level, why in why_not.items()), "at least rlimits")
     return Reached(tuple(ways), why_not)
