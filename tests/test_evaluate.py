@@ -105,6 +105,25 @@ def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: P
     assert (cut / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
 
 
+def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    last_json(run("evaluate", "random", "--suite", suite, "--out", out, "--json"))
+    again = run("evaluate", "--verify", out)
+    assert again.exit_code == 0 and "all 22 attempts came again" in again.stdout
+    # another version of a package on record, and a suite that was changed since
+    record = json.loads((out / "versions.json").read_text())
+    record["packages"]["numpy"] = "0.0.1"
+    (out / "versions.json").write_text(json.dumps(record))
+    suite.write_text(SUITE.replace("attempts: 2", "attempts: 2\nseed: 3"))
+    changed = run("evaluate", "--verify", out, "--json")
+    assert changed.exit_code == 2
+    found = json.loads(changed.stdout.splitlines()[-1])
+    assert found["changed"]["suite.seed"] == [20000, 3] and found["changed"]["versions.packages.numpy"][0] == "0.0.1"
+    assert 0 < found["n_changed"] <= 22 and "keyhole/" in found["first"] and not found["same"]
+    missing = run("evaluate", "--verify", tmp_path / "nothing")
+    assert missing.exit_code == 2 and "no finished evaluation" in missing.stderr
+
+
 def test_a_folder_belongs_to_one_evaluation(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     last_json(run("evaluate", "random", "--suite", suite, "--out", out, "--json"))
@@ -183,6 +202,10 @@ def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> No
     shutil.copytree(newest / "policy", model)
     same = last_json(run("evaluate", model, "--suite", suite, "--json"))
     assert (same["success"], same["n_turns_mean"]) == (mine["success"], mine["n_turns_mean"])
+    kept = ("--suite", suite, "--n", "2", "--out", tmp_path / "kept", "--json")
+    last_json(run("evaluate", tmp_path / "run", *kept))
+    again = last_json(run("evaluate", "--verify", tmp_path / "kept", "--json"))
+    assert again == {"same": True, "n_attempts": 4, "n_changed": 0, "first": None, "changed": {}, "figures": {}}
     # what it was trained on does not judge it unless that is wanted
     refused = run("evaluate", tmp_path / "run", "--suite", suite, "--split", "train")
     assert refused.exit_code == 2 and "trained on tasks that it is to be judged on" in refused.stderr

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.output import AsJson, Overrides, command, errors, print_json, quiet_libraries, results
+from rlhf.commands.output import TO_MEND, AsJson, Overrides, command, errors, print_json, quiet_libraries, results
 from rlhf.commands.ready import refuse_absent_engine
 from rlhf.commands.tables import show_summary
 from rlhf.errors import CheckpointError, RecipeError
@@ -56,6 +56,9 @@ def evaluate(
     also_trained: Annotated[
         bool, typer.Option("--also-trained", help="Allow tasks that the policy was trained on; otherwise an error.")
     ] = False,
+    verify: Annotated[
+        Path | None, typer.Option(help="Make the evaluation in this folder again, and say what changed.")
+    ] = None,
     price_in: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens read.")] = None,
     price_out: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens sampled.")] = None,
     as_json: AsJson = False,
@@ -65,6 +68,9 @@ def evaluate(
     Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
     --suite babyai --attempts 4 --out evaluations/qwen
     """
+    if verify is not None:
+        _verify(verify, as_json)
+        return
     from rlhf.recipe.asked import Asked
 
     asked = _resolved(
@@ -95,6 +101,29 @@ def evaluate(
         show_summary(summary, results())
         if out is not None:
             results().print(f"kept in {out}", soft_wrap=True)
+
+
+def _verify(folder: Path, as_json: bool) -> None:
+    """Evaluate again and print what changed; exit code 2 where an attempt or a figure did."""
+    from rlhf.build_verify import verify
+
+    quiet_libraries()
+    found = verify(folder, console=errors())
+    if as_json:
+        print_json(found)
+    else:
+        console = results()
+        for name, (before, now) in found["changed"].items():
+            console.print(f"changed: {name} was {before}, is {now}", soft_wrap=True, markup=False)
+        for name, (before, now) in found["figures"].items():
+            console.print(f"figure: {name} was {before}, is {now}", soft_wrap=True, markup=False)
+        if found["n_changed"]:
+            n, of = found["n_changed"], found["n_attempts"]
+            console.print(f"{n} of {of} attempts went another way, the first: {found['first']}", soft_wrap=True)
+        else:
+            console.print(f"all {found['n_attempts']} attempts came again, to the last token")
+    if not found["same"]:
+        raise typer.Exit(TO_MEND)
 
 
 def _resolved(asked: Asked, checkpoint: Path | None) -> Asked:

@@ -1,0 +1,122 @@
+"""Making an evaluation again, and saying what changed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlhf.build_evaluation import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, evaluate
+from rlhf.data import Trajectory
+from rlhf.errors import RecipeError
+from rlhf.evaluation.store import read_failures, read_trajectories
+from rlhf.recipe.asked import Asked
+from rlhf.recipe.text import parse
+
+_Key = tuple[str, str, int]
+
+
+def verify(folder: Path, *, console: Console | None = None) -> dict[str, Any]:
+    """Evaluate again what `folder` holds, as it was asked for.
+
+    Returns:
+        plain values: `same`, whether every attempt and figure came again; `changed`, what else did not (versions, keys
+        of the suite, hashes of tasks); `n_attempts`, `n_changed` and the `first` that went another way; `figures` that
+        differ, as (before, now). Durations are left out.
+
+    Raises:
+        RecipeError: the folder holds no finished evaluation.
+        RlhfError: it cannot be made again.
+    """
+    plan = folder / PLAN
+    if not plan.is_file() or not (folder / SUMMARY).is_file():
+        raise RecipeError(
+            "there is no finished evaluation in this folder",
+            where=f"--verify {folder}",
+            got="no such folder" if not folder.is_dir() else f"no {PLAN if not plan.is_file() else SUMMARY}",
+            expected="a folder that `rlhf evaluate --out` finished",
+            hint="finish it with the command that it was begun with",
+        )
+    known = {f.name for f in fields(Asked)}
+    asked = {key: value for key, value in parse(plan.read_text("utf-8"), str(plan))["asked"].items() if key in known}
+    asked["overrides"] = tuple(asked.get("overrides", ()))
+    with tempfile.TemporaryDirectory(prefix="rlhf-verify-") as name:
+        again = Path(name) / "again"
+        evaluate(Asked(**asked), out=again, console=console)
+        return compared(folder, again)
+
+
+def compared(before: Path, now: Path) -> dict[str, Any]:
+    """What differs between two evaluations of one policy on one suite."""
+    # Prices were given for one of them alone, and cost is no figure of the policy.
+    figures = _changed(_flat(_json(before / SUMMARY)), _flat(_json(now / SUMMARY)), but=("per_solved.cost",))
+    attempts = [_attempts(f / TRAJECTORIES) for f in (before, now)]
+    other = sorted(
+        key for key in attempts[0].keys() | attempts[1].keys() if attempts[0].get(key) != attempts[1].get(key)
+    )
+    return {
+        "same": not other and not figures,
+        "n_attempts": len(attempts[0]),
+        "n_changed": len(other),
+        "first": _words(other[0]) if other else None,
+        "changed": _changed(_facts(before), _facts(now)),
+        "figures": figures,
+    }
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What was evaluated, on what, and with which versions."""
+    plan = parse((folder / PLAN).read_text("utf-8"), str(folder / PLAN))
+    return _flat({"versions": _json(folder / VERSIONS), **plan})
+
+
+def _attempts(folder: Path) -> dict[_Key, Any]:
+    """Everything that an attempt did, without its time."""
+    found: dict[_Key, Any] = {}
+    for record in read_trajectories(folder, phase="eval"):
+        t = record.trajectory
+        total = record.score.total if record.score else None
+        found[record.stage, record.task_id, t.attempt] = (t.opening, t.outcome, total, _turns(t))
+    for failed in read_failures(folder, phase="eval"):
+        found[failed.stage, failed.task_id, failed.failure.attempt] = failed.failure.outcome
+    return found
+
+
+def _turns(trajectory: Trajectory) -> tuple[Any, ...]:
+    # Of a model the sampled ids and log-probs; a server's replies are numbered as they come in.
+    return tuple(
+        (turn.action.text, turn.action.error, turn.reply, turn.reward, turn.valid, *_sampled(turn.generations))
+        for turn in trajectory.turns
+    )
+
+
+def _sampled(generations: Any) -> tuple[Any, ...]:
+    return tuple((g.token_ids, g.logprobs) for g in generations if g.prompt.stop_ids)
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested values under dotted names; what has dots in its name stays readable."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{path}.{key}" if path else str(key)
+        found.update(_flat(value, name) if isinstance(value, Mapping) and value else {name: value})
+    return found
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], but: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    names = sorted((before.keys() | now.keys()) - set(but))
+    return {name: [before.get(name), now.get(name)] for name in names if before.get(name) != now.get(name)}
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def _words(key: _Key) -> str:
+    part, task, attempt = key
+    return f"{task}, attempt {attempt} (part {part})"
