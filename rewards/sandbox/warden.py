@@ -75,6 +75,9 @@ def _carry_out(order: dict[str, Any], control: int) -> dict[str, Any]:
         found = _watch(child, order, control, begun)
     finally:
         _end_all()
+    if found.get("ending") == "cancelled" and order["folder"]:  # who would remove it may have ended
+        for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+            os.spawnvp(os.P_WAIT, command[0], [*command, order["folder"]])
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     found["wall_s"], found["cpu_s"] = time.monotonic() - begun, used.ru_utime + used.ru_stime
     found["memory_bytes"] = max(found["memory_bytes"], used.ru_maxrss * 1024)

@@ -171,6 +171,7 @@ way = Way(Level({way.level.value}), {way.python!r}, {way.visible!r}, {way.bubble
 files = {{"main.py": b"import time; time.sleep(60)"}}
 run_blocking(("python", "main.py", {token!r}), b"", files, Bounds(wall_s=60.0), way)
 """
+    before = left_over()[2]
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
         deadline = time.monotonic() + 20
         while not (is_there := in_command_lines(f"main.py\0{token}")) and time.monotonic() < deadline:
@@ -178,6 +179,10 @@ run_blocking(("python", "main.py", {token!r}), b"", files, Bounds(wall_s=60.0), 
         parent.send_signal(signal.SIGKILL)
     assert is_there
     until_gone(token)
+    deadline = time.monotonic() + 10
+    while left_over()[2] - before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left_over()[2] - before
 
 
 def until_gone(token: str) -> None:
