@@ -24,7 +24,7 @@ from rewards.suite import Case, Judged, by_category, load, run
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "rewards.md"
 BEGIN, END = "<!-- suite: written by benchmarks/math_suite.py -->", "<!-- end of suite -->"
 #: Categories in which how the answer is presented is what is tested.
-_AS_THEY_ARE = {"prose", "several", "nothing", "injection", "enormous", "malformed"}
+_AS_THEY_ARE = {"prose", "several", "nothing", "injection", "enormous", "malformed", "mixed"}
 
 
 def math_verify(answer: str, reference: str) -> float:

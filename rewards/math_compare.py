@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rewards import math_numbers
 from rewards.math_text import normal
@@ -194,9 +194,9 @@ def shape(text: str) -> Shape:
     if (matrix := _ENV.fullmatch(text)) is not None:
         return _matrix(matrix[1], bool(matrix[2]))
     if (member := _MEMBER.fullmatch(text)) is not None:
-        return shape(member[2])
+        return replace(shape(member[2]), name=member[1])
     if (builder := _BUILDER.fullmatch(text)) is not None:
-        return shape(builder[1])
+        return replace(shape(builder[1]), name="")  # the variable of a set is anybody's
     if (chain := _interval(text)) is not None:
         return chain
     parts = _split_or(text)
@@ -270,14 +270,14 @@ def _interval(text: str) -> Shape | None:
             return None
         closed = "le" in signs[0] or "ge" in signs[0]
         if signs[0] in (">", r"\ge"):
-            return Shape("tuple", (right.strip(), r"\infty"), frame=("[" if closed else "(") + ")")
-        return Shape("tuple", (r"-\infty", right.strip()), frame="(" + ("]" if closed else ")"))
+            return Shape("tuple", (right.strip(), r"\infty"), left.strip(), ("[" if closed else "(") + ")")
+        return Shape("tuple", (r"-\infty", right.strip()), left.strip(), "(" + ("]" if closed else ")"))
     low, name, high = (s.strip() for s in sides)
     if not re.fullmatch(_NAME, name) or (signs[0] in _DOWN) != (signs[1] in _DOWN):
         return None
     if signs[0] in _DOWN:
         low, high, signs = high, low, [_turned(s) for s in reversed(signs)]
-    return Shape("tuple", (low, high), frame=("[" if "le" in signs[0] else "(") + ("]" if "le" in signs[1] else ")"))
+    return Shape("tuple", (low, high), name, ("[" if "le" in signs[0] else "(") + ("]" if "le" in signs[1] else ")"))
 
 
 _DOWN = (">", r"\ge")

@@ -100,7 +100,13 @@ def read(text: str) -> Number | None:
     number = _number(match)
     if number is None:
         return None
-    return Number(number[0], number[1], number[2], percent, "" if money and not unit else unit)
+    word, _, others = unit.partition(" ")
+    scale, unit = (_SCALES[word.lower()], others) if word.lower() in _SCALES else (1, unit)
+    return Number(number[0] * scale, number[1], number[2] * scale, percent, "" if money and not unit else unit)
+
+
+#: Words behind a number that multiply it.
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 
 def _is_unit(word: str) -> bool:
@@ -113,7 +119,9 @@ def _is_unit(word: str) -> bool:
 
 #: Words that make more of a number than a number with a unit.
 _NO_UNIT = re.compile(
-    r"or|and|not|is|are|if|but|any|other|all|no|than|more|less|about|at|between|to|either|mod", re.IGNORECASE
+    r"or|and|not|is|are|if|but|any|other|all|no|than|more|less|about|at|between|to|either|mod|times|plus|minus|divided"
+    r"|over|pi|root|squared|cubed|factorial|half|halves|thirds|quarters|tenths|hundredths|first|pairs?",
+    re.IGNORECASE,
 )
 
 
