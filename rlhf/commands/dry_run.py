@@ -113,7 +113,8 @@ def _batch(n_tokens: int, n_sampled: int) -> Any:
         mask = np.zeros(length, np.bool_)
         mask[-min(max(n_sampled * length // n_tokens, 1), length - 1) :] = True
         nothing = np.zeros(length, np.float32)
-        rows.append(Sample(np.zeros(length, np.int64), mask, nothing, nothing, number, 0))
+        ids = np.full(length, number, np.int64)  # what rows begin with in common is computed once: these have nothing
+        rows.append(Sample(ids, mask, nothing, nothing, number, 0))
     return collate(rows, np.ones(len(rows)))
 
 
