@@ -164,6 +164,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "archer": Entry(
             "rlhf.trainers.archer_model:ArcherCritic", "values of turns and states, from a buffer of steps"
         ),
+        "contributions": Entry("rlhf.trainers.contributions:Contributions", "how much of the score each turn earned"),
     },
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),

@@ -161,6 +161,7 @@ critic/q_loss                   | 1          | squared error of a turn's two Q-v
 critic/v_loss                   | 1          | squared error of a state's two values, their sum, mean over updates
 critic/target_std               | 1          | deviation of what the Q-values should have been, mean over updates
 critic/n_stored                 | turns      | turns in the critic's buffer, those of the step included
+critic/sum_loss                 | 1          | squared error of what the turns contributed, summed, mean over updates
 critic/n_updates                | updates    | parameter updates of the critic
 critic/n_skipped                | updates    | updates of the critic left out because the gradient was not finite
 optimizer/lr                    | 1          | learning rate of the last update

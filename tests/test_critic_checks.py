@@ -13,6 +13,7 @@ from tests import recipe_parts
 
 GAE = "stages.1.advantage={kind: gae}"
 ARCHER = "stages.1.advantage={kind: archer}"
+PROGRESS = "stages.1.advantage={kind: progress, contributions: critic}"
 
 
 @pytest.fixture
@@ -46,6 +47,10 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
     with pytest.raises(RecipeError) as error:
         load(echo, [ARCHER, "stages.1.critic={kind: archr}"])
     assert "did you mean 'archer'?" in error.value.hint
+    with pytest.raises(RecipeError) as error:
+        load(echo, [PROGRESS])
+    assert error.value.where == "stages[1].advantage.kind" and "critic: {kind: contributions}" in error.value.hint
+    assert load(echo, [PROGRESS, "stages.1.critic={kind: contributions, warmup_steps: 1}"]).stages[1].critic.frozen
     inner = "stages.1.advantage={kind: task_normalised, inner: {kind: archer}}"
     with pytest.raises(RecipeError) as error:
         load(echo, [inner, "stages.1.critic={}"])
@@ -76,6 +81,11 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         ([ARCHER, "stages.1.critic={kind: archer, warmup_steps: 3}"], "stages[1].critic.warmup_steps", "less than"),
         ([ARCHER, "stages.1.critic={kind: archer, path: ./nowhere}"], "stages[1].critic.path", "config.json"),
         ([ARCHER, "stages.1.critic={kind: archer, trunk: policy, gradient: trunk}"], "stages[1].critic", "trunk: own"),
+        (["stages.1.advantage={kind: progress}", "stages.1.critic={kind: contributions, warmup_steps: 1}"],
+         "stages[1].critic", "use progress"),
+        ([PROGRESS, "stages.1.critic={}"], "stages[1].critic.kind", "contributions"),
+        ([PROGRESS, "stages.1.critic={kind: contributions, warmup_steps: 0}"], "stages[1].critic", "raise them"),
+        ([PROGRESS, "stages.1.critic={kind: contributions, bootstrap: false}"], "stages[1].critic.bootstrap", "frozen"),
         ([ARCHER, "stages.1.critic={kind: archer, capacity: 1}"], "stages[1].critic.capacity", "group_size = "),
     ],
 )  # fmt: skip

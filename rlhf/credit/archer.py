@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.estimator import needed
+from rlhf.credit.estimator import actions_of, needed
 from rlhf.credit.groups import turn_rewards
 from rlhf.data import Credit, ScoredGroup, Values
-from rlhf.errors import DataError
 from rlhf.settings import STRICT
 
 
@@ -37,18 +36,11 @@ class ArCHer:
         Raises:
             DataError: there are no values, or none of actions; a score is not finite.
         """
-        values = needed(values, type(self).__name__)
+        name = type(self).__name__
+        states_GNT, actions_GNT = needed(values, name).tokens_GNT, actions_of(values, name, self.needs_critic)
         turn_rewards(group)
-        if values.actions_GNT is None:
-            raise DataError(
-                "this estimator needs the values of actions",
-                where=type(self).__name__,
-                got="values of states alone",
-                expected="Values.actions_GNT",
-                hint="use critic: {kind: archer}",
-            )
         tokens_GNT = tuple(
             tuple(tuple(q - v for q, v in zip(*pair, strict=True)) for pair in zip(q_NT, v_NT, strict=True))
-            for q_NT, v_NT in zip(values.actions_GNT, values.tokens_GNT, strict=True)
+            for q_NT, v_NT in zip(actions_GNT, states_GNT, strict=True)
         )
         return Credit(tokens_GNT, {"credit/n_groups": float(len(group.trajectories) > 0)})

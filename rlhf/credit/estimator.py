@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 from rlhf.data import Credit, Score, ScoredGroup, Values
+from rlhf.data.scoring import TokensGNT
 from rlhf.errors import DataError
 
 _Given = TypeVar("_Given")
@@ -121,6 +122,24 @@ def needed(values: _Given | None, estimator: str) -> _Given:
             hint="train a critic, or use an estimator with needs_values = False, such as grpo",
         )
     return values
+
+
+def actions_of(values: Values | None, estimator: str, critic: str) -> TokensGNT:
+    """Return what `values` say of turns, which `estimator` cannot do without.
+
+    Raises:
+        DataError: there are no values, or none of turns, as a critic of kind `critic` would give.
+    """
+    found = needed(values, estimator).actions_GNT
+    if found is None:
+        raise DataError(
+            "this estimator needs the values of actions",
+            where=estimator,
+            got="values of states alone",
+            expected="Values.actions_GNT",
+            hint=f"use critic: {{kind: {critic}}}",
+        )
+    return found
 
 
 def _check_number(got: int, expected: int, what: str, where: str) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.credit.estimator import actions_of
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.data import Credit, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
@@ -22,6 +23,10 @@ class Progress:
     learned estimator of contributions, gives it by its weight, which is the α of the paper. The plain final reward
     needs weight 0 then. g is 1 on a turn whose action the environment carried out, and on the last turn, else 0.
 
+    With `contributions: critic` c is what a critic says that learns to spread scores over turns (`Values.actions_GNT`,
+    the same at each token of a turn; 0 for a turn without tokens). c = (.1, .2, .5), g = (1, 0, 1) and β = .5: r = (.6,
+    .2, 1).
+
     Equal r everywhere and a lone trajectory give 0. The paper trains a critic on these rewards; in its place stands the
     process supervision of GRPO, which needs none. Their released script leaves c out and spreads the centred final
     reward evenly, which is GRPO with β.
@@ -29,9 +34,12 @@ class Progress:
     Source: SPA-RL, arXiv 2505.20732; DeepSeekMath, arXiv 2402.03300, process supervision.
     """
 
-    needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
+    #: Kind of the critic that it can have.
+    takes_critic: ClassVar[str] = "contributions"
 
+    contributions: Literal["score", "critic"] = "score"
+    """Who says what each turn contributed: a reward that judges turns, or a critic that learns to."""
     grounding: Annotated[float, Field(ge=0)] = 0.5
     """β, what a turn earns whose action was carried out."""
     ddof: Literal[0, 1] = 1
@@ -39,12 +47,29 @@ class Progress:
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
+    @property
+    def needs_values(self) -> bool:
+        """Whether a critic says what turns contributed."""
+        return self.contributions == "critic"
+
+    @property
+    def needs_critic(self) -> str:
+        """Kind of that critic."""
+        return self.takes_critic
+
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
-        """Return one number per sampled token of `group`."""
-        returns = group_returns(group)
+        """Return one number per sampled token of `group`.
+
+        Raises:
+            DataError: a score is not finite, or a critic is to say what turns contributed and has not.
+        """
+        returns, contributed = group_returns(group), turn_rewards(group)
+        if self.needs_values:
+            found = actions_of(values, type(self).__name__, self.needs_critic)
+            contributed = [_by_turn(*pair) for pair in zip(group.trajectories, found, strict=True)]
         earned_GK = [
             grounded(trajectory, rewards, self.grounding)
-            for trajectory, rewards in zip(group.trajectories, turn_rewards(group), strict=True)
+            for trajectory, rewards in zip(group.trajectories, contributed, strict=True)
         ]
         flat = [x for row in earned_GK for x in row]
         # Without company there is nothing to compare with, though the turns of one trajectory differ.
@@ -55,6 +80,13 @@ class Progress:
         return Credit(
             spread(group, credit_GK), group_counters(returns) | {"credit/n_zero_std_groups": float(is_silent)}
         )
+
+
+def _by_turn(trajectory: Trajectory, values_NT: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return `[K]`, the value at the tokens of each turn; 0 where nothing was sampled."""
+    rows = iter(values_NT)
+    of_turns = ([x for _ in turn.generations for x in next(rows)] for turn in trajectory.turns)
+    return tuple(tokens[0] if tokens else 0.0 for tokens in of_turns)
 
 
 def grounded(trajectory: Trajectory, contributions_K: Sequence[float], beta: float) -> list[float]:

@@ -31,6 +31,7 @@ def estimators_for(critic: str) -> list[str]:
     known = {kind: resolve("advantage", kind, base=Path()) for kind in CATALOG["advantage"]}
     needing = {kind: found for kind, found in known.items() if getattr(found, "needs_values", False) is True}
     kinds = [kind for kind, found in needing.items() if critic_for(found) == critic]
+    kinds += [kind for kind, found in known.items() if getattr(found, "takes_critic", "") == critic]
     return kinds or list(needing)
 
 

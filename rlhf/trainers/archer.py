@@ -25,7 +25,7 @@ from rlhf.trainers.archer_model import ArcherCritic, Judged, TurnModel
 from rlhf.trainers.critic import optimizer_of
 from rlhf.trainers.optimizer import Stepper
 from rlhf.trainers.policy_gradient import PolicyGradient
-from rlhf.trainers.turn_buffer import Episode, TurnBuffer, episodes_of
+from rlhf.trainers.turn_buffer import Episode, TurnBuffer, episodes_of, packed
 
 Doubles = npt.NDArray[np.float64]
 
@@ -149,14 +149,7 @@ class ArcherTrainer:
         return np.stack([torch.cat([getattr(j, n).amin(0) for j in found]).double().cpu().numpy() for n in parts])
 
     def _packed(self, episodes: Sequence[Episode]) -> Iterator[list[Episode]]:
-        """Cut `episodes`, in order, into parts of at most as many tokens as a forward pass may have."""
-        part: list[Episode] = []
-        for episode in episodes:
-            if part and sum(map(len, part)) + len(episode) > self._stage.max_tokens_per_microbatch:
-                yield part
-                part = []
-            part.append(episode)
-        yield part
+        return packed(episodes, self._stage.max_tokens_per_microbatch)
 
     def _surprise(self, fresh: Sequence[Episode]) -> dict[str, float]:
         """Compare what the critic expects of states that it has not learnt from with what followed them."""

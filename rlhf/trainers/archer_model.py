@@ -36,6 +36,9 @@ class ArcherCritic(OnTrunk):
     Source: ArCHer, arXiv 2402.19446.
     """
 
+    bootstrap: bool = True
+    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
+    an end, after which nothing comes."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount per turn."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.1

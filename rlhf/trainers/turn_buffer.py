@@ -7,7 +7,7 @@ all its states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,18 @@ def episodes_of(groups: Sequence[ScoredGroup], *, bootstrap: bool) -> list[Episo
             )
         )
     return found
+
+
+def packed(episodes: Sequence[Episode], max_tokens: int) -> Iterator[list[Episode]]:
+    """Cut `episodes`, in order, into parts of at most so many tokens; a longer one is a part of its own."""
+    part: list[Episode] = []
+    for episode in episodes:
+        if part and sum(map(len, part)) + len(episode) > max_tokens:
+            yield part
+            part = []
+        part.append(episode)
+    if part:
+        yield part
 
 
 @dataclass

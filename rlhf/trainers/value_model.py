@@ -45,9 +45,6 @@ class OnTrunk:
     head_lr: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the head, which begins at 0 and has further to go than a trained trunk; None is
     `optimizer.lr`."""
-    bootstrap: bool = True
-    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
-    an end, after which nothing comes."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
 
@@ -114,6 +111,9 @@ class OnTrunk:
 class Critic(OnTrunk):
     """Learns what the policy may expect of a state, for advantages that are measured against it."""
 
+    bootstrap: bool = True
+    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
+    an end, after which nothing comes."""
     clip: Annotated[float, Field(gt=0)] | None = 0.5
     """How far a value may move in one step towards its return before the error stops pulling it, in units of the
     score; None is no bound."""

@@ -6,17 +6,18 @@ import math
 from dataclasses import replace
 
 import pytest
-from credit_groups import group, group_of, per_trajectory, per_turn, score, turn
+from credit_groups import group, group_of, per_token, per_trajectory, per_turn, score, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.estimator import credit_of
 from rlhf.credit.gigpo import GiGPO
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.hgpo import HGPO
 from rlhf.credit.hrpo import HRPO
 from rlhf.credit.progress import Progress, grounded
 from rlhf.credit.step_grpo import StepGRPO
-from rlhf.data import Score, ScoredGroup, Verdict
+from rlhf.data import Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
 
 # t1 walks s0, s1, s2 and earns 10 at the end; t2 walks s0, s1, s1, s3 and earns nothing.
@@ -103,6 +104,29 @@ def test_grounding_adds_to_what_was_carried_out_and_to_the_last_turn():
     first, second, third = turn(), replace(turn(), valid=False), replace(turn(), valid=False)
     made = group_of([[first, second, third]], [[0.1, 0.2, 0.5]])
     assert grounded(made.trajectories[0], [0.1, 0.2, 0.5], 0.5) == pytest.approx([0.6, 0.2, 1.0])
+
+
+def test_progress_takes_contributions_of_a_critic():
+    # ĉ = (.1, .2, .5), g = (1, 0, 1), β = .5: r = (.6, .2, 1). The other attempt has one turn without tokens, which
+    # contributed nothing, and one with ĉ = .4, carried out: r = (.5, .9). Of all five, whatever the scores: mean .64,
+    # squared distances .0016 + .1936 + .1296 + .0196 + .0676 = .412, deviation √.103 = .320936. What is to go from the
+    # last turn on: .36, −.08, −.12 and .26, .12, each over the deviation.
+    made = group([[0, 0, 1], [0, 0]], lengths_GK=[[2, 1, 2], [0, 1]])
+    turns = made.trajectories[0].turns
+    invalid = replace(made.trajectories[0], turns=(turns[0], replace(turns[1], valid=False), turns[2]))
+    made = replace(made, trajectories=(invalid, made.trajectories[1]))
+    found = (((0.1, 0.1), (0.2,), (0.5, 0.5)), ((), (0.4,)))
+    nothing = tuple(tuple((0.0,) * len(row) for row in rows) for rows in found)
+    estimator = Progress(contributions="critic", eps=0.0)
+    assert estimator.needs_values and estimator.needs_critic == "contributions" and not Progress().needs_values
+    [credit] = credit_of(estimator, [made], [Values(nothing, (0.0, 0.0), found)])
+    d = 0.320936
+    assert per_token(credit) == [
+        [pytest.approx(x / d, abs=1e-5) for x in (-0.12, -0.12, -0.08, 0.36, 0.36)], [pytest.approx(0.26 / d, abs=1e-5)]
+    ]  # fmt: skip
+    for values, says in ((None, "values of a critic"), (Values(nothing, (0.0, 0.0)), "values of actions")):
+        with pytest.raises(DataError, match=says):
+            estimator(made, values)
 
 
 def test_progress_sums_what_is_still_to_come():
