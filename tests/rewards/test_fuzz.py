@@ -1,6 +1,6 @@
 """Random texts over every reward that judges texts: nothing is raised, every value is within bounds, no call too long.
 
-RLHF_FUZZ texts for each kind; docs/rewards.md has what 100,000 gave.
+RLHF_FUZZ texts for each kind; 150 by default.
 """
 
 from __future__ import annotations
