@@ -38,6 +38,8 @@ from typing import Any
 import numpy as np
 
 GROUP, MAX_LENGTH, LR, MARK = 8, 1024, 1e-5, "@@ "
+#: Gradients are bounded to this norm, which none of them has: TRL tells it after that.
+BOUND = 1e3
 ARMS = ("rlhf", "apart", "whole", "torch", "trl")
 
 
@@ -136,7 +138,7 @@ def rlhf_steps(args: argparse.Namespace, rows: list[dict[str, Any]]) -> Steps:
     from rlhf.trainers.optimizer import AdamW
     from rlhf.trainers.trainer import TorchTrainer
 
-    trainer = TorchTrainer(make_policy(args.vocabulary), AdamW(lr=LR), total_updates=100)
+    trainer = TorchTrainer(make_policy(args.vocabulary), AdamW(lr=LR, max_grad_norm=BOUND), total_updates=100)
     samples, rng = scored(trainer, samples_of(rows), args.budget), np.random.default_rng(0)
     while True:
         clock = Clock()
@@ -163,7 +165,7 @@ def torch_steps(args: argparse.Namespace, rows: list[dict[str, Any]]) -> Steps:
         for batch in batches:
             logits = packed_forward(model, batch.token_ids, batch.lengths.tolist(), batch.select)
             (F.cross_entropy(logits, batch.targets, reduction="sum") / n_tokens).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), BOUND)
         optimizer.step()
         yield clock.seconds(), float(norm)
 
@@ -228,8 +230,8 @@ def trl_steps(args: argparse.Namespace, rows: list[dict[str, Any]], wait: Callab
         settings = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=args.trl_rows, gradient_accumulation_steps=passes,
             steps_per_generation=passes, num_generations=GROUP, max_completion_length=MAX_LENGTH, beta=0.0,
-            loss_type="dapo", learning_rate=LR, adam_beta2=0.99, lr_scheduler_type="constant", bf16=False,
-            gradient_checkpointing=False, use_cpu=True, max_steps=args.repeats + 1, save_strategy="no",
+            loss_type="dapo", learning_rate=LR, adam_beta2=0.99, lr_scheduler_type="constant", max_grad_norm=BOUND,
+            bf16=False, gradient_checkpointing=False, use_cpu=True, max_steps=args.repeats + 1, save_strategy="no",
             report_to="none", disable_tqdm=True, shuffle_dataset=False, logging_strategy="no",
         )  # fmt: skip
         trainer = Timed(
