@@ -19,13 +19,14 @@ from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
 from rlhf import processes
 from rlhf.build_engine import make_publisher, start_engine
-from rlhf.build_pairs import check_sources, stored_groups
+from rlhf.build_pairs import check_rewards, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build_resume import begin_of, is_finished, say_finished, telling_what_is_there
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
 from rlhf.evaluation.report import write_report
+from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
@@ -139,6 +140,7 @@ async def prepare(
         progress=progress,
         state=state,
         demonstrations=played | stored_groups(recipe),
+        estimate=success_estimate,
     )
     return run
 
@@ -214,6 +216,7 @@ def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
 async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> Collector:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     limits = recipe.limits
+    check_rewards(recipe, policy.tokenizer)
     if record := programs_record(recipe.rewards):
         progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
     if not isinstance(recipe.engine, TransformersSettings):

@@ -36,6 +36,14 @@ def check_sources(recipe: Recipe) -> None:
             )
 
 
+def check_rewards(recipe: Recipe, tokenizer: Any) -> None:
+    """Load the models that rewards ask. Raises ModelError where one cannot be had, or reads other tokens."""
+    for weighted in recipe.rewards.values():
+        check = getattr(weighted.reward, "check_policy", None)
+        if callable(check):
+            check(tokenizer)
+
+
 def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:
     """The stored training trajectories that stages of `recipe` are told to pair, as groups, by the stage's index."""
     found: dict[int, list[Any]] = {}

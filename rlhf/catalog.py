@@ -68,6 +68,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "exact_match": Entry("rewards.exact:ExactMatch", "1 if the last action equals the task's reference"),
         "unit_tests": Entry("rewards.unit_tests:UnitTests", "the share of a task's tests that a program passes"),
         "subtask": Entry("rewards.subtasks:Subtask", "F-score of the files, functions, lines or edits named"),
+        "reward_model": Entry("rewards.reward_model:RewardModelScore", "what a model trained on pairs says"),
         "majority": Entry("rewards.majority:Majority", "1 if the answer is the commonest of the group's; no labels"),
         "math": Entry("rewards.maths:Maths", "1 if the answer equals the reference as mathematics", extra="rewards"),
         "numeric": Entry("rewards.numeric:Numeric", "1 if the answer is the right number within a tolerance"),
@@ -105,6 +106,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "preference": Entry(
             "rlhf.trainers.preference:Preference", "DPO on pairs of attempts, of actions, or of a file"
         ),
+        "reward_model": Entry("rlhf.trainers.reward_model:RewardModel", "a model of which attempt is better, by TRL"),
         "policy_gradient": Entry("rlhf.trainers.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"),
     },
     "trainer": {

@@ -181,6 +181,14 @@ preference/rejected_logp        | nats       | mean log-prob of the compared tok
 preference/n_pairs              | pairs      | pairs of the stage
 preference/n_tasks              | tasks      | tasks that these pairs are of
 preference/score_gap_mean       | 1          | mean difference of the scores of a pair
+reward_model/loss               | 1          | mean loss of a pair
+reward_model/train_accuracy     | share      | pairs of the update of which the chosen side scored higher
+reward_model/margin             | 1          | mean score of the chosen side less that of the rejected one
+reward_model/score_mean         | 1          | mean score of both sides
+reward_model/n_held_out         | pairs      | pairs kept for judging the model, of tasks that it is not trained on
+reward_model/accuracy           | share      | held-out pairs of which the chosen side scored higher
+reward_model/accuracy_low       | share      | lower end of the 95% interval of reward_model/accuracy
+reward_model/accuracy_high      | share      | upper end of the 95% interval of reward_model/accuracy
 expert/n_trajectories           | episodes   | demonstrations that joined the attempts of the step
 expert/n_unguided_groups        | groups     | groups trained on without a demonstration: none solves their task
 expert/return_mean              | 1          | mean total score of the demonstrations that joined

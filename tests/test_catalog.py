@@ -27,6 +27,7 @@ NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
+    ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
     ("reward", "subtask"): {"subtask": "file"},
     ("reward", "budget"): {"limit": 100},

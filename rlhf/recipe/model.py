@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlhf.trainers.policy import FromScratch, Pretrained
     from rlhf.trainers.policy_gradient import PolicyGradient
     from rlhf.trainers.preference import Preference
+    from rlhf.trainers.reward_model import RewardModel
     from rlhf.trainers.supervised import Supervised
 
 
@@ -49,7 +50,7 @@ class Recipe:
     engine: TransformersSettings | VllmSettings
     limits: Limits
     evaluation: Evaluation
-    stages: tuple[Supervised | Preference | PolicyGradient, ...]
+    stages: tuple[Supervised | Preference | RewardModel | PolicyGradient, ...]
     base: Path = field(default=Path(), compare=False)
 
 

@@ -68,6 +68,7 @@ class Run:
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
+        estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         writer: of checkpoints that are written while training goes on.
         state: where the run stands; replaced, never changed.
     """
@@ -83,6 +84,7 @@ class Run:
     progress: Progress
     state: State
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
     writer: Writer = field(default_factory=Writer)
     _clock: float = field(default_factory=time.perf_counter)
     _saved: State | None = None

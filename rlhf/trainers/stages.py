@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlhf.trainers.imitation import imitate
+from rlhf.trainers.judging import judge
 from rlhf.trainers.preference import Preference
 from rlhf.trainers.preferring import prefer
+from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.rounds import imitate_attempts
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
@@ -20,11 +22,11 @@ def other_stage(stage: Any) -> tuple[str, Work] | None:
     """Return the kind of a stage and what runs it; None for a policy gradient."""
     if isinstance(stage, Supervised):
         return "supervised", imitate if stage.attempts is None else imitate_attempts
-    return ("preference", prefer) if isinstance(stage, Preference) else None
+    if isinstance(stage, Preference):
+        return "preference", prefer
+    return ("reward_model", judge) if isinstance(stage, RewardModel) else None
 
 
 def is_played(stage: Any) -> bool:
-    """Whether the policy attempts tasks in this stage, so that what it could do before is worth knowing."""
-    if isinstance(stage, Preference):
-        return True
-    return not isinstance(stage, Supervised) or stage.attempts is not None
+    """Whether the policy learns from attempts of its own, so that what it could do before is worth knowing."""
+    return stage.attempts is not None if isinstance(stage, Supervised) else not isinstance(stage, RewardModel)

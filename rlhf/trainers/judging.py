@@ -1,0 +1,140 @@
+"""The reward-model stage at work: pairs in, a model of what is better out, and how often it is right."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf.errors import TrainingError, disk
+from rlhf.trainers.pairs import Pair
+from rlhf.trainers.policy import Policy
+from rlhf.trainers.preferring import pairs_for, seed_of
+from rlhf.trainers.reward_model import RewardModel
+from rlhf.trainers.run import Run
+from rlhf.trainers.sharded import device_of
+from rlhf.trainers.trl_trainers import n_updates, padded, train_reward_model
+
+#: Of what TRL logs, what is kept, by our names.
+_LOGGED = {
+    "loss": "reward_model/loss",
+    "accuracy": "reward_model/train_accuracy",
+    "margin": "reward_model/margin",
+    "mean_reward": "reward_model/score_mean",
+    "grad_norm": "optimizer/grad_norm",
+}
+
+
+async def judge(run: Run, stage: RewardModel) -> None:
+    """Make or read pairs, train on most, and judge by the others. An interrupted stage starts again."""
+    run.save()
+    paired = await pairs_for(run, stage.pairs, stage.split)
+    seen, unseen = split_by_task(paired.pairs, stage.held_out, f"{run.seed}/{run.state.stage}/held_out")
+    total = n_updates(len(seen), stage.batch_size, stage.at_once, stage.epochs)
+    run.progress.stage("reward model", total, 0)
+    figures = {**paired.figures, "reward_model/n_held_out": float(len(unseen))}
+
+    def on_update(update: int, logs: Mapping[str, float]) -> None:
+        values = {ours: float(logs[theirs]) for theirs, ours in _LOGGED.items() if theirs in logs}
+        values["optimizer/lr"] = stage.optimizer.lr_at(update - 1, total)
+        run.log(update, values | (figures if update == 1 else {}), delivered=False)
+        run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
+
+    run.reseed(0)
+    model = scoring_model(run.policy)
+    train_reward_model(
+        model,
+        run.policy.tokenizer,
+        [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen],
+        stage.optimizer,
+        on_update,
+        batch_size=stage.batch_size,
+        at_once=stage.at_once,
+        epochs=stage.epochs,
+        seed=seed_of(run),
+        centring=stage.centring,
+        gradient_checkpointing=stage.gradient_checkpointing,
+    )
+    await run.breathe()
+    right = [
+        chosen > rejected
+        for chosen, rejected in zip(
+            scores(model, [p.chosen.token_ids for p in unseen], stage.at_once),
+            scores(model, [p.rejected.token_ids for p in unseen], stage.at_once),
+            strict=True,
+        )
+    ]
+    save(run.folder / "reward_model" / run.state.label, model, run.policy.tokenizer)
+    _tell(run, right, [p.task_id for p in unseen], total)
+    run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
+
+
+def _tell(run: Run, right: Sequence[bool], task_ids: Sequence[str], step: int) -> None:
+    """Log how often the model is right on pairs it was not trained on, with its interval, and say so."""
+    assert run.estimate is not None
+    found = run.estimate(right, task_ids)
+    figures = {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
+    run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
+    run.progress.say(
+        f"the reward model is right on {found.value:.1%} of {len(right)} held-out pairs, 95% interval {found.low:.1%} "
+        f"to {found.high:.1%}: {run.folder / 'reward_model' / run.state.label}"
+    )
+
+
+def split_by_task(pairs: Sequence[Pair], share: float, seed: str) -> tuple[list[Pair], list[Pair]]:
+    """Return the pairs to train on and those to judge by, of about `share` of the tasks; no task is in both.
+
+    Raises:
+        TrainingError: the pairs are all of one task.
+    """
+    tasks = sorted({pair.task_id for pair in pairs})
+    if len(tasks) < 2:
+        raise TrainingError(
+            "a reward model is judged on other tasks than it is trained on, and there is one",
+            where="held_out",
+            got=f"{len(pairs)} pairs of {len(tasks)} task",
+            expected="pairs of at least two tasks",
+            hint="raise pairs.tasks, or write pairs of more prompts",
+        )
+    random.Random(seed).shuffle(tasks)
+    out = set(tasks[: min(max(round(share * len(tasks)), 1), len(tasks) - 1)])
+    return [p for p in pairs if p.task_id not in out], [p for p in pairs if p.task_id in out]
+
+
+def scoring_model(policy: Policy) -> Any:
+    """A copy of the policy, adapters merged, that says one number for a row, read at its last token."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForSequenceClassification
+    trunk = copy.deepcopy(policy.model)
+    trunk = trunk.merge_and_unload() if policy.is_lora else trunk
+    config = copy.deepcopy(trunk.config)
+    config.num_labels, config.pad_token_id = 1, policy.tokenizer.pad_token_id
+    model: Any = auto.from_config(config, dtype=trunk.dtype)
+    setattr(model, model.base_model_prefix, getattr(trunk, trunk.base_model_prefix))
+    model.set_attn_implementation("sdpa")
+    model.requires_grad_(True)
+    return model.to(device_of(policy.model))
+
+
+@torch.no_grad()
+def scores(model: Any, rows: Sequence[Sequence[int]], at_once: int) -> list[float]:
+    """The number that the model says of each row."""
+    model.eval()
+    found: list[float] = []
+    for i in range(0, len(rows), at_once):
+        batch = padded(rows[i : i + at_once], model.config.pad_token_id)
+        batch = {name: values.to(device_of(model)) for name, values in batch.items()}
+        found += model(**batch).logits[:, 0].float().tolist()
+    return found
+
+
+def save(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write the model as an ordinary folder, with the tokenizer of the rows that it reads."""
+    with disk("the reward model", folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
