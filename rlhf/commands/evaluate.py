@@ -22,27 +22,32 @@ SECTIONS = ("seed", "name", "environment", "agent", "rewards", "limits", "engine
 
 _LIVE_POLICY_KEYS = ("dtype", "chat_template_kwargs")
 
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="POLICY",
+        help="A recipe, a run, or a checkpoint of one. With --suite also a model, an adapter, a hub name, random, "
+        "oracle, or an agent as ./file.py:Name. None with --endpoint.",
+    ),
+]
+SuiteName = Annotated[
+    str, typer.Option(help="What it is judged on: a name or a file; the recipe's own evaluation if left out.")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Keep everything in this folder; what it holds already is not played again.")
+]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
+]
+
 
 @command
 def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="POLICY",
-            help="A recipe, a run, or a checkpoint of one. With --suite also a model, an adapter, a hub name, random, "
-            "oracle, or an agent as ./file.py:Name. None with --endpoint.",
-        ),
-    ] = "",
+    target: Target = "",
     overrides: Overrides = None,
-    suite: Annotated[
-        str, typer.Option(help="What it is judged on: a name or a file; the recipe's own evaluation if left out.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Keep everything in this folder; what it holds already is not played again.")
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
-    ] = None,
+    suite: SuiteName = "",
+    out: Out = None,
+    checkpoint: Checkpoint = None,
     split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
     n: Annotated[int | None, typer.Option(min=1, help="How many tasks of each part.")] = None,
     attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
@@ -95,6 +100,10 @@ def evaluate(
     for part in summary["data"].values():
         if n is not None and part["n_tasks"] < n:
             errors().print(f"[yellow]caution[/] the split '{part['split']}' has fewer tasks than were asked for")
+    _report(summary, asked, out, as_json)
+
+
+def _report(summary: dict[str, Any], asked: Asked, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({**_short(summary, asked.checkpoint), "out": out and str(out), "summary": summary})
     else:
