@@ -112,7 +112,8 @@ class _Read(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         of_logp, of_normalizer, of_entropy, _ = (grads[0] / ctx.temperature).unbind(-1)
         by_hidden = torch.empty_like(hidden) if wants_hidden else None
-        by_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        by_weight = torch.zeros_like(weight, dtype=exact) if wants_weight else None
         for piece in _pieces(len(hidden), ctx.size):
             again = kept is None
             log_p = torch.log_softmax(_scaled(hidden[piece], weight, ctx.temperature), -1) if again else kept
@@ -130,11 +131,11 @@ class _Read(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left @ right` to a total in float32, without rounding the product of a piece to fewer bits."""
-    if left.is_cuda and left.dtype != torch.float32:
-        total += torch.mm(left, right, out_dtype=torch.float32)
+    """Add `left @ right` to a total of as many bits or more, without rounding the product of a piece to fewer."""
+    if left.is_cuda and left.dtype != total.dtype:
+        total += torch.mm(left, right, out_dtype=total.dtype)
     else:
-        total.addmm_(left.float(), right.float())
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 def _pieces(n: int, size: int) -> Iterator[slice]:
