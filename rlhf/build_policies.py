@@ -72,9 +72,7 @@ def contender(asked: Asked) -> Contender:
             raise _needs_suite(asked.target or asked.endpoint)
         if not asked.target:
             _refuse(asked.overrides, (), "an endpoint")
-            return Contender(
-                "endpoint", asked.model, _changed(suite, asked), endpoint=asked.endpoint, model=asked.model
-            )
+            return _on_server(asked, asked.model, _changed(suite, asked))
         if asked.target in BASELINES:
             _refuse(asked.overrides, (), asked.target)
             return Contender(asked.target, asked.target, _changed(suite, asked))

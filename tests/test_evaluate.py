@@ -187,6 +187,23 @@ def test_a_program_needs_a_suite_and_takes_no_keys(suite: Path) -> None:
     assert "no effect on the evaluation of random" in run("evaluate", "random", "seed=1", "--suite", suite).stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("random", "--tries", "3"), "--tries: this option has no effect"),
+        (("oracle", "--checkpoint", "."), "--checkpoint: this option has no effect"),
+        (("random", "--price-in", "1"), "--price-in and --price-out: this option has no effect"),
+        (("--endpoint", "http://127.0.0.1:9", "--model", "m", "--price-out", "1"), "a model whose tokens are counted"),
+        (("--endpoint", "127.0.0.1:9", "--model", "m"), "--endpoint http://127.0.0.1:9"),
+        (("random", "--verify", "."), "POLICY, --suite beside --verify"),
+        (("--verify", ".", "--out", "again"), "--out beside --verify"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(suite: Path, words: tuple[str, ...], message: str) -> None:
+    refused = run("evaluate", *words, "--suite", suite)
+    assert refused.exit_code == 2 and message in refused.stderr
+
+
 def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> None:
     recipe = recipe_parts.write(tmp_path)
     last_json(run("train", recipe, "stages.1.steps=1", "seed=3", "--out", tmp_path / "run", "--json"))

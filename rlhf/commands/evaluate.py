@@ -73,26 +73,28 @@ def evaluate(
     Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
     --suite babyai --attempts 4 --out evaluations/qwen
     """
-    if verify is not None:
-        _verify(verify, as_json)
-        return
     from rlhf.recipe.asked import Asked
 
-    asked = _resolved(
-        Asked(
-            target=target,
-            overrides=tuple(overrides or ()),
-            suite=suite,
-            split=split,
-            n=n,
-            attempts=attempts,
-            also_trained=also_trained,
-            endpoint=endpoint,
-            model=model,
-            tries=tries,
-        ),
-        checkpoint,
+    asked = Asked(
+        target=target,
+        overrides=tuple(overrides or ()),
+        suite=suite,
+        split=split,
+        n=n,
+        attempts=attempts,
+        also_trained=also_trained,
+        endpoint=endpoint,
+        model=model,
+        tries=tries,
     )
+    priced = price_in is not None or price_out is not None
+    if verify is not None:
+        _refuse_beside_verify(asked, checkpoint, out, priced)
+        _verify(verify, as_json)
+        return
+    _refuse_half(asked)
+    _refuse_idle(asked, checkpoint, priced)
+    asked = _resolved(asked, checkpoint)
     from rlhf.build_evaluation import evaluate as measure
 
     quiet_libraries()
@@ -139,7 +141,6 @@ def _resolved(asked: Asked, checkpoint: Path | None) -> Asked:
     """What is asked for, with recipe and checkpoint found; what cannot be is refused before anything loads."""
     from rlhf.recipe.asked import is_model, is_program
 
-    _refuse_half(asked)
     if asked.endpoint or is_program(asked.target) or (asked.suite and is_model(asked.target)):
         return asked
     name, folder = recipe_and_checkpoint(asked.target, checkpoint)
@@ -172,6 +173,50 @@ def _refuse_half(asked: Asked) -> None:
             got=f"{asked.target} beside --endpoint",
             expected="nothing, or an agent that asks the endpoint, as ./file.py:Name",
             hint=f"remove {asked.target}, or --endpoint",
+        )
+
+
+def _refuse_idle(asked: Asked, checkpoint: Path | None, priced: bool) -> None:
+    """Raise RecipeError for an option that would do nothing for this policy, or an address that is none."""
+    from rlhf.recipe.asked import is_model, is_program
+
+    if asked.endpoint and not asked.endpoint.startswith(("http://", "https://")):
+        raise RecipeError(
+            "this is no address",
+            where="--endpoint",
+            got=asked.endpoint,
+            expected="an address that begins with http:// or https://",
+            hint=f"--endpoint http://{asked.endpoint}",
+        )
+    without_tokens = bool(asked.endpoint) or is_program(asked.target)
+    brings_weights = not without_tokens and not (asked.suite and is_model(asked.target))
+    idle = {
+        "--tries": asked.tries is not None and not asked.endpoint and "how often a server of --endpoint is asked",
+        "--checkpoint": checkpoint is not None and not brings_weights and "weights for a recipe or a run",
+        "--price-in and --price-out": priced and without_tokens and "a model whose tokens are counted here",
+    }
+    for option, meant in idle.items():
+        if meant:
+            raise RecipeError(
+                "this option has no effect here",
+                where=option,
+                got=f"{option} for {asked.target or asked.endpoint}",
+                expected=meant,
+                hint="leave it out",
+            )
+
+
+def _refuse_beside_verify(asked: Asked, checkpoint: Path | None, out: Path | None, priced: bool) -> None:
+    """Raise RecipeError for anything that would say again, or otherwise, what the folder says already."""
+    given = [f"--{name}".replace("_", "-").replace("--target", "POLICY") for name in asked.plain]
+    given += ["--checkpoint"] * (checkpoint is not None) + ["--out"] * (out is not None) + ["a price"] * priced
+    if given:
+        raise RecipeError(
+            "an evaluation is made again as it was asked for",
+            where="--verify",
+            got=f"{', '.join(given)} beside --verify",
+            expected="rlhf evaluate --verify FOLDER, and at most --json",
+            hint="leave out the rest, or make another evaluation with --out and `rlhf compare` the two",
         )
 
 
