@@ -272,6 +272,17 @@ def test_check_walks_every_part_of_a_recipe(echo: Path) -> None:
     assert [r["subject"].split()[0] for r in reports] == ["environment", "agent", "reward"]
 
 
+def test_check_tries_the_rewards_of_a_recipe_on_the_tasks_of_its_environment(tmp_path: Path) -> None:
+    recipe = tmp_path / "answers.yaml"
+    recipe.write_text(
+        "policy: {kind: from_scratch}\nenvironment: {kind: keyhole, rows: 2, columns: 2, loops: 0}\n"
+        "rewards: {right: {kind: math}, solved: {kind: outcome}}\nstages: [{kind: policy_gradient, group_size: 4}]\n"
+    )
+    found = run("check", "recipe", str(recipe))
+    assert found.exit_code == 2
+    assert "the task has no reference for the verifier" in found.stdout  # the houses of Keyhole have none
+
+
 def test_recipes_lists_files_and_kinds(echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe_parts.write(tmp_path / "recipes", name="unlikely_recipe.yaml")
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,12 @@ import typer
 from rlhf.commands.output import TO_MEND, AsJson, command, print_json, results
 
 if TYPE_CHECKING:
+    from rlhf.data import Task, Trajectory
     from rlhf.data.report import Report
+    from rlhf.recipe.model import Recipe
+
+#: Tasks of a recipe that its rewards are tried on.
+_N_TASKS = 3
 
 
 class What(StrEnum):
@@ -88,10 +93,24 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
 
     recipe = load(target, overrides)
     reports = [_walk("environment", recipe.environment), _walk("agent", recipe.agent)]
-    return reports + [_walk("reward", weighted.reward) for weighted in recipe.rewards.values()]
+    records = _records(recipe)
+    return reports + [_walk("reward", weighted.reward, records) for weighted in recipe.rewards.values()]
 
 
-def _walk(section: str, part: Any) -> Report:
+def _records(recipe: Recipe) -> list[tuple[Task, Trajectory]]:
+    """Tasks that the rewards of `recipe` will meet: a verifier is no use where they have no references."""
+    from rlhf.data import Outcome, Trajectory
+    from rlhf.errors import EnvError
+    from rlhf.rollout.tasks import tasks_of
+
+    try:
+        tasks = tasks_of(recipe.environment, recipe.evaluation.split, _N_TASKS)
+    except EnvError:  # which the walk of the environment has said
+        return []
+    return [(task, Trajectory(task.id, 0, "", (), Outcome.FAILED)) for task in tasks]
+
+
+def _walk(section: str, part: Any, records: list[tuple[Task, Trajectory]] | None = None) -> Report:
     if section == "environment":
         from environments.check import check_environment
 
@@ -102,7 +121,7 @@ def _walk(section: str, part: Any) -> Report:
         return check_agent(part)
     from rewards.check import check_reward
 
-    return check_reward(part)
+    return check_reward(part, records)
 
 
 def _plain(report: Report) -> dict[str, Any]:
