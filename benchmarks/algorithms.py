@@ -102,11 +102,13 @@ class Arm:
 
 #: What an estimator is defined with, where that is not PPO clip on eight attempts at each of four tasks.
 _SINGLE: Mapping[str, Any] = {"tasks_per_step": 32, "group_size": 1}
+#: The limit on steps is part of this task: a state that it cuts has no future, and is not to be valued as if it had.
+_ENDS: Mapping[str, Any] = {"bootstrap": False}
 _TREE: Mapping[str, Any] = {"rollout": {"kind": "tree", "branches_per_round": 3}}
 ESTIMATOR_STAGES: Mapping[str, Mapping[str, Any]] = {
     "reinforce_pp": _SINGLE,
-    **{name: {**_SINGLE, "critic": dict(CRITIC)} for name in WITH_CRITIC},
-    **{name: {**_SINGLE, "critic": dict(TURN_CRITIC)} for name in WITH_TURN_CRITIC},
+    **{name: {**_SINGLE, "critic": {**CRITIC, **_ENDS}} for name in WITH_CRITIC},
+    **{name: {**_SINGLE, "critic": {**TURN_CRITIC, **_ENDS}} for name in WITH_TURN_CRITIC},
     "tree_grpo": _TREE,
     "treerl": _TREE,
     "loop": {
@@ -130,7 +132,9 @@ _ALONE = "One attempt at each of 32 tasks, where the others make eight at each o
 _TREES = "Two trees of four attempts at each task; steps that are replayed count like others."
 NOTES: Mapping[str, str] = {
     "reinforce_pp": _ALONE,
-    **dict.fromkeys((*WITH_CRITIC, *WITH_TURN_CRITIC), _ALONE),
+    **dict.fromkeys((*WITH_CRITIC, *WITH_TURN_CRITIC), f"{_ALONE} The critic has `bootstrap: false`."),
+    "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that: the "
+    "paper lets it learn from 2,560 before the policy moves. One attempt at each of 32 tasks, `bootstrap: false`.",
     "tree_grpo": _TREES,
     "treerl": _TREES,
     "step_grpo": "Only last turns are rewarded here, and nothing tells it what to do before.",
