@@ -133,8 +133,8 @@ _TREES = "Two trees of four attempts at each task; steps that are replayed count
 NOTES: Mapping[str, str] = {
     "reinforce_pp": _ALONE,
     **dict.fromkeys((*WITH_CRITIC, *WITH_TURN_CRITIC), f"{_ALONE} The critic has `bootstrap: false`."),
-    "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that: the "
-    "paper lets it learn from 2,560 before the policy moves. One attempt at each of 32 tasks, `bootstrap: false`.",
+    "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that: "
+    "the paper lets it learn from 2,560 before the policy moves. One attempt at each of 32 tasks, `bootstrap: false`.",
     "tree_grpo": _TREES,
     "treerl": _TREES,
     "step_grpo": "Only last turns are rewarded here, and nothing tells it what to do before.",
