@@ -9,15 +9,27 @@ from typing import Any
 
 from rewards.base import Verifier
 from rlhf.data import Task, Trajectory, Verdict
-from rlhf.errors import RewardError
+from rlhf.errors import RecipeError, RewardError
 
 
 def is_verifier(part: Any) -> bool:
-    """Whether the first two parameters are an answer and a reference, by their names or as texts."""
+    """Whether the first two parameters are an answer and a reference, by their names or as texts.
+
+    Raises:
+        RecipeError: they are a reference and an answer, and would be given the wrong way round.
+    """
     try:
         parameters = list(inspect.signature(part).parameters.values())[:2]
     except (TypeError, ValueError):
         return False
+    if [p.name for p in parameters] == ["reference", "answer"]:
+        raise RecipeError(
+            "a verifier is given the answer first",
+            where=getattr(part, "__name__", type(part).__name__),
+            got="(reference, answer)",
+            expected="(answer, reference)",
+            hint="swap the two parameters",
+        )
     named = {"answer", "reference"} & {p.name for p in parameters}
     texts = len(parameters) == 2 and all(p.annotation in (str, "str") for p in parameters)
     return bool(named) or texts

@@ -14,6 +14,7 @@ import pytest
 from rewards.check import check_reward
 from rlhf.data import Outcome, Task, Trajectory, Verdict
 from rlhf.data.report import Report
+from rlhf.errors import RecipeError
 
 
 def broken(report: Report) -> list[str]:
@@ -97,6 +98,14 @@ def test_broken_verifiers_are_caught(verifier: Any, promise: str, got: str) -> N
     report = check_reward(verifier)
     assert promise in broken(report), str(report)
     assert got in next(finding.detail for finding in report.broken if finding.promise == promise)
+
+
+def test_a_verifier_with_its_parameters_the_wrong_way_round_is_refused() -> None:
+    def judge(reference: str, answer: str) -> float:
+        return float(answer.strip() == reference.strip() != "")
+
+    with pytest.raises(RecipeError, match="given the answer first"):
+        check_reward(judge)
 
 
 def test_answers_may_differ_from_their_references() -> None:
