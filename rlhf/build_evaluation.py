@@ -33,6 +33,9 @@ from rlhf.rollout.collect import Collector
 #: Files of an evaluation's folder.
 PLAN, SUMMARY, VERSIONS, TRAJECTORIES = "evaluation.yaml", "summary.json", "versions.json", "trajectories"
 
+#: Differing keys that a message names.
+_MOST_NAMED = 4
+
 
 def evaluate(
     asked: Asked,
@@ -58,15 +61,28 @@ def evaluate(
         RlhfError: any problem; the attempts made are kept.
     """
     found = contender(asked)
+    console = console or Console(stderr=True)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
         tasks = found.suite.tasks()
         if not asked.also_trained:
             refuse_trained(found, tasks)
         begin(folder, asked, found, tasks)
-        with RichProgress(console or Console(stderr=True), every=50) as progress:
+        _caution_fewer(found.suite, tasks, console)
+        with RichProgress(console, every=50) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
         return finish(folder, found, tasks, price_in, price_out)
+
+
+def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Console) -> None:
+    for part in suite.parts:
+        wanted, got = part.tasks.n, len(tasks[part.name])
+        if wanted is not None and got < wanted and not part.tasks.ids:
+            console.print(
+                f"[yellow]caution[/] parts.{part.name}.tasks: the split '{part.tasks.split}' has {got} tasks, "
+                f"fewer than the {wanted} asked for",
+                soft_wrap=True,
+            )
 
 
 async def _play(found: Contender, tasks: Mapping[str, list[Task]], folder: Path, progress: RichProgress) -> None:
@@ -113,15 +129,16 @@ def begin(folder: Path, asked: Asked, found: Contender, tasks: Mapping[str, list
         "tasks": {name: hash_of(listed) for name, listed in tasks.items()},
         "suite": values_of_suite(found.suite),
     }
-    path = folder / PLAN
+    path, written = folder / PLAN, parse(to_text(plan), "plan")
     if path.is_file():
-        before = parse(path.read_text("utf-8"), str(path))
-        differing = [key for key in plan if before.get(key) != parse(to_text(plan), "plan")[key]]
+        before, now = (flat({k: v.get(k) for k in plan}) for v in (parse(path.read_text("utf-8"), str(path)), written))
+        differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if differing:
             raise RecipeError(
                 "this folder holds another evaluation",
                 where=f"--out {folder}",
-                got=f"an evaluation with other {' and '.join(differing)}",
+                got="; ".join(f"{key} {before.get(key)}, now {now.get(key)}" for key in differing[:_MOST_NAMED])
+                + (f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""),
                 expected="a new folder, or the command that this one was begun with",
                 hint="give another --out",
             )
@@ -197,6 +214,15 @@ def _without_tokens(figures: dict[str, Any]) -> dict[str, Any]:
     """The figures of a policy that samples none."""
     spent = {name: value for name, value in figures["per_solved"].items() if name == "turns"}
     return {**figures, "tokens_mean": None, "per_solved": spent}
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested values under dotted names; what has dots in its name stays readable."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{path}.{key}" if path else str(key)
+        found.update(flat(value, name) if isinstance(value, Mapping) and value else {name: value})
+    return found
 
 
 def finite(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf.build_evaluation import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, evaluate
+from rlhf.build_evaluation import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, evaluate, flat
 from rlhf.data import Trajectory
 from rlhf.errors import RecipeError
 from rlhf.evaluation.store import read_failures, read_trajectories
@@ -54,7 +54,7 @@ def verify(folder: Path, *, console: Console | None = None) -> dict[str, Any]:
 def compared(before: Path, now: Path) -> dict[str, Any]:
     """What differs between two evaluations of one policy on one suite."""
     # Prices were given for one of them alone, and cost is no figure of the policy.
-    figures = _changed(_flat(_json(before / SUMMARY)), _flat(_json(now / SUMMARY)), but=("per_solved.cost",))
+    figures = _changed(flat(_json(before / SUMMARY)), flat(_json(now / SUMMARY)), but=("per_solved.cost",))
     attempts = [_attempts(f / TRAJECTORIES) for f in (before, now)]
     other = sorted(
         key for key in attempts[0].keys() | attempts[1].keys() if attempts[0].get(key) != attempts[1].get(key)
@@ -72,7 +72,7 @@ def compared(before: Path, now: Path) -> dict[str, Any]:
 def _facts(folder: Path) -> dict[str, Any]:
     """What was evaluated, on what, and with which versions."""
     plan = parse((folder / PLAN).read_text("utf-8"), str(folder / PLAN))
-    return _flat({"versions": _json(folder / VERSIONS), **plan})
+    return flat({"versions": _json(folder / VERSIONS), **plan})
 
 
 def _attempts(folder: Path) -> dict[_Key, Any]:
@@ -97,15 +97,6 @@ def _turns(trajectory: Trajectory) -> tuple[Any, ...]:
 
 def _sampled(generations: Any) -> tuple[Any, ...]:
     return tuple((g.token_ids, g.logprobs) for g in generations if g.prompt.stop_ids)
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested values under dotted names; what has dots in its name stays readable."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{path}.{key}" if path else str(key)
-        found.update(_flat(value, name) if isinstance(value, Mapping) and value else {name: value})
-    return found
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], but: tuple[str, ...] = ()) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,31 @@ def test_a_leaderboard_ranks_what_had_the_same_tasks(tmp_path: Path) -> None:
     (weak / "summary.json").write_text("{}")
     damaged = run("leaderboard", weak)
     assert damaged.exit_code == 2 and "this file is damaged" in damaged.stderr
+
+
+def test_a_leaderboard_ranks_by_the_metric_of_the_suite(tmp_path: Path) -> None:
+    solves = write(tmp_path / "solves", {"house/test/0": [True, False]})  # half of them, score 1 on average
+    scores = write(tmp_path / "scores", {"house/test/0": [False, False]})  # none of them, score 3
+    turns, scored = (Turn(Action("go"), "ok"),), Score({"s": Verdict(3.0)}, (3.0,), 3.0)
+    attempts = tuple(Trajectory("house/test/0", i, "A door.", turns, Outcome.TURN_LIMIT) for i in range(2))
+    shutil.rmtree(scores / "trajectories")
+    writer = TrajectoryWriter(scores / "trajectories")
+    writer.write_groups("tasks", 0, "eval", [ScoredGroup("house/test/0", attempts, (scored, scored), ())])
+    for metric, best in (("success", "solves"), ("score", "scores")):
+        for folder in (solves, scores):
+            named = {"suite": "houses", "policy": folder.name, "attempts": 2, "metric": metric}
+            (folder / "summary.json").write_text(json.dumps(named))
+        [board] = last_json(run("leaderboard", solves, scores, "--json"))["boards"]
+        assert (board["metric"], board["rows"][0]["policy"]) == (metric, best)
+    assert "houses (1 tasks, 2 attempts at each)" in run("leaderboard", solves, scores).stdout
+
+
+def test_an_evaluation_that_is_not_finished_is_named(tmp_path: Path) -> None:
+    half, whole = (write(tmp_path / name, tasks([True, False])) for name in ("half", "whole"))
+    (whole / "summary.json").write_text(json.dumps({"suite": "houses", "policy": "whole", "attempts": 1}))
+    for result in (run("compare", half, whole), run("leaderboard", half, whole)):
+        assert result.exit_code == 0 and "half is not finished" in result.stderr
+        assert "whole is not finished" not in result.stderr
 
 
 def test_a_leaderboard_takes_runs(tmp_path: Path) -> None:

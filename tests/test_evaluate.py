@@ -129,13 +129,23 @@ def test_a_folder_belongs_to_one_evaluation(suite: Path, tmp_path: Path) -> None
     last_json(run("evaluate", "random", "--suite", suite, "--out", out, "--json"))
     other = run("evaluate", "oracle", "--suite", suite, "--out", out)
     assert other.exit_code == 2 and "this folder holds another evaluation" in other.stderr
+    assert "asked.target random, now oracle" in other.stderr
     fewer = run("evaluate", "random", "--suite", suite, "--n", "2", "--out", out)
-    assert fewer.exit_code == 2 and "other asked and tasks and suite" in fewer.stderr
+    assert fewer.exit_code == 2 and "asked.n None, now 2; suite.parts.large.tasks.n 5, now 2" in fewer.stderr
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("years of work")
     refused = run("evaluate", "random", "--suite", suite, "--out", foreign)
     assert refused.exit_code == 2 and "not empty" in refused.stderr
+
+
+def test_a_split_with_fewer_tasks_than_a_suite_asks_for_is_said(suite: Path) -> None:
+    suite.write_text(SUITE.replace("columns: 2, loops: 1, max_steps: 8}", "columns: 2, n_test: 3}"))
+    found = run("evaluate", "random", "--suite", suite, "--json")
+    assert last_json(found)["n"] == 2 * (6 + 3)
+    assert "parts.large.tasks: the split 'test' has 3 tasks, fewer than the 5 asked for" in found.stderr
+    assert "parts.small" not in found.stderr
+    assert "caution" not in run("evaluate", "random", "--suite", suite, "--n", "2", "--json").stderr
 
 
 def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def compare(
     from rlhf.evaluation.compare import compare_all, read_sides
 
     found = compare_all(read_sides(folders), metric.value, seen=difference)
+    _caution_unfinished(folders)
     for row in found["comparisons"]:
         if row["n_unpaired"]:
             errors().print(f"[yellow]caution[/] {row['n_unpaired']} tasks are of one evaluation alone and left out")
@@ -70,17 +71,29 @@ def leaderboard(
     from rlhf.evaluation.leaderboard import boards
 
     found = boards(folders)
+    _caution_unfinished(folders)
     if as_json:
         print_json({"boards": found})
         return
     for board in found:
-        title = f"{board['suite']} ({board['n_tasks']} tasks)"
+        each = f", {board['attempts']} attempts at each" if board["attempts"] > 1 else ""
+        title = f"{board['suite']} ({board['n_tasks']} tasks{each})"
         if markdown:
             results().print(
                 "\n".join([f"**{title}**", "", *_markdown(board["rows"]), ""]), soft_wrap=True, markup=False
             )
         else:
             results().print(f"[bold]{title}[/]", _board(board["rows"]), "")
+
+
+def _caution_unfinished(folders: list[Path]) -> None:
+    """Say which evaluations were begun and not finished: figures of their first tasks alone."""
+    for folder in folders:
+        if (folder / "evaluation.yaml").is_file() and not (folder / "summary.json").is_file():
+            errors().print(
+                f"[yellow]caution[/] {folder} is not finished; the command that it was begun with goes on with it",
+                soft_wrap=True,
+            )
 
 
 _COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")

@@ -99,9 +99,6 @@ def evaluate(
 
     quiet_libraries()
     summary = measure(asked, out=out, price_in=price_in, price_out=price_out, console=errors())
-    for part in summary["data"].values():
-        if n is not None and part["n_tasks"] < n:
-            errors().print(f"[yellow]caution[/] the split '{part['split']}' has fewer tasks than were asked for")
     _report(summary, asked, out, as_json)
 
 

@@ -27,7 +27,11 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
         kinds = ", ".join(f"{n} {kind}" for kind, n in summary["errors"].items() if n)
         console.print(f"errors {kinds}; counted as failures, success is {share(summary['if_errors_failed'])}")
     cut = ", ".join(f"{n} {kind}" for kind, n in summary["truncated"].items() if n)
-    console.print(f"{summary['n_failed']} failed" + (f", cut off {cut}" if cut else ""))
+    n_unsolved = summary["n_failed"] + sum(summary["truncated"].values())
+    ways = [f"{summary['n_failed']} ended by the environment"] * bool(summary["n_failed"]) + [f"cut off {cut}"] * bool(
+        cut
+    )
+    console.print(f"not solved {n_unsolved}" + (f": {', '.join(ways)}" if ways else ""), soft_wrap=True)
     for k, passed in summary["pass"].items():
         if int(k) > 1:
             console.print(f"pass@{k} {share(passed['at'])}   pass^{k} {share(passed['all'])}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ class _Board:
     Attributes:
         suite: name of it.
         n_attempts: at each task.
+        metric: what they are ranked by first.
         tasks: ids.
         said: task -> hash of what its environment says first, as far as any of the evaluations got there.
         rows: one for each evaluation.
@@ -28,13 +29,14 @@ class _Board:
 
     suite: str
     n_attempts: int
+    metric: str
     tasks: frozenset[str]
     said: dict[str, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def takes(self, suite: str, n_attempts: int, tasks: frozenset[str], said: Mapping[str, str]) -> bool:
+    def takes(self, suite: str, n_attempts: int, metric: str, tasks: frozenset[str], said: Mapping[str, str]) -> bool:
         """Whether an evaluation is on the same."""
-        alike = (self.suite, self.n_attempts, self.tasks) == (suite, n_attempts, tasks)
+        alike = (self.suite, self.n_attempts, self.metric, self.tasks) == (suite, n_attempts, metric, tasks)
         return alike and all(self.said.get(task, opening) == opening for task, opening in said.items())
 
 
@@ -49,11 +51,11 @@ def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """
     found: list[_Board] = []
     for side in read_sides(folders):
-        suite, policy, n_attempts = _named(side)
+        suite, policy, n_attempts, metric = _named(side)
         tasks, said = frozenset(a.task_id for a in side.attempts), openings(side.attempts)
-        board = next((b for b in found if b.takes(suite, n_attempts, tasks, said)), None)
+        board = next((b for b in found if b.takes(suite, n_attempts, metric, tasks, said)), None)
         if board is None:
-            board = _Board(suite, n_attempts, tasks)
+            board = _Board(suite, n_attempts, metric, tasks)
             found.append(board)
         board.said.update(said)
         board.rows.append({**_row(side), "policy": policy})
@@ -62,10 +64,17 @@ def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
             "suite": board.suite,
             "n_tasks": len(board.tasks),
             "attempts": board.n_attempts,
-            "rows": sorted(board.rows, key=lambda row: (-_known(row["success"]), -_known(row["score"]), row["policy"])),
+            "metric": board.metric,
+            "rows": sorted(board.rows, key=_rank(board.metric)),
         }
         for board in sorted(found, key=lambda board: (board.suite, len(board.tasks)))
     ]
+
+
+def _rank(metric: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Key that puts the best first: by the suite's metric, then by the other one, then by name."""
+    first, then = ("score", "success") if metric == "score" else ("success", "score")
+    return lambda row: (-_known(row[first]), -_known(row[then]), row["policy"])
 
 
 def _row(side: Side) -> dict[str, Any]:
@@ -83,14 +92,15 @@ def _row(side: Side) -> dict[str, Any]:
     }
 
 
-def _named(side: Side) -> tuple[str, str, int]:
-    """Suite, policy and attempts at each task; of a run, its evaluation and its folder."""
+def _named(side: Side) -> tuple[str, str, int, str]:
+    """Suite, policy, attempts at each task and metric; of a run, its evaluation and its folder."""
     path = side.folder / "summary.json"
     if side.stage or not path.is_file():
-        return (side.stage or side.name, side.name, 1 + max((a.number for a in side.attempts), default=0))
+        return (side.stage or side.name, side.name, 1 + max((a.number for a in side.attempts), default=0), "success")
     try:
         summary = json.loads(path.read_text("utf-8"))
-        return str(summary["suite"]), str(summary["policy"]), int(summary["attempts"])
+        metric = str(summary.get("metric", "success"))
+        return str(summary["suite"]), str(summary["policy"]), int(summary["attempts"]), metric
     except (ValueError, KeyError, TypeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 

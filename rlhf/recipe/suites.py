@@ -144,7 +144,7 @@ class Suite:
         parts: at least one.
         attempts: at each task.
         seed: with task, attempt and turn it gives the seed of each generation.
-        metric: what two policies are compared by.
+        metric: what a leaderboard ranks by.
         sampling: how they sample.
     """
 
