@@ -26,8 +26,8 @@ from tests.test_rewards import BOUNDS
 N = int(os.environ.get("RLHF_FUZZ", "150"))
 #: The longest that a call may take on a busy machine: its own limit, and what the clock allows beside it.
 LIMIT_S = 30.0
-#: Rewards that run programs are tried in tests/sandbox.
-KINDS = [kind for kind in CATALOG["reward"] if kind not in ("unit_tests", "subtask")]
+#: Rewards that run programs are tried in tests/sandbox, the one that is a model in tests/trainers.
+KINDS = [kind for kind in CATALOG["reward"] if kind not in ("unit_tests", "subtask", "reward_model")]
 PIECES = (
     "\\boxed{", "\\frac{", "}{", "}", "{", "\\sqrt{", "\\{", "\\}", "$", "$$", "\\(", "\\)", "\\[", "\\]",
     "\\\\", "&", "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{", "\\pm", "\\cup", "\\infty", "\\le", "\\in",
