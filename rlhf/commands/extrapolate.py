@@ -81,7 +81,8 @@ def _checkpoints(targets: Sequence[str], *, several: bool) -> list[Path]:
     if not several:
         return [last]
     stage = last.name.rpartition("-")[0]
-    return [p for p in every(last.parent) if p.name.startswith(f"{stage}-") and not p.name.endswith("-000000")]
+    later = [p for p in every(last.parent) if p.name.startswith(f"{stage}-") and not p.name.endswith("-000000")]
+    return later or [last]
 
 
 def _checkpoint(target: str) -> Path:
@@ -143,6 +144,14 @@ def _write(
     model = maths.merged(policy)
     before = maths.weights_of(model)
     found = [maths.directions(before, maths.weights_of(maths.merged(_policy(c, c)))) for c in checkpoints]
+    if not any(direction.norm for direction in found[-1].values()):
+        raise CheckpointError(
+            "there is no way to go along: nothing has changed",
+            where=str(checkpoints[-1]),
+            got=f"the weights of {begin}",
+            expected="a checkpoint after the first update of its stage",
+            hint="train on, or give --start FOLDER, the policy that training began with",
+        )
     if target is None:
         changes = {name: maths.rank_one(d, alpha) for name, d in found[-1].items()}
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,7 @@ def test_of_a_run_all_checkpoints_are_taken(trained: Path, weak: Path, tmp_path:
         (["{c}-000002", "{c}-000004", "--target", "1", "--success", ".5", "--out", "new"], "1 for 2 checkpoints"),
         (["{c}-000002", "--target", "1", "--out", "new"], "there is no line"),
         (["{run}", "--start", "nowhere", "--out", "new"], "there is nothing to go from"),
+        (["{c}-000000", "--out", "new"], "nothing has changed"),
     ],
 )
 def test_what_cannot_be_extrapolated_is_said(
@@ -255,3 +257,13 @@ def test_what_cannot_be_extrapolated_is_said(
     done = run(*(a.format(run=trained, c=stage) for a in arguments))
     assert done.exit_code == 2 and re.search(message, done.output), done.output
     assert not any(tmp_path.iterdir())
+
+
+def test_a_run_that_stopped_at_its_begin_has_no_way_to_go_along(weak: Path, tmp_path: Path) -> None:
+    short, begin = tmp_path / "short", "checkpoints/0-supervised-000000"
+    shutil.copytree(weak, short, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(weak / begin, short / begin)
+    for more in ([], ["--target", "0.9", "--success", "0.1"]):
+        done = run(short, *more, "--out", tmp_path / "new")
+        assert done.exit_code == 2 and "nothing has changed" in done.output, done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["short"]
