@@ -84,6 +84,7 @@ def base(tmp_path: Path) -> Path:
     ("section", "kind", "says"),
     [
         ("advantage", "gigppo", ["no advantage is called 'gigppo'", "grpo, dr_grpo", "did you mean 'gigpo'?"]),
+        ("loss", "ppo", ["did you mean 'ppo_clip'?"]),
         ("environment", "zork", ["textworld_express, babyai", "`rlhf recipes --kinds`"]),
         ("reward", "./nowhere.py:R", ["no such file", "nowhere.py"]),
         ("reward", "./parts.py:solvd", ["defines no 'solvd'", "did you mean 'solved'?"]),

@@ -189,6 +189,11 @@ def test_an_unknown_key_names_its_neighbour() -> None:
     assert (error.expected, error.hint) == ("lr, name", "did you mean 'lr'?")
 
 
+def test_a_key_in_the_wrong_place_is_shown_to_the_right_one() -> None:
+    error = refused(lambda: outer(n=1, lr=1))
+    assert (error.where, error.hint) == ("part.lr", "it is a key of inner or extra: write inner: {..., lr: ...}")
+
+
 @settings(deadline=None)
 @given(
     st.builds(

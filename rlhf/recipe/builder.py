@@ -48,7 +48,7 @@ def build(cls: Any, values: Any, path: str, *, base: Path, default: object = Non
             expected=f"a mapping with {', '.join(keys) or 'no keys'}",
             hint="write {key: value, ...}",
         )
-    _refuse_unknown(values, keys, path, cls.__name__)
+    _refuse_unknown(values, keys, path, cls.__name__, base)
     arguments: dict[str, Any] = {}
     for name, key in keys.items():
         inherited = getattr(default, name) if type(default) is cls else key.make_default and key.make_default()
@@ -147,7 +147,7 @@ def plain_part(section: str | None, part: Any) -> dict[str, Any]:
     return kind | {name: plain(key.annotation, getattr(part, name)) for name, key in keys_of(type(part)).items()}
 
 
-def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str) -> None:
+def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str, base: Path) -> None:
     for key in values:
         if key not in keys:
             raise RecipeError(
@@ -155,8 +155,21 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
                 where=join(path, str(key)),
                 got=f"{key}: {given(values[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=nearest(str(key), keys) or "remove the key",
+                hint=_one_level_down(str(key), keys, base) or nearest(str(key), keys) or "remove the key",
             )
+
+
+def _one_level_down(name: str, keys: Mapping[str, Key], base: Path) -> str:
+    """Say which of `keys` has a key of this name itself: of a stage, 'lr' belongs to `optimizer`. '' where none has."""
+    holders = []
+    for key in keys.values():
+        section, settings = section_in(key.annotation), without_none(key.annotation)
+        if section:
+            held = any(name in _keys_of_kind(section, kind, base) for kind in CATALOG[section])
+        else:
+            held = is_settings(settings) and name in keys_of(settings)
+        holders += [key.name] if held else []
+    return f"it is a key of {' or '.join(holders)}: write {holders[0]}: {{..., {name}: ...}}" if holders else ""
 
 
 def _refuse_of_other_kinds(
