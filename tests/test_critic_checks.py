@@ -73,6 +73,8 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         ([GAE, "stages.1.critic={value_coef: 1}"], "stages[1].critic.value_coef", "trunk, path"),
         ([GAE, "stages.1.critic={tau: 0.1}"], "stages[1].critic.tau", "trunk, path"),
         (["stages.1.critic={kind: archer}"], "stages[1].critic", "use archer"),
+        (["stages.1.advantage={kind: progress}", "stages.1.critic={kind: contributions}"], "stages[1].critic",
+         "use progress with contributions: critic"),
         ([GAE, "stages.1.critic={kind: archer}"], "stages[1].critic.kind", "values"),
         ([ARCHER, "stages.1.critic={}"], "stages[1].critic.kind", "archer"),
         ([ARCHER, "stages.1.critic={kind: archr}"], "stages[1].critic.kind", "values, archer"),

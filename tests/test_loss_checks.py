@@ -75,7 +75,8 @@ def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: st
         (["loss={kind: rover, next_weight: 0.5}", "advantage={kind: rloo}"], "loss.next_weight has no effect"),
         (["loss={kind: kdrl, teacher: a/b}"], "teaches attempts of any group"),
         (["loss={kind: shiq}"], "keeps what scores as expected where it is"),
-        (["loss={kind: luffy}"], "this stage brings none"),
+        (["loss={kind: luffy}"], "this stage brings none: it is -A ratio"),
+        (["advantage={kind: guided}"], "this stage brings none: it is dr_grpo"),
         (["loss={kind: shiq}", "reduction={kind: seq_mean_token_mean}"], "shiq is defined with seq_mean_token_sum"),
     ],
 )

@@ -27,11 +27,12 @@ def written(kind: str) -> str:
 
 
 def estimators_for(critic: str) -> list[str]:
-    """Return the estimators of the catalogue that compare with such a critic, those left out that hold another one."""
+    """Return, for a hint, the estimators that compare with such a critic, those left out that hold another one."""
     known = {kind: resolve("advantage", kind, base=Path()) for kind in CATALOG["advantage"]}
     needing = {kind: found for kind, found in known.items() if getattr(found, "needs_values", False) is True}
     kinds = [kind for kind, found in needing.items() if critic_for(found) == critic]
-    kinds += [kind for kind, found in known.items() if getattr(found, "takes_critic", "") == critic]
+    takes = [kind for kind, found in known.items() if getattr(found, "takes_critic", "") == critic]
+    kinds += [f"{kind} with contributions: critic" for kind in takes]  # progress alone may do with or without
     return kinds or list(needing)
 
 

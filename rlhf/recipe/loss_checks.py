@@ -148,6 +148,9 @@ def _caution_own_rows_only(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
         if kind_of("loss", stage.loss) == "luffy" and stage.expert is None:
             yield f"{path}.loss is for demonstrations among the attempts, and this stage brings none: it is -A ratio"
+        if kind_of("advantage", stage.advantage) == "guided" and stage.expert is None:
+            same = "grpo" if stage.advantage.normalize_std else "dr_grpo"
+            yield f"{path}.advantage is for demonstrations among the attempts, and this stage brings none: it is {same}"
 
 
 def _caution_reference(recipe: Recipe) -> Iterator[str]:
