@@ -31,9 +31,10 @@ class EmptySteps:
             )
 
     def learn(self, n_trained: float, where: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Take in a finished step that trained on so many trajectories. Returns what is logged, and cautions."""
+        """Take in a finished step that trained on so many trajectories and demonstrations. Returns what is logged, and cautions."""
         self.n = 0 if n_trained else self.n + 1
-        text = f"caution: {where} had nothing to train on, so the policy stays as it is: no group has an advantage"
+        why = "no group that was kept has an advantage"
+        text = f"caution: {where} had nothing to train on, so the policy stays as it is: {why}"
         return {"sampling/n_empty_steps": float(self.n)}, {} if n_trained else {"empty": text}
 
     def state_dict(self) -> dict[str, Any]:

@@ -116,7 +116,8 @@ class Parts:
         figures, cautions = self.monitor.learn(groups, values, where)
         figures |= self.source.learn(groups)
         if not self.is_warming(step):
-            count, caution = self.empty.learn(values["batch/n_trained_trajectories"], where)
+            n_trained = values["batch/n_trained_trajectories"] + values.get("relift/n_imitated", 0.0)
+            count, caution = self.empty.learn(n_trained, where)
             figures, cautions = figures | count, cautions | caution
         if self.buffer is not None:
             self.buffer.learn()

@@ -246,6 +246,9 @@ def test_a_policy_that_hardly_succeeds_is_lifted(tmp_path: Path, unguided: runs.
     assert unguided.result["success_before"] == lifted.result["success_before"] < 0.1
     assert unguided.result["success_after"] < 0.4
     assert lifted.result["success_after"] > 0.8, runs.curve(lifted.folder, "rollout/success")
+    first = steps(lifted)[0]  # all of its attempts fail, and what is imitated moves the policy
+    assert (first["batch/n_trained_trajectories"], first["relift/n_imitated"]) == (0, 3)
+    assert first["sampling/n_empty_steps"] == 0 and "step 1 of 1-policy_gradient had nothing" not in lifted.said
 
 
 # --- resuming --------------------------------------------------------------------------------------------------------
