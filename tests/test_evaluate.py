@@ -127,6 +127,8 @@ def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
 def test_a_folder_belongs_to_one_evaluation(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     last_json(run("evaluate", "random", "--suite", suite, "--out", out, "--json"))
+    reported = run("report", out)
+    assert reported.exit_code == 2 and "this is an evaluation" in reported.stderr and "summary.json" in reported.stderr
     other = run("evaluate", "oracle", "--suite", suite, "--out", out)
     assert other.exit_code == 2 and "this folder holds another evaluation" in other.stderr
     assert "asked.target random, now oracle" in other.stderr
@@ -205,11 +207,12 @@ def test_a_program_needs_a_suite_and_takes_no_keys(suite: Path) -> None:
         (("random", "--price-in", "1"), "--price-in and --price-out: this option has no effect"),
         (("--endpoint", "http://127.0.0.1:9", "--model", "m", "--price-out", "1"), "a model whose tokens are counted"),
         (("--endpoint", "127.0.0.1:9", "--model", "m"), "--endpoint http://127.0.0.1:9"),
+        (("randm",), "did you mean 'random'?"),
         (("random", "--verify", "."), "POLICY, --suite beside --verify"),
         (("--verify", ".", "--out", "again"), "--out beside --verify"),
     ],
 )
-def test_an_option_that_would_do_nothing_is_refused(suite: Path, words: tuple[str, ...], message: str) -> None:
+def test_what_would_do_nothing_or_is_misspelt_is_refused(suite: Path, words: tuple[str, ...], message: str) -> None:
     refused = run("evaluate", *words, "--suite", suite)
     assert refused.exit_code == 2 and message in refused.stderr
 

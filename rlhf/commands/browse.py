@@ -190,6 +190,14 @@ def report(
 ) -> None:
     """Write the run's report.html again."""
     _refuse_no_run(run)
+    if (run / "evaluation.yaml").is_file():
+        raise RecipeError(
+            "this is an evaluation, and the report is that of a run",
+            where=str(run),
+            got="evaluation.yaml and no recipe.yaml",
+            expected="a folder that `rlhf train` made",
+            hint=f"its figures are in {run / 'summary.json'}; `rlhf trajectories {run}` shows its attempts",
+        )
     from rlhf.evaluation.report import write_report
 
     path = write_report(run)

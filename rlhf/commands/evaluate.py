@@ -12,7 +12,7 @@ import typer
 from rlhf.commands.output import TO_MEND, AsJson, Overrides, command, errors, print_json, quiet_libraries, results
 from rlhf.commands.ready import refuse_absent_engine
 from rlhf.commands.tables import show_summary
-from rlhf.errors import CheckpointError, RecipeError
+from rlhf.errors import CheckpointError, RecipeError, nearest
 
 if TYPE_CHECKING:
     from rlhf.recipe.asked import Asked
@@ -140,6 +140,7 @@ def _resolved(asked: Asked, checkpoint: Path | None) -> Asked:
 
     if asked.endpoint or is_program(asked.target) or (asked.suite and is_model(asked.target)):
         return asked
+    _refuse_misspelt(asked)
     name, folder = recipe_and_checkpoint(asked.target, checkpoint)
     # The split goes through the recipe, so that a name that the environment does not know is found before loading.
     given = [*asked.overrides, *([f"evaluation.split={asked.split}"] if asked.split and not asked.suite else [])]
@@ -170,6 +171,23 @@ def _refuse_half(asked: Asked) -> None:
             got=f"{asked.target} beside --endpoint",
             expected="nothing, or an agent that asks the endpoint, as ./file.py:Name",
             hint=f"remove {asked.target}, or --endpoint",
+        )
+
+
+def _refuse_misspelt(asked: Asked) -> None:
+    """Raise RecipeError for a name that is no recipe and nearly that of a policy without a model."""
+    from rlhf.recipe.asked import BASELINES
+    from rlhf.recipe.files import list_recipes
+
+    names = {recipe.name for recipe in list_recipes()}
+    hint = nearest(asked.target, [*names, *BASELINES])
+    if asked.target not in names and not Path(asked.target).exists() and any(f"'{name}'" in hint for name in BASELINES):
+        raise RecipeError(
+            "no such policy",
+            where=asked.target,
+            got="no file or folder, and no recipe of this name",
+            expected=f"a recipe, a run, a model, {' or '.join(BASELINES)}",
+            hint=hint,
         )
 
 
