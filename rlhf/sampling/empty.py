@@ -31,7 +31,7 @@ class EmptySteps:
             )
 
     def learn(self, n_trained: float, where: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Take in a finished step that trained on so many attempts and demonstrations. Returns metrics, and cautions."""
+        """Take in a finished step that trained on so many attempts and demonstrations. Returns metrics and cautions."""
         self.n = 0 if n_trained else self.n + 1
         why = "no group that was kept has an advantage"
         text = f"caution: {where} had nothing to train on, so the policy stays as it is: {why}"
