@@ -1,10 +1,12 @@
 """What holds for all tests: one thread for each process, and patience.
 
 Tiny models run fastest on one thread, and sums then have one order everywhere. Property tests have no deadline and
-nothing is too slow for them: a busy machine must not fail them.
+nothing is too slow for them: a busy machine must not fail them. Ctrl-C is heard, also where a shell has begun the tests
+in the background and has it ignored.
 """
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported
 
@@ -12,3 +14,6 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
