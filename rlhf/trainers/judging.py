@@ -17,7 +17,7 @@ from rlhf.trainers.preferring import pairs_for, seed_of
 from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.run import Run
 from rlhf.trainers.sharded import device_of
-from rlhf.trainers.trl_trainers import n_updates, padded, train_reward_model
+from rlhf.trainers.trl_trainers import padded, train_reward_model
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -34,7 +34,7 @@ async def judge(run: Run, stage: RewardModel) -> None:
     run.save()
     paired = await pairs_for(run, stage.pairs, stage.split)
     seen, unseen = split_by_task(paired.pairs, stage.held_out, f"{run.seed}/{run.state.stage}/held_out")
-    total = n_updates(len(seen), stage.batch_size, stage.at_once, stage.epochs)
+    total = stage.n_updates(len(seen))
     run.progress.stage("reward model", total, 0)
     figures = {**paired.figures, "reward_model/n_held_out": float(len(unseen))}
 
@@ -46,19 +46,8 @@ async def judge(run: Run, stage: RewardModel) -> None:
 
     run.reseed(0)
     model = scoring_model(run.policy)
-    train_reward_model(
-        model,
-        run.policy.tokenizer,
-        [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen],
-        stage.optimizer,
-        on_update,
-        batch_size=stage.batch_size,
-        at_once=stage.at_once,
-        epochs=stage.epochs,
-        seed=seed_of(run),
-        centring=stage.centring,
-        gradient_checkpointing=stage.gradient_checkpointing,
-    )
+    rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen]
+    train_reward_model(model, run.policy.tokenizer, rows, stage, on_update, seed=seed_of(run))
     await run.breathe()
     right = [
         chosen > rejected

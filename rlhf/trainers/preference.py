@@ -8,13 +8,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.settings import STRICT
+from rlhf.trainers.on_pairs import OnPairs
 from rlhf.trainers.optimizer import AdamW
-from rlhf.trainers.pairs import Pairs
-from rlhf.trainers.trainer_kind import Torch
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Preference:
+class Preference(OnPairs):
     """Learn from pairs which of two attempts, or of two actions, is better: DPO, by TRL's trainer.
 
     With M = log π/π_ref of the chosen tokens minus the same of the rejected ones, the loss of a pair is −log σ(β M);
@@ -25,8 +24,6 @@ class Preference:
     term, arXiv 2404.19733.
     """
 
-    pairs: Pairs = Field(default_factory=Pairs)
-    """Where the pairs come from."""
     loss: Literal["dpo", "ipo"] = "dpo"
     """What is minimised."""
     beta: Annotated[float, Field(gt=0)] = 0.1
@@ -35,30 +32,5 @@ class Preference:
     """Weight of the cross-entropy of the chosen tokens beside it, which keeps them from becoming less likely too."""
     reference: Literal["start", "base"] = "start"
     """What the policy is compared with: itself as the stage finds it, or the model under its adapter."""
-    epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the pairs."""
-    batch_size: Annotated[int, Field(ge=1)] = 32
-    """Pairs per optimiser update."""
-    pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
-    """Pairs of one forward pass; they are padded to the longest. A larger `batch_size` is a multiple of
-    it. Changes memory and speed; of the result only the imitation term, whose mean is over one forward pass."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=5e-6, schedule="linear", warmup_steps=5))
     """How the weights are updated."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass and keep those between layers only."""
-    split: str = "train"
-    """Where the tasks come from."""
-
-    def __post_init__(self) -> None:
-        if self.batch_size % self.at_once:
-            raise ValueError("pairs_per_microbatch must divide batch_size")
-
-    @property
-    def trainer(self) -> Torch:
-        """TRL's trainer is plain torch in one process."""
-        return Torch(gradient_checkpointing=self.gradient_checkpointing)
-
-    @property
-    def at_once(self) -> int:
-        """Pairs of one forward pass."""
-        return min(self.pairs_per_microbatch, self.batch_size)

@@ -23,7 +23,7 @@ from rlhf.trainers.policy import Policy
 from rlhf.trainers.preference import Preference
 from rlhf.trainers.run import Run
 from rlhf.trainers.trainer import TorchTrainer
-from rlhf.trainers.trl_trainers import n_updates, train_dpo
+from rlhf.trainers.trl_trainers import train_dpo
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -63,7 +63,7 @@ async def prefer(run: Run, stage: Preference) -> None:
     run.save()
     paired = await pairs_for(run, stage.pairs, stage.split)
     rows = _rows(run.policy, stage, paired.pairs)
-    total = n_updates(len(rows), stage.batch_size, stage.at_once, stage.epochs)
+    total = stage.n_updates(len(rows))
     run.progress.stage("preference", total, 0)
 
     def on_update(update: int, logs: Mapping[str, float]) -> None:
@@ -77,16 +77,9 @@ async def prefer(run: Run, stage: Preference) -> None:
         policy.model.get_base_model() if policy.is_lora else policy.model,
         policy.tokenizer,
         rows,
-        stage.optimizer,
+        stage,
         on_update,
-        batch_size=stage.batch_size,
-        at_once=stage.at_once,
-        epochs=stage.epochs,
         seed=seed_of(run),
-        loss=stage.loss,
-        beta=stage.beta,
-        imitation_weight=stage.imitation_weight,
-        gradient_checkpointing=stage.gradient_checkpointing,
     )
     policy.model.eval()
     await run.breathe()

@@ -8,13 +8,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.settings import STRICT
+from rlhf.trainers.on_pairs import OnPairs
 from rlhf.trainers.optimizer import AdamW
-from rlhf.trainers.pairs import Pairs
-from rlhf.trainers.trainer_kind import Torch
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RewardModel:
+class RewardModel(OnPairs):
     """Train a model that says which of two attempts is better, and leave the policy as it is: Bradley-Terry, by TRL.
 
     The model is a copy of the policy, adapters merged, with one number in place of the output layer, read at the last
@@ -24,36 +23,11 @@ class RewardModel:
     Source: Bradley and Terry, Biometrika 39, 1952; centring, arXiv 2312.09244.
     """
 
-    pairs: Pairs = Field(default_factory=Pairs)
-    """Where the pairs come from."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the tasks whose pairs are kept for judging the model."""
     centring: Annotated[float, Field(ge=0)] = 0.01
     """c, which keeps the scores of a pair around 0; 0 leaves them anywhere."""
     epochs: Annotated[int, Field(ge=1)] = 2
     """Passes over the pairs."""
-    batch_size: Annotated[int, Field(ge=1)] = 32
-    """Pairs per optimiser update."""
-    pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
-    """Pairs of one forward pass; they are padded to the longest. A larger `batch_size` is a multiple of it. Changes
-    memory and speed, never the result."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5, schedule="linear", warmup_steps=5))
     """How the weights are updated."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass and keep those between layers only."""
-    split: str = "train"
-    """Where the tasks come from."""
-
-    def __post_init__(self) -> None:
-        if self.batch_size % self.at_once:
-            raise ValueError("pairs_per_microbatch must divide batch_size")
-
-    @property
-    def trainer(self) -> Torch:
-        """TRL's trainer is plain torch in one process."""
-        return Torch(gradient_checkpointing=self.gradient_checkpointing)
-
-    @property
-    def at_once(self) -> int:
-        """Pairs of one forward pass."""
-        return min(self.pairs_per_microbatch, self.batch_size)

@@ -14,13 +14,18 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlhf.errors import MissingPackageError, ModelError, TrainingError, boundary
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.sharded import device_of
+
+if TYPE_CHECKING:
+    from rlhf.trainers.on_pairs import OnPairs
+    from rlhf.trainers.preference import Preference
+    from rlhf.trainers.reward_model import RewardModel
 
 #: Called after each update with its number, from 1, and what TRL says of it.
 OnUpdate = Callable[[int, Mapping[str, float]], None]
@@ -69,26 +74,8 @@ def borrowed(model: Any) -> Iterator[None]:
         model.eval()
 
 
-def n_updates(n_pairs: int, batch_size: int, at_once: int, epochs: int) -> int:
-    """Optimiser updates of a stage: an epoch's last one may be smaller than the others."""
-    return epochs * math.ceil(math.ceil(n_pairs / at_once) / (batch_size // at_once))
-
-
 def train_dpo(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
-    optimizer: AdamW,
-    on_update: OnUpdate,
-    *,
-    batch_size: int,
-    at_once: int,
-    epochs: int,
-    seed: int,
-    loss: str,
-    beta: float,
-    imitation_weight: float,
-    gradient_checkpointing: bool,
+    model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stage: Preference, on_update: OnUpdate, *, seed: int
 ) -> None:
     """Train `model`, a causal language model that may have adapters in it, on pairs.
 
@@ -96,80 +83,42 @@ def train_dpo(
         model: updated in place.
         tokenizer: of the model; says what padding is.
         rows: chosen_ids, chosen_mask, rejected_ids, rejected_mask, ref_chosen_logps, ref_rejected_logps each.
-        optimizer: settings.
+        stage: the settings; where its pairs come from is not looked at.
         on_update: called after each update.
-        batch_size: pairs of an update.
-        at_once: pairs of a forward pass; divides it.
-        epochs: passes over the rows.
         seed: of the order of the rows and of dropout.
-        loss: dpo or ipo.
-        beta: of the loss.
-        imitation_weight: of the cross-entropy of the chosen tokens.
-        gradient_checkpointing: whether activations are computed again.
 
     Raises:
         TrainingError: the loss is not finite, or TRL gives up.
     """
     trl = load_trl()
     _refuse_adapter_on_head(model)
-    losses = ["sigmoid" if loss == "dpo" else "ipo", *["sft"] * (imitation_weight > 0)]
+    losses = ["sigmoid" if stage.loss == "dpo" else "ipo", *["sft"] * (stage.imitation_weight > 0)]
     with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's DPOTrainer"):
         config = trl.DPOConfig(
-            **_arguments(model, folder, optimizer, batch_size, at_once, epochs, seed, gradient_checkpointing),
-            beta=beta,
+            **_arguments(model, folder, stage, seed),
+            beta=stage.beta,
             loss_type=losses,
-            loss_weights=[1.0, imitation_weight][: len(losses)],
+            loss_weights=[1.0, stage.imitation_weight][: len(losses)],
             precompute_ref_log_probs=True,
-            max_length=None,
-            disable_dropout=False,
         )
-        total = n_updates(len(rows), batch_size, at_once, epochs)
-        trainer = _dpo_class(trl)(
-            model=model,
-            args=config,
-            data_collator=_PairCollator(tokenizer.pad_token_id),
-            train_dataset=_dataset(rows),
-            processing_class=tokenizer,
-            optimizers=_optimizers(model, optimizer, total),
-        )
-        _run(trainer, on_update, total)
+        collator = _PairCollator(tokenizer.pad_token_id)
+        _run(_dpo_class(trl), model, tokenizer, rows, stage, on_update, args=config, data_collator=collator)
 
 
 def train_reward_model(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
-    optimizer: AdamW,
-    on_update: OnUpdate,
-    *,
-    batch_size: int,
-    at_once: int,
-    epochs: int,
-    seed: int,
-    centring: float,
-    gradient_checkpointing: bool,
+    model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stage: RewardModel, on_update: OnUpdate, *, seed: int
 ) -> None:
     """Train `model`, which says one number for a row, on pairs of rows: chosen_ids and rejected_ids each.
 
-    The other arguments and errors are those of `train_dpo`; `centring` weighs the square of a pair's sum of scores.
+    The other arguments and errors are those of `train_dpo`.
     """
     trl = load_trl()
     with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's RewardTrainer"):
         config = trl.RewardConfig(
-            **_arguments(model, folder, optimizer, batch_size, at_once, epochs, seed, gradient_checkpointing),
-            center_rewards_coefficient=centring or None,
-            max_length=None,
-            disable_dropout=False,
+            **_arguments(model, folder, stage, seed),
+            center_rewards_coefficient=stage.centring or None,
         )
-        total = n_updates(len(rows), batch_size, at_once, epochs)
-        trainer = trl.RewardTrainer(
-            model=model,
-            args=config,
-            train_dataset=_dataset(rows),
-            processing_class=tokenizer,
-            optimizers=_optimizers(model, optimizer, total),
-        )
-        _run(trainer, on_update, total)
+        _run(trl.RewardTrainer, model, tokenizer, rows, stage, on_update, args=config)
 
 
 def _dpo_class(trl: Any) -> Any:
@@ -217,28 +166,21 @@ def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return datasets.Dataset.from_list([dict(row) for row in rows])
 
 
-def _arguments(
-    model: Any,
-    folder: str,
-    optimizer: AdamW,
-    batch_size: int,
-    at_once: int,
-    epochs: int,
-    seed: int,
-    gradient_checkpointing: bool,
-) -> dict[str, Any]:
-    """What all of TRL's trainers are told: our optimiser and schedule, no files or reports, no other precision."""
+def _arguments(model: Any, folder: str, stage: OnPairs, seed: int) -> dict[str, Any]:
+    """What all of TRL's trainers are told: rows as they are, our optimiser and schedule, no files, no reports."""
     return {
         "output_dir": folder,
-        "per_device_train_batch_size": at_once,
-        "gradient_accumulation_steps": batch_size // at_once,
-        "num_train_epochs": epochs,
-        "max_grad_norm": optimizer.max_grad_norm or 0.0,
-        "learning_rate": optimizer.lr,
+        "per_device_train_batch_size": stage.at_once,
+        "gradient_accumulation_steps": stage.batch_size // stage.at_once,
+        "num_train_epochs": stage.epochs,
+        "max_grad_norm": stage.optimizer.max_grad_norm or 0.0,
+        "learning_rate": stage.optimizer.lr,
+        "max_length": None,
+        "disable_dropout": False,
         "bf16": False,
         "fp16": False,
-        "gradient_checkpointing": gradient_checkpointing,
-        "gradient_checkpointing_kwargs": {"use_reentrant": False} if gradient_checkpointing else None,
+        "gradient_checkpointing": stage.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if stage.gradient_checkpointing else None,
         "use_cpu": device_of(model).type == "cpu",
         "seed": seed,
         "data_seed": seed,
@@ -260,9 +202,19 @@ def _optimizers(model: Any, settings: AdamW, total: int) -> tuple[Any, Any]:
     return optimizer, schedule
 
 
-def _run(trainer: Any, on_update: OnUpdate, total: int) -> None:
+def _run(
+    trainer_class: Any,
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    stage: OnPairs,
+    on_update: OnUpdate,
+    **settings: Any,
+) -> None:
     """Train, telling of every update; a cancellation of the present task ends it after the update that it is in."""
     from transformers import PrinterCallback, TrainerCallback
+
+    total = stage.n_updates(len(rows))
 
     class Watcher(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -277,6 +229,13 @@ def _run(trainer: Any, on_update: OnUpdate, total: int) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = control.should_training_stop or _is_cancelled()
 
+    trainer = trainer_class(
+        model=model,
+        train_dataset=_dataset(rows),
+        processing_class=tokenizer,
+        optimizers=_optimizers(model, stage.optimizer, total),
+        **settings,
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Watcher())
     trainer.train()

@@ -22,7 +22,7 @@ from rlhf.trainers.pairs import Pair, Pairs, Side
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.preference import Preference
 from rlhf.trainers.preferring import _rows, reference_logps
-from rlhf.trainers.trl_trainers import load_trl, n_updates, train_dpo
+from rlhf.trainers.trl_trainers import load_trl, train_dpo
 from tests import test_resume as resume
 from tests.trainers import runs, tiny, words
 from tests.trainers.test_attempts import OUTCOME, START
@@ -108,12 +108,12 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(loss: str, weight: float, 
     norm = float(tiny.gradient(policy.model).norm())
     policy.model.zero_grad(set_to_none=True)
     seen: list[Any] = []
-    train_dpo(
-        policy.model, policy.tokenizer, rows, AdamW(lr=1e-3, max_grad_norm=None), lambda n, logs: seen.append(logs),
-        batch_size=8 if at_once == 2 else 64, at_once=at_once, epochs=1, seed=0, loss=loss, beta=0.2,
-        imitation_weight=weight, gradient_checkpointing=False,
+    stage = Preference(
+        optimizer=AdamW(lr=1e-3, max_grad_norm=None), batch_size=8 if at_once == 2 else 64,
+        pairs_per_microbatch=at_once, loss=loss, beta=0.2, imitation_weight=weight,
     )  # fmt: skip
-    assert len(seen) == n_updates(len(pairs), 8, min(at_once, 8), 1) == 1
+    train_dpo(policy.model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
+    assert len(seen) == stage.n_updates(len(pairs)) == 1
     assert seen[0]["loss"] == pytest.approx(float(expected.detach()), rel=1e-6, abs=1e-6)
     if loss == "dpo" or at_once == 64:
         assert seen[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -141,11 +141,11 @@ def test_the_model_comes_back_as_it_was_but_for_its_weights(lora: Lora | None) -
 
     before, weights = look(), tiny.parameters(policy.model)
     frozen = [p.detach().clone() for p in policy.model.parameters() if not p.requires_grad]
-    train_dpo(
-        policy.model.get_base_model() if lora else policy.model, policy.tokenizer, _rows(policy, Preference(), pairs),
-        AdamW(lr=1e-3), lambda *_: None, batch_size=8, at_once=4, epochs=2, seed=0, loss="dpo", beta=0.1,
-        imitation_weight=0.0, gradient_checkpointing=True,
-    )  # fmt: skip
+    stage = Preference(
+        optimizer=AdamW(lr=1e-3), batch_size=8, pairs_per_microbatch=4, epochs=2, gradient_checkpointing=True
+    )
+    model = policy.model.get_base_model() if lora else policy.model
+    train_dpo(model, policy.tokenizer, _rows(policy, stage, pairs), stage, lambda *_: None, seed=0)
     assert look() == before
     assert not torch.equal(tiny.parameters(policy.model), weights)
     left = [p for p in policy.model.parameters() if not p.requires_grad]
@@ -169,9 +169,8 @@ def test_an_adapter_on_the_output_layer_is_refused() -> None:
     rows = _rows(policy, Preference(), made(policy))
     with pytest.raises(ModelError, match="output layer"):
         train_dpo(
-            policy.model.get_base_model(), policy.tokenizer, rows, AdamW(), lambda *_: None, batch_size=8, at_once=8,
-            epochs=1, seed=0, loss="dpo", beta=0.1, imitation_weight=0.0, gradient_checkpointing=False,
-        )  # fmt: skip
+            policy.model.get_base_model(), policy.tokenizer, rows, Preference(batch_size=8), lambda *_: None, seed=0
+        )
 
 
 def test_a_loss_that_is_not_finite_ends_the_stage() -> None:
@@ -179,10 +178,8 @@ def test_a_loss_that_is_not_finite_ends_the_stage() -> None:
     rows = _rows(policy, Preference(), made(policy))
     rows[0]["ref_chosen_logps"] = float("nan")
     with pytest.raises(TrainingError, match="not finite"):
-        train_dpo(
-            policy.model, policy.tokenizer, rows, AdamW(), lambda *_: None, batch_size=64, at_once=64, epochs=1, seed=0,
-            loss="dpo", beta=0.1, imitation_weight=0.0, gradient_checkpointing=False,
-        )  # fmt: skip
+        stage = Preference(optimizer=AdamW(), batch_size=64, pairs_per_microbatch=64)
+        train_dpo(policy.model, policy.tokenizer, rows, stage, lambda *_: None, seed=0)
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from rlhf.trainers.judging import save, scores, scoring_model, split_by_task
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.pairs import Pair, Pairs, Side
 from rlhf.trainers.policy import Lora
+from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.trl_trainers import load_trl, train_reward_model
 from tests.trainers import runs, tiny
 from tests.trainers.test_attempts import OUTCOME, START
@@ -83,10 +84,10 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss() -> None:
     model.zero_grad(set_to_none=True)
     rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in pairs]
     seen: list[Any] = []
-    train_reward_model(
-        model, policy.tokenizer, rows, AdamW(lr=1e-3, max_grad_norm=None), lambda n, logs: seen.append(logs),
-        batch_size=6, at_once=3, epochs=1, seed=0, centring=0.1, gradient_checkpointing=False,
-    )  # fmt: skip
+    stage = RewardModel(
+        optimizer=AdamW(lr=1e-3, max_grad_norm=None), batch_size=6, pairs_per_microbatch=3, epochs=1, centring=0.1
+    )
+    train_reward_model(model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
     assert len(seen) == 1
     assert seen[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
     assert seen[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
