@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.batching.filters import Filters
-from rlhf.catalog import CATALOG, kind_of
+from rlhf.catalog import CATALOG
 from rlhf.evaluation.evaluate import Evaluation
+from rlhf.kinds import kind_of
 from rlhf.losses.correction import Criterion
 from rlhf.losses.reduction import Reduction
 from rlhf.recipe.builder import plain

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.catalog import CATALOG, DEFAULT_KIND, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, Entry, kind_of, resolve
+from rlhf.catalog import CATALOG, DEFAULT_KIND, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, Entry
 from rlhf.errors import RecipeError, RlhfError
+from rlhf.kinds import kind_of, resolve
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.keys import keys_of
 from tests import recipe_parts
@@ -148,7 +149,7 @@ def test_a_missing_extra_is_named(kind: str, package: str, extra: str) -> None:
 import sys
 sys.modules[{package!r}] = None
 from pathlib import Path
-from rlhf.catalog import resolve
+from rlhf.kinds import resolve
 from rlhf.errors import MissingPackageError
 try:
     resolve("environment", {kind!r}, base=Path())

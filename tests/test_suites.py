@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlhf.catalog import CATALOG, kind_of
+from rlhf.catalog import CATALOG
 from rlhf.cli import app
+from rlhf.kinds import kind_of
 from rlhf.recipe.suites import Suite, list_suites, load_suite
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf.catalog import kind_of
 from rlhf.commands.memory import estimates, largest
 from rlhf.commands.meta import count, looks_local, meta_model, parameters_of
 from rlhf.errors import ModelError
 from rlhf.evaluation.statistics import wilson_interval
+from rlhf.kinds import kind_of
 from rlhf.recipe.checks import supervised_stages
 from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.stage_checks import paired_stages

@@ -19,8 +19,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from rlhf.catalog import CATALOG, DEFAULT_KIND, kind_of, resolve, section_of_type
+from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError, RlhfError, nearest
+from rlhf.kinds import kind_of, resolve, section_of_type
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.catalog import CATALOG, DEFAULT_KIND, kind_of, resolve
+from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError
+from rlhf.kinds import kind_of, resolve
 from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.catalog import kind_of
 from rlhf.errors import RecipeError
+from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:

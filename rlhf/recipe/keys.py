@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from rlhf.catalog import section_of_type
 from rlhf.errors import RecipeError
+from rlhf.kinds import section_of_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.catalog import CATALOG, kind_of
+from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
+from rlhf.kinds import kind_of
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.trainer_checks import is_taken_apart
 

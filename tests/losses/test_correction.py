@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from loss_inputs import gradient, inputs
 from pydantic import ValidationError
 
-from rlhf.catalog import CATALOG, resolve
+from rlhf.catalog import CATALOG
 from rlhf.errors import DataError
+from rlhf.kinds import resolve
 from rlhf.losses.correction import Bypass, Clipped, Correction, Criterion, Masked, Rejection, Truncated, corrected
 from rlhf.losses.mismatch import (
     CorrectionInputs,

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loss_inputs import gradient, inputs
 
-from rlhf.catalog import CATALOG, resolve
+from rlhf.catalog import CATALOG
 from rlhf.errors import DataError
+from rlhf.kinds import resolve
 from rlhf.losses.a_lol import ALoL
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.reduction import Reduction
