@@ -113,6 +113,8 @@ class Properties:
         oracle: `plan` is offered.
         splits: names that `tasks` accepts.
         package: distribution and version the episodes come from, for the run's record.
+        isolated: episodes run in worker processes, because the package is not safe beside others in one process: it
+            leaks, keeps state of its own for the whole process, or hangs.
     """
 
     deterministic: bool = False
@@ -122,6 +124,7 @@ class Properties:
     oracle: bool = False
     splits: tuple[str, ...] = ("train", "test")
     package: str = ""
+    isolated: bool = False
 
 
 def properties_of(environment: object) -> Properties:

@@ -50,6 +50,7 @@ class Graded:
             oracle=all(p.oracle for p in found),
             splits=tuple(split for split in found[0].splits if all(split in p.splits for p in found)),
             package=", ".join(dict.fromkeys(p.package for p in found if p.package)),
+            isolated=any(p.isolated for p in found),
         )
 
     @property

@@ -23,7 +23,7 @@ class Plain:
     max_steps: int = 7
     has_level: bool = False
 
-    properties = Properties(splits=("test", "train"))
+    properties: Properties = Properties(splits=("test", "train"))
 
     def tasks(self, split: str) -> list[Task]:
         return [Task("plain/0", info={"level": 3} if self.has_level else {"hue": "red"})]
@@ -72,6 +72,8 @@ def test_promises_are_those_that_all_levels_make() -> None:
     assert both.splits == ("train", "test") and both.package == "words 1"
     words = properties_of(made(Words(n_turns=1), Words()))
     assert words.deterministic and words.oracle and words.package == "words 1"
+    alone = Plain(properties=Properties(isolated=True))  # one level that is not safe beside others suffices
+    assert not both.isolated and properties_of(made(Words(), alone)).isolated
     assert made(Words(), Plain()).max_steps == 7 and made(Words(), Words(n_turns=1)).max_steps is None
 
 
