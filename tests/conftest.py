@@ -7,9 +7,11 @@ in the background and has it ignored.
 
 import os
 import signal
+import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,3 +19,10 @@ settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Give torch its one thread again, whatever a library has set meanwhile."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlhf.catalog import CATALOG
 from tests.combinations import (
@@ -38,15 +37,6 @@ POLICY_GRADIENT = {
     "group_size": 8,
     "optimizer": {"lr": 6.0e-3, "schedule": "linear", "final_lr_share": 0.2},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    """One order of summation, so that what is learnt here is learnt everywhere."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -24,15 +22,6 @@ from rlhf.rollout.score import Weighted, score_group
 from tests.trainers import runs
 
 TASK = Task("t")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_order_of_summation() -> Iterator[None]:
-    """One thread, so that what is learnt here is learnt everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def attempts(*answers: str | None) -> list[Trajectory]:

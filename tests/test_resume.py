@@ -6,13 +6,11 @@ import json
 import random
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlhf.evaluation.store import read_trajectories
 from rlhf.trainers.run import Interrupted
@@ -84,16 +82,6 @@ COMBINATIONS = pytest.mark.parametrize(
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """The default handler of Ctrl-C, also where the tests run in the background; and one order of summation."""
-    before, n_threads = signal.signal(signal.SIGINT, signal.default_int_handler), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    signal.signal(signal.SIGINT, before)
-    torch.set_num_threads(n_threads)
-
-
 class PressAt:
     """Presses Ctrl-C in the n-th step of an environment from now on."""
 
@@ -121,7 +109,7 @@ def run_with_interruptions(path: Path, out: Path, at: list[int]) -> int:
 
 @COMBINATIONS
 def test_ctrl_c_and_resume_equal_an_uninterrupted_run(
-    tmp_path: Path, advantage: str, lora: dict[str, Any] | None, one_thread: None
+    tmp_path: Path, advantage: str, lora: dict[str, Any] | None
 ) -> None:
     path = recipe(tmp_path, advantage, lora)
     with words.on_every_step(path, counter := PressAt(-1)):
@@ -133,7 +121,7 @@ def test_ctrl_c_and_resume_equal_an_uninterrupted_run(
     assert_equal(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_many_stages(tmp_path: Path, one_thread: None) -> None:
+def test_many_stages(tmp_path: Path) -> None:
     again = POLICY_GRADIENT | {"steps": 2, "advantage": {"kind": "rloo"}}
     path = recipe(tmp_path, "gigpo", None, stages=[SUPERVISED, again, SUPERVISED, again])
     with words.on_every_step(path, counter := PressAt(-1)):
@@ -147,7 +135,7 @@ def test_many_stages(tmp_path: Path, one_thread: None) -> None:
     assert_equal(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_ctrl_c_loses_no_finished_step(tmp_path: Path, one_thread: None) -> None:
+def test_ctrl_c_loses_no_finished_step(tmp_path: Path) -> None:
     path = recipe(tmp_path, "grpo", None)
     raw = path.read_text()
     path.write_text(raw.replace("checkpoint_every: 1", "checkpoint_every: 0"))

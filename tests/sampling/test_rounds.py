@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -221,23 +220,13 @@ def on_every_step(path: Path, call: Callable[[], object]) -> Iterator[None]:
         module.ON_STEP.remove(call)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """The default handler of Ctrl-C, also where the tests run in the background; and one order of summation."""
-    before, n_threads = signal.signal(signal.SIGINT, signal.default_int_handler), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    signal.signal(signal.SIGINT, before)
-    torch.set_num_threads(n_threads)
-
-
 def assert_same(found: Path, expected: Path) -> None:
     for (name, got), wanted in zip(everything(found).items(), everything(expected).values(), strict=True):
         assert got == wanted, name
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_ctrl_c_and_resume_equal_an_uninterrupted_run(tmp_path: Path, name: str, one_thread: None) -> None:
+def test_ctrl_c_and_resume_equal_an_uninterrupted_run(tmp_path: Path, name: str) -> None:
     path = recipe(tmp_path, KEPT[name])
     with on_every_step(path, counter := PressAt(-1)):
         whole = runs.run(path, tmp_path / "whole")

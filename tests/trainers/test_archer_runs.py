@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, one_thread, run_with_interruptions
+from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
 from tests.trainers import runs, words
-
-__all__ = ["one_thread"]  # a fixture
 
 CRITIC = {
     "kind": "archer", "updates_per_step": 3, "batch_size": 4, "capacity": 40,
@@ -48,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, name: str, one_thread: None) -> None:
+def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, name: str) -> None:
     critic, lora = CASES[name]
     path = recipe(tmp_path, critic, lora)
     with words.on_every_step(path, counter := Counter()):
@@ -68,7 +66,7 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, name: str, one_th
     assert kept[0] is kept[1] is None, "when the stage is over, the critic is gone"
 
 
-def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, one_thread: None) -> None:
+def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path) -> None:
     done = runs.run(recipe(tmp_path, {"warmup_steps": 3}, steps=4), tmp_path / "run")
     start, third = (runs.weights(done.folder / "checkpoints" / f"1-policy_gradient-{n:06d}") for n in (0, 3))
     assert third == start and runs.weights(runs.newest(done.folder)) != start

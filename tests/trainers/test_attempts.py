@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,15 +26,6 @@ ROUNDS: dict[str, Any] = {
     "attempts": {"rounds": 3, "tasks_per_round": 32, "group_size": 8},
 }  # fmt: skip
 OUTCOME = {"right": {"kind": "outcome"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_order_of_summation() -> Iterator[None]:
-    """One thread, so that what is learnt here is learnt everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------

@@ -20,11 +20,9 @@ from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory
-from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, one_thread, run_with_interruptions
+from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
 from tests.trainers import runs
 from tests.trainers.tiny import Echoes, collect, parameters, policy
-
-__all__ = ["one_thread"]  # a fixture
 
 
 def critic_of(made: Policy, *, awake: bool = True, lr: float = 1e-2, **settings: Any) -> ContributionTrainer:
@@ -121,7 +119,7 @@ def test_keys_without_effect_are_refused() -> None:
     assert replace(Contributions(), warmup_steps=0, frozen=False).frozen is False
 
 
-def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, one_thread: None) -> None:
+def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path) -> None:
     # Adapters drop out at random, in the critic's updates too.
     critic = {"kind": "contributions", "warmup_steps": 2, "batch_size": 5, "lora": LORA,
               "optimizer": {"lr": 1.0e-2, "schedule": "linear"}}  # fmt: skip

@@ -10,10 +10,8 @@ import pytest
 import torch
 import yaml
 
-from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, one_thread, run_with_interruptions
+from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
 from tests.trainers import runs, words
-
-__all__ = ["one_thread"]  # a fixture
 
 RATE = {"optimizer": {"lr": 1.0e-2, "schedule": "linear"}}
 
@@ -39,7 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_stopped_run_with_a_critic_equals_one_that_was_not(tmp_path: Path, name: str, one_thread: None) -> None:
+def test_a_stopped_run_with_a_critic_equals_one_that_was_not(tmp_path: Path, name: str) -> None:
     critic, lora, advantage = CASES[name]
     path = recipe(tmp_path, critic, lora, advantage={"kind": advantage})
     with words.on_every_step(path, counter := PressNever()):
@@ -70,7 +68,7 @@ def kept_critic(checkpoint: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("critic", [{}, {"trunk": "policy", "gradient": "trunk"}], ids=["own", "policy"])
-def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dict[str, Any], one_thread: None) -> None:
+def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dict[str, Any]) -> None:
     path = recipe(tmp_path, {**critic, "warmup_steps": 3}, steps=4)
     done = runs.run(path, tmp_path / "run")
     checkpoints = done.folder / "checkpoints"
@@ -83,7 +81,7 @@ def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dic
     assert kept_critic(checkpoints / "1-policy_gradient-000003")["model"]["head.weight"].any()
 
 
-def test_the_critic_learns_from_groups_that_say_nothing_to_the_policy(tmp_path: Path, one_thread: None) -> None:
+def test_the_critic_learns_from_groups_that_say_nothing_to_the_policy(tmp_path: Path) -> None:
     # Every attempt scores 1 and every value is 0 at first: all advantages of the first step are equal, so they are
     # whitened to 0 and every group is left out of the policy's update. The critic learns to expect 1.
     path = recipe(tmp_path, {"optimizer": {"lr": 3.0e-2}}, steps=12, advantage={"kind": "gae"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,6 @@ from rlhf.errors import DataError, ModelError
 from rlhf.trainers.checkpoint import every
 from rlhf.trainers.extrapolate import at_success, directions, first_direction, merged, moved, rank_one, weights_of
 from tests.trainers import runs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_order_of_summation() -> Iterator[None]:
-    """One thread, so that what is learnt here is learnt everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def matrix(m: int, n: int, seed: int) -> torch.Tensor:

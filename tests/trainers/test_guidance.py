@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +38,6 @@ LUFFY = {"loss": {"kind": "luffy", "entropy_coef": 0.001}, "advantage": {"kind":
 RELIFT = {"relift": {"size": 3}}
 FALLING = {"optimizer": {"lr": 4.0e-3, "schedule": "linear"}}
 OUTCOME = {"right": {"kind": "outcome"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_order_of_summation() -> Iterator[None]:
-    """One thread, so that what is learnt here is learnt everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def learn(folder: Path, stage: dict[str, Any], **changes: Any) -> runs.Done:
@@ -254,19 +243,10 @@ def test_a_policy_that_hardly_succeeds_is_lifted(tmp_path: Path, unguided: runs.
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before, n_threads = signal.signal(signal.SIGINT, signal.default_int_handler), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    signal.signal(signal.SIGINT, before)
-    torch.set_num_threads(n_threads)
-
-
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "dropout": 0.2}], ids=["full", "lora"])
 @pytest.mark.parametrize("stage", [LUFFY, RELIFT | FALLING, LUFFY | RELIFT], ids=["luffy", "relift", "both"])
 def test_a_stopped_run_equals_an_uninterrupted_one(
-    tmp_path: Path, stage: dict[str, Any], lora: dict[str, Any] | None, one_thread: None
+    tmp_path: Path, stage: dict[str, Any], lora: dict[str, Any] | None
 ) -> None:
     policy = runs.BASE["policy"] | ({"lora": lora} if lora else {})
     stages = [SUPERVISED | {"n_demonstrations": 32}, STAGE | stage]

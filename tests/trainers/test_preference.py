@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,6 @@ STAGE: dict[str, Any] = {
     "kind": "preference", "pairs": {"tasks": 64, "group_size": 8}, "epochs": 4, "batch_size": 16, "beta": 0.3,
     "imitation_weight": 0.3, "optimizer": {"lr": 5.0e-3, "schedule": "linear"},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_order_of_summation() -> Iterator[None]:
-    """One thread, so that what is learnt here is learnt everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- one update ------------------------------------------------------------------------------------------------------

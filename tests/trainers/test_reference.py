@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,15 +182,6 @@ def resets(folder: Path) -> list[int]:
     return [int(name[-6:]) for name in names]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before, n_threads = signal.signal(signal.SIGINT, signal.default_int_handler), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    signal.signal(signal.SIGINT, before)
-    torch.set_num_threads(n_threads)
-
-
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
 def test_the_reference_is_renewed_when_patience_ends(tmp_path: Path, lora: dict[str, Any] | None) -> None:
     done = runs.run(recipe(tmp_path, lora, patience=2), tmp_path / "run")
@@ -243,7 +232,7 @@ def test_the_optimizer_begins_anew_or_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("reset", [{"patience": 2}, {"kl_above": KL}], ids=["patience", "kl"])
 def test_a_stopped_run_equals_an_uninterrupted_one(
-    tmp_path: Path, lora: dict[str, Any] | None, reset: dict[str, Any], one_thread: None
+    tmp_path: Path, lora: dict[str, Any] | None, reset: dict[str, Any]
 ) -> None:
     path = recipe(tmp_path, lora, **reset)
     with words.on_every_step(path, counter := resume.PressAt(-1)):

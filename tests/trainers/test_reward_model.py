@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +36,6 @@ STAGE: dict[str, Any] = {
     "kind": "reward_model", "pairs": {"tasks": 128, "group_size": 8}, "epochs": 8, "batch_size": 16,
     "optimizer": {"lr": 3.0e-3, "schedule": "linear"},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_order_of_summation() -> Iterator[None]:
-    """One thread, so that what is learnt here is learnt everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- the model, and one update ---------------------------------------------------------------------------------------

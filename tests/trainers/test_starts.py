@@ -15,10 +15,8 @@ from rlhf.errors import RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.trainers.demonstrations import load as load_demonstrations
-from tests.test_resume import PressAt, assert_equal, one_thread, run_with_interruptions
+from tests.test_resume import PressAt, assert_equal, run_with_interruptions
 from tests.trainers import runs, words
-
-__all__ = ["one_thread"]
 
 #: So that some of what the policy says is right.
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 48, "epochs": 6, "batch_size": 4, "optimizer": {"lr": 3.0e-3}}
@@ -61,7 +59,7 @@ def recipe(folder: Path, *stages: Any, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path: Path, kind: str, one_thread: None) -> None:
+def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path: Path, kind: str) -> None:
     path = recipe(tmp_path, SUPERVISED, STAGE | KINDS[kind])
     with words.on_every_step(path, counter := PressAt(-1)):
         runs.run(path, tmp_path / "whole")
@@ -182,7 +180,7 @@ class Mum:
 
 
 @pytest.mark.slow
-def test_a_sparse_task_is_learnt_from_near_its_goal(tmp_path: Path, one_thread: None) -> None:
+def test_a_sparse_task_is_learnt_from_near_its_goal(tmp_path: Path) -> None:
     # Six words in a row of which a fifth are said right: from the beginning hardly an episode is ever rewarded.
     # `benchmarks/starts.py` has more seeds.
     shown = {"kind": "supervised", "n_demonstrations": 64, "epochs": 3, "batch_size": 4, "optimizer": {"lr": 3.0e-3}}
