@@ -253,7 +253,7 @@ def leave() -> None:
 def take_one_gpu() -> None:
     """See only the GPU whose number among the visible ones is LOCAL_RANK, and call it 0, as engines of this process do.
 
-    Must come before CUDA is used.
+    Must come before anything asks CUDA what there is; once done, doing it again changes nothing.
     """
     local = _number("LOCAL_RANK", 0)
     visible = [x for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]

@@ -25,7 +25,7 @@ from rlhf.commands.output import (
 )
 from rlhf.commands.ready import refuse_absent_engine, refuse_absent_quantization
 from rlhf.errors import RecipeError
-from rlhf.processes import n_here, n_wanted
+from rlhf.processes import n_here, n_wanted, take_one_gpu
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -76,6 +76,7 @@ def train(
             refuse_too_large(loaded, nproc, nproc, launches=True)
         _launch(loaded, nproc, out, resume, [a for a in (recipe, *(overrides or [])) if a is not None], as_json)
         return
+    take_one_gpu()
     is_main = os.environ.get("RANK", "0") == "0"
     for caution in _cautions(loaded) if is_main else ():
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
