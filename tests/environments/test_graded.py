@@ -23,7 +23,7 @@ class Plain:
     max_steps: int = 7
     has_level: bool = False
 
-    properties: Properties = Properties(splits=("test", "train"))
+    properties = Properties(splits=("test", "train"))
 
     def tasks(self, split: str) -> list[Task]:
         return [Task("plain/0", info={"level": 3} if self.has_level else {"hue": "red"})]
@@ -31,6 +31,10 @@ class Plain:
     def start(self, task: Task) -> Episode:
         assert task == self.tasks("train")[0]
         return Words().start(Task("words/0"))
+
+
+class Alone(Plain):
+    properties = Properties(isolated=True)
 
 
 def made(*levels: Any) -> Graded:
@@ -72,8 +76,8 @@ def test_promises_are_those_that_all_levels_make() -> None:
     assert both.splits == ("train", "test") and both.package == "words 1"
     words = properties_of(made(Words(n_turns=1), Words()))
     assert words.deterministic and words.oracle and words.package == "words 1"
-    alone = Plain(properties=Properties(isolated=True))  # one level that is not safe beside others suffices
-    assert not both.isolated and properties_of(made(Words(), alone)).isolated
+    # One level that is not safe beside others suffices.
+    assert not both.isolated and properties_of(made(Words(), Alone())).isolated
     assert made(Words(), Plain()).max_steps == 7 and made(Words(), Words(n_turns=1)).max_steps is None
 
 
