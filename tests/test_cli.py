@@ -16,27 +16,15 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
 
 import rlhf
-from rlhf.cli import app
 from rlhf.commands.arithmetic import arithmetic
 from rlhf.commands.output import command, print_json
 from rlhf.recipe import load
 from tests import recipe_parts
+from tests.commands import last_json, run
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def last_json(result: Result) -> dict[str, Any]:
-    """The JSON object in the last line of standard output of a command that succeeded."""
-    assert result.exit_code == 0, result.output
-    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return values
 
 
 @pytest.fixture

@@ -6,25 +6,13 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from rlhf.cli import app
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
 from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
 from rlhf.evaluation.store import TrajectoryWriter
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def last_json(result: Result) -> dict[str, Any]:
-    assert result.exit_code == 0, result.output
-    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return values
+from tests.commands import last_json, run
 
 
 def write(

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from typer.testing import CliRunner, Result
 
-from rlhf.cli import app
 from rlhf.data import Finish, Message, Role, SamplingParams
 from rlhf.errors import ContextFull, EngineError
 from rlhf.evaluation.baselines import WholeMessages
 from rlhf.evaluation.endpoint import EndpointEngine, Patience
 from rlhf.evaluation.store import read_trajectories
+from tests.commands import last_json, run
 
 Reply = Callable[[dict[str, Any], int], Any]
 SUITE = """
@@ -31,16 +30,6 @@ tasks: {split: test, n: 8}
 parts:
   small: {environment: {kind: keyhole, rows: 2, columns: 2, loops: 0, max_steps: 6}}
 """
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def last_json(result: Result) -> dict[str, Any]:
-    assert result.exit_code == 0, result.output
-    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return values
 
 
 def completion(text: str | None, reason: str = "stop") -> dict[str, Any]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from rlhf.cli import app
 from rlhf.evaluation.attempts import read_attempts
 from rlhf.recipe.suites import dump_suite, load_suite
 from tests import recipe_parts
+from tests.commands import last_json, run
 
 SUITE = """
 # Two small houses
@@ -43,16 +41,6 @@ class Asks:
     async def act(self, history, policy):
         await policy.generate([Message(Role.USER, history.opening)])
 '''
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def last_json(result: Result) -> dict[str, Any]:
-    assert result.exit_code == 0, result.output
-    values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return values
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from rlhf.evaluation import figures, transcript
 from rlhf.evaluation.curves import learning_curves
 from rlhf.evaluation.figures import interval_chart, number_text, percent_text
 from rlhf.evaluation.findings import Finding, findings
+from rlhf.evaluation.paired import compare
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.statistics import Comparison, compare_paired
 from rlhf.evaluation.store import read_failures, read_successes
 from rlhf.metrics import describe
 
@@ -123,15 +123,15 @@ def _compared(run: RunData) -> str:
     if len(names) < 2:
         return ""
     first, last = (read_successes(folder, stage=name) for name in (names[0], names[-1]))
-    result: Comparison = compare_paired(first, last)
-    if result.difference.n < 2:
+    if len([task for task in first if first[task] and last.get(task)]) < 2:
         return ""
-    d = result.difference
+    result = compare(first, last)
+    d, test = result.difference, "McNemar's test" if result.test == "mcnemar" else "permutation test"
     chance = "p < 0.0001" if result.p_value < 1e-4 else f"p = {result.p_value:.2g}"
     return (
         f'<p class="soft">On the same {d.n} tasks: <b>{100 * d.value:+.1f} points</b>, 95% interval '
-        f"{100 * d.low:+.1f} to {100 * d.high:+.1f}; {result.n_better} tasks better, {result.n_worse} worse "
-        f"({chance}, exact sign test).</p>"
+        f"{100 * d.low:+.1f} to {100 * d.high:+.1f}; {len(result.better)} tasks better, {len(result.worse)} worse "
+        f"({chance}, {test}, mid-p).</p>"
     )
 
 

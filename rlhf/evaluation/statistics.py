@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals for success and return, and the paired comparison of two policies.
+"""How sure a figure is: intervals for success and scores. `paired` compares two policies.
 
 Episodes of one task are not independent, so whatever takes `task_ids` counts tasks, not episodes, as the units of
 evidence. Failures of parts (an environment that crashed, a timeout) say nothing about the policy: they are counted in
@@ -8,7 +8,7 @@ evidence. Failures of parts (an environment that crashed, a timeout) say nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -41,25 +41,6 @@ class Estimate:
     high: float
     n: int
     n_errors: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How two policies differ on the same tasks.
-
-    Attributes:
-        difference: mean over tasks of (second minus first); positive where the second is better.
-        p_value: exact two-sided sign test over tasks; McNemar's exact test where values are 0 or 1.
-        n_better: tasks where the second is better.
-        n_worse: tasks where the second is worse.
-        n_unpaired: tasks that only one of the two has; left out.
-    """
-
-    difference: Estimate
-    p_value: float
-    n_better: int
-    n_worse: int
-    n_unpaired: int
 
 
 def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -150,50 +131,6 @@ def bootstrap_interval(
         means[start:stop] = x[generator.integers(len(x), size=(stop - start, len(x)))].mean(axis=1)
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return Estimate(float(x.mean()), float(low), float(high), len(x))
-
-
-def compare_paired(
-    first: Mapping[str, Sequence[float]],
-    second: Mapping[str, Sequence[float]],
-    *,
-    n_errors: int = 0,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Comparison:
-    """Compare two policies on the tasks that both attempted.
-
-    Each task gives one difference of means, so a task with many attempts counts once. The interval is the percentile
-    bootstrap over tasks; the p value asks whether better and worse tasks could be a fair coin's work.
-
-    Args:
-        first: task id -> value of each attempt that no part failed in, of one policy.
-        second: the same of the other policy.
-        n_errors: attempts of both that were left out because a part failed; reported, not used.
-        confidence: of the interval, in (0, 1).
-        seed: of the bootstrap.
-    """
-    tasks_1, tasks_2 = ({task for task, values in runs.items() if len(values)} for runs in (first, second))
-    shared = sorted(tasks_1 & tasks_2)
-    differences = np.array([np.mean(second[task]) - np.mean(first[task]) for task in shared], dtype=np.float64)
-    n_better, n_worse = int((differences > 1e-12).sum()), int((differences < -1e-12).sum())
-    interval = bootstrap_interval(list(differences), confidence=confidence, seed=seed)
-    return Comparison(
-        difference=Estimate(interval.value, interval.low, interval.high, len(shared), n_errors),
-        p_value=sign_test(n_better, n_worse),
-        n_better=n_better,
-        n_worse=n_worse,
-        n_unpaired=len(tasks_1 ^ tasks_2),
-    )
-
-
-def sign_test(n_better: int, n_worse: int) -> float:
-    """Give the exact two-sided p value that n_better and n_worse come from a fair coin; ties are left out.
-
-    min(1, 2 Σ_{k ≤ min} C(N, k) / 2^N). For pairs of 0/1 values this is McNemar's exact test.
-    """
-    n = n_better + n_worse
-    tail = sum(math.comb(n, k) for k in range(min(n_better, n_worse) + 1))
-    return min(1.0, 2 * tail / (1 << n))
 
 
 @cache

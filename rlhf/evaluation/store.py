@@ -181,7 +181,7 @@ def read_trajectories(
 
 
 def read_successes(folder: Path, *, stage: str, phase: Phase = "eval") -> dict[str, list[bool]]:
-    """Read whether each attempt of each task was solved, failures of parts left out; what `compare_paired` takes."""
+    """Read whether each attempt of each task was solved, failures of parts left out; what `paired.compare` takes."""
     found: dict[str, list[bool]] = {}
     for stored in list_steps(folder):
         if (stored.stage, stored.phase) == (stage, phase):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.evaluation.paired import compare, holm, mcnemar, n_tasks_needed, permutation
-from rlhf.evaluation.statistics import mean_interval, sign_test
+from rlhf.evaluation.statistics import mean_interval, wilson_interval
 
 
 def test_mcnemar_by_hand() -> None:
@@ -25,7 +25,9 @@ def test_mcnemar_by_hand() -> None:
 
 @given(st.integers(0, 40), st.integers(0, 40))
 def test_mcnemar_never_exceeds_the_exact_test(better: int, worse: int) -> None:
-    assert 0 < mcnemar(better, worse) <= sign_test(better, worse) <= 1
+    n = better + worse
+    exact = min(1.0, 2 * sum(math.comb(n, k) for k in range(min(better, worse) + 1)) / 2**n)
+    assert 0 < mcnemar(better, worse) <= exact
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=9))
@@ -98,6 +100,15 @@ def test_policies_that_never_differ_have_an_interval_all_the_same() -> None:
     # one task each way by one of two attempts: 1.959964 · √(2 · (1/2)² / 52) / √52 = 1.959964 · 0.7071 / 52
     assert (found.difference.low, found.difference.high) == pytest.approx((-0.026652, 0.026652), abs=1e-6)
     assert (found.p_value, found.better, found.worse) == (1.0, (), ())
+
+
+def test_pairing_finds_a_difference_that_two_intervals_hide() -> None:
+    # 100 tasks; the second policy solves what the first does, and 10 more: 10 better, 0 worse, 1 / 2^10
+    first = {str(i): [float(i < 45)] for i in range(100)}
+    second = {str(i): [float(i < 55)] for i in range(100)}
+    assert wilson_interval(45, 100)[1] > wilson_interval(55, 100)[0]
+    found = compare(first, second)
+    assert found.difference.low > 0 and found.p_value == 1 / 1024
 
 
 def test_nothing_in_common_is_an_error() -> None:

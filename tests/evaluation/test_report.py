@@ -81,7 +81,7 @@ def test_the_headline_is_success_before_and_after_with_intervals(run_folder: Pat
         assert f"{name}: {shown[0]}, interval {shown[1]} to {shown[2]}" in charts[0]
         assert shown[0] in page.words
     assert "success on 60 unseen tasks (test split)" in page.words
-    assert "On the same 60 tasks:" in page.words and "exact sign test" in page.words
+    assert "On the same 60 tasks:" in page.words and "McNemar's test, mid-p" in page.words
 
 
 def test_the_gap_of_trainer_and_engine_is_the_first_thing_below(page: Page) -> None:

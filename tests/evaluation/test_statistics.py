@@ -13,9 +13,7 @@ from rlhf.errors import DataError
 from rlhf.evaluation.statistics import (
     Estimate,
     bootstrap_interval,
-    compare_paired,
     mean_interval,
-    sign_test,
     success_estimate,
     t_quantile,
     wilson_interval,
@@ -157,31 +155,3 @@ def test_bootstrap_is_seeded_and_agrees_with_theory() -> None:
     theory = mean_interval(values)
     assert (first.low, first.high) == pytest.approx((theory.low, theory.high), abs=0.01)
     assert bootstrap_interval([2.0] * 5) == Estimate(2.0, 2.0, 2.0, 5)
-
-
-def test_sign_test_by_hand() -> None:
-    # 9 better, 1 worse: 2 (C(10,0) + C(10,1)) / 2^10 = 22/1024
-    assert sign_test(9, 1) == sign_test(1, 9) == 22 / 1024
-    # equal counts: the two tails overlap, p is 1; no differences at all: p is 1
-    assert sign_test(5, 5) == sign_test(0, 0) == 1.0
-
-
-def test_paired_comparison_counts_tasks_once() -> None:
-    before = {"a": [0, 0], "b": [0, 1], "c": [1], "d": [0], "only before": [1], "failed": []}
-    after = {"a": [1], "b": [1, 1], "c": [1, 1, 1, 1], "d": [0], "only after": [0], "failed": [1]}
-    result = compare_paired(before, after, n_errors=4)
-    # differences: a +1, b +0.5, c 0, d 0: mean 0.375; 2 better, 0 worse: p = 2 · 1/4
-    assert result.difference.value == pytest.approx(0.375)
-    assert (result.n_better, result.n_worse, result.p_value) == (2, 0, 0.5)
-    assert (result.difference.n, result.difference.n_errors, result.n_unpaired) == (4, 4, 3)
-    mirrored = compare_paired(after, before)
-    assert mirrored.difference.value == pytest.approx(-0.375) and mirrored.n_worse == 2
-
-
-def test_pairing_finds_a_difference_that_two_intervals_hide() -> None:
-    # 100 tasks; the second policy solves what the first does, and 10 more
-    before = {str(i): [float(i < 45)] for i in range(100)}
-    after = {str(i): [float(i < 55)] for i in range(100)}
-    assert wilson_interval(45, 100)[1] > wilson_interval(55, 100)[0]
-    result = compare_paired(before, after)
-    assert result.difference.low > 0 and result.p_value == 2 / 1024
