@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlhf.evaluation.figures import Band, Series, line_chart, smooth
+from rlhf.evaluation.reliability import reliability_charts
 from rlhf.evaluation.run_data import Curve, RunData
 from rlhf.metrics import describe
 
@@ -48,7 +49,7 @@ CHARTS = (
 
 def learning_curves(run: RunData) -> str:
     """Return the charts as HTML: success first and wide, then whatever else the run logged."""
-    drawn = [*_success(run), *(svg for chart in CHARTS for svg in _chart(run, chart))]
+    drawn = [*_success(run), *(svg for chart in CHARTS for svg in _chart(run, chart)), *reliability_charts(run.folder)]
     if not drawn:
         return '<p class="soft">Nothing was logged.</p>'
     wide = " wide" if run.values("rollout/success") else ""

@@ -14,6 +14,7 @@ from rlhf.errors import TrainingError, disk
 from rlhf.trainers.pairs import Pair
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.preferring import pairs_for, seed_of
+from rlhf.trainers.reliability import bins_of, calibration_error, sureness, write_held_out
 from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.run import Run
 from rlhf.trainers.sharded import device_of
@@ -49,28 +50,33 @@ async def judge(run: Run, stage: RewardModel) -> None:
     rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen]
     train_reward_model(model, run.policy.tokenizer, rows, stage, on_update, seed=seed_of(run))
     await run.breathe()
-    right = [
-        chosen > rejected
-        for chosen, rejected in zip(
-            scores(model, [p.chosen.token_ids for p in unseen], stage.at_once),
-            scores(model, [p.rejected.token_ids for p in unseen], stage.at_once),
-            strict=True,
-        )
-    ]
+    chosen = scores(model, [p.chosen.token_ids for p in unseen], stage.at_once)
+    rejected = scores(model, [p.rejected.token_ids for p in unseen], stage.at_once)
     save(run.folder / "reward_model" / run.state.label, model, run.policy.tokenizer)
-    _tell(run, right, [p.task_id for p in unseen], total)
+    _tell(run, [c - r for c, r in zip(chosen, rejected, strict=True)], [p.task_id for p in unseen], total)
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
 
 
-def _tell(run: Run, right: Sequence[bool], task_ids: Sequence[str], step: int) -> None:
-    """Log how often the model is right on pairs it was not trained on, with its interval, and say so."""
+def _tell(run: Run, ahead: Sequence[float], task_ids: Sequence[str], step: int) -> None:
+    """Log how often the model is right on pairs it was not trained on and whether it is as sure, and say so.
+
+    Args:
+        ahead: by how much the better side of each pair scores higher.
+        task_ids: of the pairs.
+        step: of the log.
+    """
     assert run.estimate is not None
+    right = [x > 0 for x in ahead]
     found = run.estimate(right, task_ids)
+    bins = bins_of([sureness(x) for x in ahead], right, task_ids, run.estimate, least=0.5)
     figures = {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
+    folder = run.folder / "reward_model" / run.state.label
+    write_held_out(folder, {"of": "pairs", "n": len(right), "n_tasks": len(set(task_ids)), **figures}, bins)
+    figures["calibration_error"] = calibration_error(bins)
     run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
     run.progress.say(
         f"the reward model is right on {found.value:.1%} of {len(right)} held-out pairs, 95% interval {found.low:.1%} "
-        f"to {found.high:.1%}: {run.folder / 'reward_model' / run.state.label}"
+        f"to {found.high:.1%}, and {figures['calibration_error']:.1%} off in how sure it is: {folder}"
     )
 
 

@@ -121,6 +121,16 @@ def test_it_is_right_on_pairs_of_tasks_it_has_not_seen(done: runs.Done) -> None:
     assert losses[-1] < 0.4 < losses[0]
 
 
+def test_how_sure_it_is_is_kept_logged_and_drawn(done: runs.Done) -> None:
+    [error] = runs.curve(done.folder, "reward_model/calibration_error")
+    kept = json.loads((folder_of(done) / "held_out.json").read_text())
+    assert sum(b["n"] for b in kept["bins"]) == kept["n"] == runs.curve(done.folder, "reward_model/n_held_out")[0]
+    assert kept["accuracy"] == runs.curve(done.folder, "reward_model/accuracy")[0]
+    gaps = [b["n"] * abs(b["said"] - b["share"]) for b in kept["bins"]]
+    assert error == pytest.approx(sum(gaps) / kept["n"]) and error < 0.25
+    assert "Reward model of 1-reward_model" in (done.folder / "report.html").read_text()
+
+
 def test_the_policy_stays_as_it_is(done: runs.Done) -> None:
     folder = done.folder / "checkpoints"
     [last] = [p for p in folder.glob("1-reward_model-*") if not p.name.endswith("-000000")]
