@@ -22,8 +22,7 @@ from rlhf.credit.tokens import TokenLine, nested, scan, shape_of
 from rlhf.data import ScoredGroup, Values
 from rlhf.losses.value import explained_variance
 from rlhf.trainers.archer_model import ArcherCritic, Judged, TurnModel
-from rlhf.trainers.critic import optimizer_of
-from rlhf.trainers.optimizer import Stepper
+from rlhf.trainers.own_updates import OwnUpdates, optimizer_of
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.turn_buffer import Episode, TurnBuffer, episodes_of, packed
 
@@ -96,29 +95,25 @@ def _ends(episodes: Sequence[Episode]) -> tuple[Bools, Bools]:
     return is_last, np.repeat([e.is_cut for e in episodes], counts)
 
 
-class ArcherTrainer:
-    """Updates a model of turns in place.
+class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
+    """Updates a model of turns in place; see `OwnUpdates`.
 
     Attributes:
-        settings: the recipe keys.
-        model: of the critic.
         copy: the parameters that the critic trains, as the slow copy has them, by name.
         buffer: turns of this step and of earlier ones.
-        n_updates: updates made or tried so far, of the stage.
     """
 
     def __init__(self, settings: ArcherCritic, model: TurnModel, stage: PolicyGradient, seed: int) -> None:
-        self.settings, self.model, self._stage, self._seed = settings, model, stage, seed
+        super().__init__(settings, model, optimizer_of(settings, model), stage.steps * settings.updates_per_step)
+        self._stage, self._seed = stage, seed
         self.copy = {name: p.detach().clone() for name, p in model.kept()}
         self.buffer = TurnBuffer(settings.capacity)
-        self.n_updates = 0
-        optimizer = optimizer_of(settings, model)
-        total = stage.steps * settings.updates_per_step
-        self._stepper = Stepper(settings.optimizer, optimizer, total, where="critic.optimizer")
+        self._n_tried = 0
 
-    def is_warming(self, step: int) -> bool:
-        """Whether it learns alone in a step, counted from 0."""
-        return step < self.settings.warmup_steps
+    @property
+    def n_updates(self) -> int:
+        """Updates made or tried so far, of the stage."""
+        return self._n_tried
 
     def look(self, groups: Sequence[ScoredGroup]) -> TurnsSeen:
         """Add the turns of a step to the buffer, make the critic's updates, and return what it then expects of them."""
@@ -195,7 +190,7 @@ class ArcherTrainer:
         return Shares(episodes, for_actions, for_states, sum(e.n_turns for e in chosen[0]), n_states)
 
     def _update(self, shares: Shares) -> dict[str, float]:
-        self.n_updates += 1
+        self._n_tried += 1
         self.model.train()
         self._stepper.optimizer.zero_grad(set_to_none=True)
         losses, targets, at = np.zeros(2), [], 0
@@ -244,22 +239,15 @@ class ArcherTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Critic, copy, optimiser and buffer; the policy's weights are saved with the policy."""
-        return {
-            "model": {name: p.detach() for name, p in self.model.kept()},
-            "copy": self.copy,
-            "optimizer": self._stepper.optimizer.state_dict(),
-            "n_updates": self.n_updates,
-            "n_made": self._stepper.n_updates,
-            "buffer": self.buffer.state_dict(),
-        }
+        own = {"copy": self.copy, "n_tried": self._n_tried, "buffer": self.buffer.state_dict()}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there. Raises ValueError for the state of another model."""
-        self.model.restore(state["model"])
+        super().load_state_dict(state)
         for name, values in self.copy.items():
             values.copy_(state["copy"][name])
-        self._stepper.optimizer.load_state_dict(state["optimizer"])
-        self.n_updates, self._stepper.n_updates = int(state["n_updates"]), int(state["n_made"])
+        self._n_tried = int(state["n_tried"])
         self.buffer.load_state_dict(state["buffer"])
 
 

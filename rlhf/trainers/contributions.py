@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from rlhf.data import ScoredGroup, Values
 from rlhf.losses.value import explained_variance
 from rlhf.rollout.attention import packed_forward
 from rlhf.settings import STRICT
-from rlhf.trainers.critic import optimizer_of
-from rlhf.trainers.optimizer import Stepper
+from rlhf.trainers.own_updates import OwnUpdates, optimizer_of
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.turn_buffer import Episode, episodes_of, packed
 from rlhf.trainers.value_model import OnTrunk, ValueModel
@@ -93,29 +92,14 @@ def sum_loss(contributions_K: Tensor, turns_E: Sequence[int], totals_E: Tensor) 
     return (sums - totals_E).square().sum()
 
 
-class ContributionTrainer:
-    """Updates a model of contributions in place.
-
-    Attributes:
-        settings: the recipe keys.
-        model: of the critic.
-    """
+class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
+    """Updates a model of contributions in place; see `OwnUpdates`."""
 
     def __init__(self, settings: Contributions, model: ValueModel, stage: PolicyGradient) -> None:
-        self.settings, self.model, self._stage = settings, model, stage
+        self._stage = stage
         n_steps = settings.warmup_steps if settings.frozen else stage.steps
         n_batches = -(-stage.tasks_per_step * stage.group_size // settings.batch_size)
-        total = n_steps * settings.epochs * n_batches
-        self._stepper = Stepper(settings.optimizer, optimizer_of(settings, model), total, where="critic.optimizer")
-
-    @property
-    def n_updates(self) -> int:
-        """Optimiser updates so far, of the stage."""
-        return self._stepper.n_updates
-
-    def is_warming(self, step: int) -> bool:
-        """Whether it learns alone in a step, counted from 0."""
-        return step < self.settings.warmup_steps
+        super().__init__(settings, model, optimizer_of(settings, model), n_steps * settings.epochs * n_batches)
 
     @torch.no_grad()
     def look(self, groups: Sequence[ScoredGroup]) -> Spread:
@@ -189,19 +173,3 @@ class ContributionTrainer:
         norm = self._stepper.step()
         self.model.eval()
         return {"critic/sum_loss": loss, "critic/grad_norm": norm, "critic/lr": self._stepper.lr}
-
-    # --- checkpoints ---
-
-    def state_dict(self) -> dict[str, Any]:
-        """What its updates have changed, the policy's weights left out: those are saved with the policy."""
-        return {
-            "model": {name: p.detach() for name, p in self.model.kept()},
-            "optimizer": self._stepper.optimizer.state_dict(),
-            "n_updates": self.n_updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ValueError for the state of another model."""
-        self.model.restore(state["model"])
-        self._stepper.optimizer.load_state_dict(state["optimizer"])
-        self._stepper.n_updates = int(state["n_updates"])

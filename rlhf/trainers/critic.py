@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +25,10 @@ from rlhf.losses.reduction import Reduction
 from rlhf.losses.value import explained_variance, value_loss
 from rlhf.processes import current, in_turn
 from rlhf.rollout.attention import packed_forward
-from rlhf.trainers.optimizer import Stepper
+from rlhf.trainers.own_updates import OwnUpdates, optimizer_of
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.replicated import add_gradients
-from rlhf.trainers.value_model import Critic, OnTrunk, TrunkModel, ValueModel
+from rlhf.trainers.value_model import Critic, ValueModel
 
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
 #: Of the value loss: every token counts the same, whatever the reduction of the policy's loss.
@@ -84,29 +83,13 @@ def _widened(sample: Sample) -> Sample:
     return Sample(ids, mask, nothing, nothing, sample.sequence, sample.group)
 
 
-class CriticTrainer:
-    """Updates a value model in place.
-
-    Attributes:
-        settings: the recipe keys.
-        model: of the critic.
-        n_updates: optimiser updates so far, of the stage.
-    """
+class CriticTrainer(OwnUpdates[Critic, ValueModel]):
+    """Updates a value model in place; see `OwnUpdates`."""
 
     def __init__(self, settings: Critic, model: ValueModel, stage: PolicyGradient) -> None:
-        self.settings, self.model, self._stage = settings, model, stage
-        optimizer = optimizer_of(settings, model)
+        self._stage = stage
         total = stage.steps * stage.epochs * stage.minibatches
-        self._stepper = Stepper(settings.optimizer, optimizer, total, where="critic.optimizer")
-
-    @property
-    def n_updates(self) -> int:
-        """Optimiser updates so far, of the stage."""
-        return self._stepper.n_updates
-
-    def is_warming(self, step: int) -> bool:
-        """Whether it learns alone in a step, counted from 0."""
-        return step < self.settings.warmup_steps
+        super().__init__(settings, model, optimizer_of(settings, model), total)
 
     # --- before anything is learnt from a step ---
 
@@ -195,32 +178,6 @@ class CriticTrainer:
         self.model.eval()
         figures = {"loss": loss, "clipped_share": clipped, "grad_norm": norm, "lr": self._stepper.lr}
         return {f"critic/{name}": value for name, value in figures.items()}
-
-    # --- checkpoints ---
-
-    def state_dict(self) -> dict[str, Any]:
-        """What its updates have changed, the policy's weights left out: those are saved with the policy."""
-        return {
-            "model": {name: p.detach() for name, p in self.model.kept()},
-            "optimizer": self._stepper.optimizer.state_dict(),
-            "n_updates": self.n_updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ValueError for the state of another model."""
-        self.model.restore(state["model"])
-        self._stepper.optimizer.load_state_dict(state["optimizer"])
-        self._stepper.n_updates = int(state["n_updates"])
-
-
-def optimizer_of(settings: OnTrunk, model: TrunkModel) -> torch.optim.Optimizer:
-    """Return the optimiser of a critic's head, at a rate of its own, and of its trunk where that is trained."""
-    head, trunk = list(model.head.parameters()), model.trained_trunk()
-    optimizer = settings.optimizer.build([*trunk] or head)
-    if trunk:
-        scale = (settings.head_lr or settings.optimizer.lr) / settings.optimizer.lr
-        optimizer.add_param_group({"params": head, "lr_scale": scale})
-    return optimizer
 
 
 def _spread(values: Floats, mask: Bools) -> Floats:

@@ -26,27 +26,68 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class OnTrunk:
+class OwnModel:
+    """Keys of a critic that may have a model of its own."""
+
+    path: str | None = None
+    """Of a model of its own: folder or hub name of the causal language model that it begins as. None takes a copy of
+    the policy as the stage finds it; of a policy with adapters, of the model under them."""
+    lora: Lora | None = None
+    """Of a model of its own: train adapters instead of all weights."""
+    optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
+    """How the critic's weights are updated."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+
+    def begun(self, policy: Policy, start: Path | None) -> Any:
+        """Return the causal language model that it begins as, without adapters; arguments and errors as `trunk_for`."""
+        return self._copied(policy, start) if self.path is None else self._loaded(self.path, policy)
+
+    def adapted(self, model: Any, seed: int) -> Any:
+        """Return `model` with the adapters that are asked for, drawn from `seed`, prepared for packed rows."""
+        if self.lora is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = self.lora.wrap(model)
+        use_packed_attention(model)
+        return model
+
+    def _copied(self, policy: Policy, start: Path | None) -> Any:
+        if policy.is_lora:
+            return copy.deepcopy(policy.model).unload()  # the model under the adapters never moves
+        if start is None:
+            return copy.deepcopy(policy.model)
+        return load_folder(str(start / "policy"), dtype=_dtype(policy))[0]
+
+    def _loaded(self, path: str, policy: Policy) -> Any:
+        where = f"critic.path {path}"
+        model, tokenizer = load_folder(path, dtype=_dtype(policy), where=where)
+        theirs, ours = tokenizer.get_vocab(), policy.tokenizer.get_vocab()
+        differing = [token for token, number in ours.items() if theirs.get(token) != number]
+        if differing:
+            raise ModelError(
+                "the critic's tokenizer is not the policy's: it would misread the policy's tokens",
+                where=where,
+                got=f"{len(differing)} tokens with another number or none, such as {differing[0]!r}",
+                expected=f"the {len(ours)} tokens of the policy, by the same numbers",
+                hint="use a model of the same family as the policy, or leave path out",
+            )
+        return model
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OnTrunk(OwnModel):
     """Keys of a critic that reads the hidden states of a transformer."""
 
     trunk: Literal["own", "policy"] = "own"
     """The transformer below the value head: a model of the critic's own, or the policy's, whose forward pass it then
     shares the weights of."""
-    path: str | None = None
-    """Of an own trunk: folder or hub name of the causal language model that it begins as. None takes a copy of the
-    policy as the stage finds it; of a policy with adapters, of the model under them."""
-    lora: Lora | None = None
-    """Of an own trunk: train adapters instead of all weights."""
     gradient: Literal["trunk", "head"] | None = None
     """How far down the value loss trains: head and trunk, or the head alone. None is trunk where it is the critic's
     own, and head where it is the policy's."""
-    optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
-    """How the critic's weights are updated."""
     head_lr: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the head, which begins at 0 and has further to go than a trained trunk; None is
     `optimizer.lr`."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
 
     def __post_init__(self) -> None:
         if self.trunk == "policy" and (self.path is not None or self.lora is not None):
@@ -75,36 +116,9 @@ class OnTrunk:
         """
         if self.trunk == "policy":
             return trunk_of(policy.model)
-        model = self._copied(policy, start) if self.path is None else self._loaded(self.path, policy)
+        model = self.begun(policy, start)
         model.requires_grad_(self.trains_trunk)
-        if self.lora is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = self.lora.wrap(model)
-        use_packed_attention(model)
-        return trunk_of(model)
-
-    def _copied(self, policy: Policy, start: Path | None) -> Any:
-        if policy.is_lora:
-            return copy.deepcopy(policy.model).unload()  # the model under the adapters never moves
-        if start is None:
-            return copy.deepcopy(policy.model)
-        return load_folder(str(start / "policy"), dtype=_dtype(policy))[0]
-
-    def _loaded(self, path: str, policy: Policy) -> Any:
-        where = f"critic.path {path}"
-        model, tokenizer = load_folder(path, dtype=_dtype(policy), where=where)
-        theirs, ours = tokenizer.get_vocab(), policy.tokenizer.get_vocab()
-        differing = [token for token, number in ours.items() if theirs.get(token) != number]
-        if differing:
-            raise ModelError(
-                "the critic's tokenizer is not the policy's: it would misread the policy's tokens",
-                where=where,
-                got=f"{len(differing)} tokens with another number or none, such as {differing[0]!r}",
-                expected=f"the {len(ours)} tokens of the policy, by the same numbers",
-                hint="use a model of the same family as the policy, or leave path out",
-            )
-        return model
+        return trunk_of(self.adapted(model, seed))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -144,7 +158,26 @@ def trunk_of(model: Any) -> nn.Module:
     return trunk
 
 
-class TrunkModel(nn.Module):
+class KeptModel(nn.Module):
+    """A module of which checkpoints hold what is trained, by name."""
+
+    def kept(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What training changes and no other checkpoint has: parameters by name."""
+        return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Take what `kept` gave from a checkpoint. Raises ValueError for the state of another model."""
+        own = dict(self.kept())
+        shapes, theirs = ({name: tuple(p.shape) for name, p in given.items()} for given in (own, saved))
+        if shapes != theirs:
+            differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
+            raise ValueError(f"the critic of this checkpoint is another model: {differing[0]}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(saved[name])
+
+
+class TrunkModel(KeptModel):
     """A trunk, and a head on its last hidden states: subclasses set `head`.
 
     Args:
@@ -171,21 +204,6 @@ class TrunkModel(nn.Module):
     def config(self) -> Any:
         """Of the trunk."""
         return self.trunk.config
-
-    def kept(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What training changes and no other checkpoint has: parameters by name."""
-        return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
-
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Take what `kept` gave from a checkpoint. Raises ValueError for the state of another model."""
-        own = dict(self.kept())
-        shapes, theirs = ({name: tuple(p.shape) for name, p in given.items()} for given in (own, saved))
-        if shapes != theirs:
-            differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
-            raise ValueError(f"the critic of this checkpoint is another model: {differing[0]}")
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(saved[name])
 
     def trained_trunk(self) -> list[nn.Parameter]:
         """Parameters of the trunk that the value loss trains."""
