@@ -21,7 +21,10 @@ from rlhf.build_processes import stopped_by_term
 from rlhf.data import Task
 from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
-from rlhf.evaluation.play import play_part
+from rlhf.evaluation.evaluation_report import write_evaluation_report
+from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
+from rlhf.evaluation.play import Played, play_part
+from rlhf.evaluation.statistics import wilson_interval
 from rlhf.evaluation.summary import summarize
 from rlhf.progress import RichProgress
 from rlhf.recipe.asked import Asked
@@ -29,9 +32,6 @@ from rlhf.recipe.builder import plain_part
 from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
 from rlhf.recipe.text import parse, to_text
 from rlhf.rollout.collect import Collector
-
-#: Files of an evaluation's folder.
-PLAN, SUMMARY, VERSIONS, TRAJECTORIES = "evaluation.yaml", "summary.json", "versions.json", "trajectories"
 
 #: Differing keys that a message names.
 _MOST_NAMED = 4
@@ -69,9 +69,45 @@ def evaluate(
             refuse_trained(found, tasks)
         begin(folder, asked, found, tasks)
         _caution_fewer(found.suite, tasks, console)
-        with RichProgress(console, every=50) as progress:
+        with RunningProgress(console, found.suite.attempts) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
-        return finish(folder, found, tasks, price_in, price_out)
+        summary = finish(folder, found, tasks, price_in, price_out)
+        if out is not None:
+            write_evaluation_report(out)
+        return summary
+
+
+class RunningProgress(RichProgress):
+    """A bar over the tasks, with success so far and its 95% interval.
+
+    The interval counts tasks, as if all attempts at one went the same way: it is never too narrow, and with one attempt
+    at each task it is that of the report.
+    """
+
+    def __init__(self, console: Console, attempts: int) -> None:
+        super().__init__(console, every=50)
+        self._attempts = attempts
+        self._n_solved = self._n_counted = 0
+
+    def block(self, played: Played) -> None:
+        """A block of tasks is over, now or in an earlier call."""
+        self._n_solved += played.n_solved
+        self._n_counted += played.n_counted
+        for _ in range(played.n_tasks):
+            self.advance(f"{played.part}  {self._running(self._n_solved, self._n_counted)}")
+
+    def rollout(self, counts: Any) -> None:
+        """Progress of the episodes now running."""
+        n_counted = self._n_counted + counts.n_done - counts.n_failed
+        note = self._running(self._n_solved + counts.n_solved, n_counted)
+        self.at(self._done + counts.n_done // self._attempts, note)
+        super().rollout(counts)
+
+    def _running(self, n_solved: int, n_counted: int) -> str:
+        if not n_counted:
+            return ""
+        low, high = wilson_interval(n_solved / self._attempts, n_counted / self._attempts)
+        return f"success {n_solved / n_counted:.1%} ({low:.1%} to {high:.1%})"
 
 
 def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Console) -> None:
@@ -85,7 +121,7 @@ def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Conso
             )
 
 
-async def _play(found: Contender, tasks: Mapping[str, list[Task]], folder: Path, progress: RichProgress) -> None:
+async def _play(found: Contender, tasks: Mapping[str, list[Task]], folder: Path, progress: RunningProgress) -> None:
     suite, n = found.suite, sum(map(len, tasks.values()))
     progress.stage("evaluation", n, 0)
     with stopped_by_term():
@@ -98,15 +134,10 @@ async def _parts(
     tasks: Mapping[str, list[Task]],
     collector_of: Callable[[Part], Collector],
     folder: Path,
-    progress: RichProgress,
+    progress: RunningProgress,
 ) -> None:
     for part in suite.parts:
         sampling = part.limits.sampling(suite.sampling.temperature)
-
-        def on_block(n_tasks: int, name: str = part.name) -> None:
-            for _ in range(n_tasks):
-                progress.advance(name)
-
         await play_part(
             part.name,
             tasks[part.name],
@@ -114,7 +145,7 @@ async def _parts(
             folder,
             attempts=suite.attempts,
             sampling=replace(sampling, top_p=suite.sampling.top_p, top_k=suite.sampling.top_k),
-            on_block=on_block,
+            on_block=progress.block,
         )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf.build_evaluation import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, evaluate, flat
+from rlhf.build_evaluation import evaluate, flat
 from rlhf.data import Trajectory
-from rlhf.errors import RecipeError
+from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, refuse_unfinished
 from rlhf.evaluation.store import read_failures, read_trajectories
 from rlhf.recipe.asked import Asked
 from rlhf.recipe.text import parse
@@ -33,15 +33,8 @@ def verify(folder: Path, *, console: Console | None = None) -> dict[str, Any]:
         RecipeError: the folder holds no finished evaluation.
         RlhfError: it cannot be made again.
     """
+    refuse_unfinished(folder, f"--verify {folder}")
     plan = folder / PLAN
-    if not plan.is_file() or not (folder / SUMMARY).is_file():
-        raise RecipeError(
-            "there is no finished evaluation in this folder",
-            where=f"--verify {folder}",
-            got="no such folder" if not folder.is_dir() else f"no {PLAN if not plan.is_file() else SUMMARY}",
-            expected="a folder that `rlhf evaluate --out` finished",
-            hint="finish it with the command that it was begun with",
-        )
     known = {f.name for f in fields(Asked)}
     asked = {key: value for key, value in parse(plan.read_text("utf-8"), str(plan))["asked"].items() if key in known}
     asked["overrides"] = tuple(asked.get("overrides", ()))

@@ -56,6 +56,11 @@ class RichProgress:
         if not self.console.is_terminal and due:
             self.console.print(f"{self._name} {self._done}/{self._total}  {note}", markup=False, highlight=False)
 
+    def at(self, done: int, note: str) -> None:
+        """So many steps are nearly done: shown on the bar, and counted when `advance` says so."""
+        if self._task is not None:
+            self._bars.update(self._task, completed=done, last=note)
+
     def note(self, text: str) -> None:
         """What is waited for."""
         if self._task is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,6 +136,11 @@ def test_a_leaderboard_ranks_what_had_the_same_tasks(tmp_path: Path) -> None:
     assert (best["success"], best["n_errors"], second["success"]) == (1.0, 1, 0.2)
     page = run("leaderboard", weak, strong, "--markdown").stdout
     assert "| strong | 100.0% |" in page and "| weak | 20.0% |" in page
+    html = tmp_path / "board.html"
+    assert run("leaderboard", weak, strong, "--html", html).exit_code == 0
+    written = html.read_text("utf-8")
+    assert written.index("strong") < written.index("weak") and "houses (10 tasks)" in written
+    assert "http" not in re.sub(r'xmlns="[^"]*"|http-equiv', "", written) and "<svg" in written
     (weak / "summary.json").write_text("{}")
     damaged = run("leaderboard", weak)
     assert damaged.exit_code == 2 and "this file is damaged" in damaged.stderr

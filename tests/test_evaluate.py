@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from rlhf.recipe.suites import dump_suite, load_suite
 from tests import recipe_parts
 from tests.commands import last_json, run
 
+ROOT = Path(__file__).resolve().parent.parent
 SUITE = """
 # Two small houses
 attempts: 2
@@ -88,9 +92,14 @@ def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: P
     for path in (*files[1:], cut / "summary.json"):
         path.unlink()
     (cut / "trajectories" / (files[1].name + ".tmp")).write_bytes(b"PAR1 half a file")
-    last_json(run("evaluate", "random", "--suite", suite, "--out", cut, "--json"))
-    assert files[0].stat().st_mtime_ns == kept
-    assert (cut / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+    resumed = run("evaluate", "random", "--suite", suite, "--out", cut, "--json")
+    assert last_json(resumed) and files[0].stat().st_mtime_ns == kept
+    for name in ("summary.json", "report.html"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    # what is there already counts in the interval so far, which ends where the summary is
+    share = json.loads((cut / "summary.json").read_text())["success"]["value"]
+    [said] = [line for line in resumed.stderr.splitlines() if line.startswith("evaluation 11/11")]
+    assert re.search(rf"success {share:.1%} \(\d.*% to \d.*%\)", said)
 
 
 def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
@@ -108,15 +117,34 @@ def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
     found = json.loads(changed.stdout.splitlines()[-1])
     assert found["changed"]["suite.seed"] == [20000, 3] and found["changed"]["versions.packages.numpy"][0] == "0.0.1"
     assert 0 < found["n_changed"] <= 22 and "keyhole/" in found["first"] and not found["same"]
-    missing = run("evaluate", "--verify", tmp_path / "nothing")
-    assert missing.exit_code == 2 and "no finished evaluation" in missing.stderr
+
+
+def test_what_cannot_be_verified_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    words = ["rlhf", "evaluate", "--verify", str(tmp_path / "nothing")]
+    code = f"""
+import sys
+from rlhf.cli import main
+sys.argv = {words!r}
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and "no finished evaluation" in done.stderr and done.stdout.strip() == "False"
 
 
 def test_a_folder_belongs_to_one_evaluation(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     last_json(run("evaluate", "random", "--suite", suite, "--out", out, "--json"))
-    reported = run("report", out)
-    assert reported.exit_code == 2 and "this is an evaluation" in reported.stderr and "summary.json" in reported.stderr
+    page = out / "report.html"
+    written = page.read_bytes()
+    page.unlink()
+    assert last_json(run("report", out, "--json")) == {"report": str(page)} and page.read_bytes() == written
+    (out / "summary.json").rename(out / "elsewhere.json")
+    unfinished = run("report", out)
+    assert unfinished.exit_code == 2 and "no finished evaluation" in unfinished.stderr
+    (out / "elsewhere.json").rename(out / "summary.json")
     other = run("evaluate", "oracle", "--suite", suite, "--out", out)
     assert other.exit_code == 2 and "this folder holds another evaluation" in other.stderr
     assert "asked.target random, now oracle" in other.stderr

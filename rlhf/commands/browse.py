@@ -185,22 +185,22 @@ def _plain_turn(turn: Any, tokens: bool) -> dict[str, Any]:
 
 @command
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or of an evaluation.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the run's report.html again."""
-    _refuse_no_run(run)
-    if (run / "evaluation.yaml").is_file():
-        raise RecipeError(
-            "this is an evaluation, and the report is that of a run",
-            where=str(run),
-            got="evaluation.yaml and no recipe.yaml",
-            expected="a folder that `rlhf train` made",
-            hint=f"its figures are in {run / 'summary.json'}; `rlhf trajectories {run}` shows its attempts",
-        )
-    from rlhf.evaluation.report import write_report
+    """Write the report.html of a run or an evaluation again."""
+    from rlhf.evaluation.folder import is_evaluation, refuse_unfinished
 
-    path = write_report(run)
+    _refuse_no_run(run)
+    if is_evaluation(run):
+        refuse_unfinished(run, str(run))
+        from rlhf.evaluation.evaluation_report import write_evaluation_report
+
+        path = write_evaluation_report(run)
+    else:
+        from rlhf.evaluation.report import write_report
+
+        path = write_report(run)
     if as_json:
         print_json({"report": str(path)})
     else:

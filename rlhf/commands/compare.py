@@ -62,22 +62,26 @@ def compare(
 def leaderboard(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of evaluations, or runs.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Write tables for a page.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page of its own too, which fetches nothing.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank evaluations, those of one suite and of the same tasks together.
 
-    Example: rlhf leaderboard evaluations/*
+    Examples: rlhf leaderboard evaluations/*; rlhf leaderboard evaluations/* --html leaderboard.html
     """
-    from rlhf.evaluation.leaderboard import boards
+    from rlhf.evaluation.leaderboard import boards, title_of, write_leaderboard
 
     found = boards(folders)
     _caution_unfinished(folders)
+    if html is not None:
+        write_leaderboard(html, found)
     if as_json:
         print_json({"boards": found})
         return
     for board in found:
-        each = f", {board['attempts']} attempts at each" if board["attempts"] > 1 else ""
-        title = f"{board['suite']} ({board['n_tasks']} tasks{each})"
+        title = title_of(board)
         if markdown:
             results().print(
                 "\n".join([f"**{title}**", "", *_markdown(board["rows"]), ""]), soft_wrap=True, markup=False
@@ -96,32 +100,22 @@ def _caution_unfinished(folders: list[Path]) -> None:
             )
 
 
-_COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [
-        row["policy"],
-        percent(row["success"]),
-        f"{percent(row['interval'][0])} to {percent(row['interval'][1])}",
-        number(row["score"]),
-        f"{row['turns_mean']:.1f}",
-        str(row["n_errors"]),
-    ]
-
-
 def _board(rows: list[dict[str, Any]]) -> Table:
+    from rlhf.evaluation.leaderboard import COLUMNS, cells
+
     table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS:
+    for column in COLUMNS:
         table.add_column(column, justify="left" if column == "policy" else "right", overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*cells(row))
     return table
 
 
 def _markdown(rows: list[dict[str, Any]]) -> list[str]:
-    head = [f"| {' | '.join(_COLUMNS)} |", f"|{'---|' * len(_COLUMNS)}"]
-    return head + [f"| {' | '.join(_cells(row))} |" for row in rows]
+    from rlhf.evaluation.leaderboard import COLUMNS, cells
+
+    head = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    return head + [f"| {' | '.join(cells(row))} |" for row in rows]
 
 
 def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:

@@ -113,6 +113,9 @@ def _report(summary: dict[str, Any], asked: Asked, out: Path | None, as_json: bo
 
 def _verify(folder: Path, as_json: bool) -> None:
     """Evaluate again and print what changed; exit code 2 where an attempt or a figure did."""
+    from rlhf.evaluation.folder import refuse_unfinished
+
+    refuse_unfinished(folder, f"--verify {folder}")  # before anything loads
     from rlhf.build_verify import verify
 
     quiet_libraries()

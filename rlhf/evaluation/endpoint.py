@@ -113,6 +113,8 @@ class EndpointEngine(NoModel):
         }
         if params.top_p < 1:
             body["top_p"] = params.top_p
+        if params.top_k:
+            body["top_k"] = params.top_k  # no key of OpenAI's own; a server that does not know it refuses
         if params.stop_strings:
             body["stop"] = list(params.stop_strings)
         return body

@@ -135,13 +135,19 @@ def line_chart(
 
 
 def interval_chart(
-    rows: Sequence[tuple[str, float, float, float]], title: str, *, width: int = 560, standalone: bool = True
+    rows: Sequence[tuple[str, float, float, float]],
+    title: str,
+    *,
+    highlight: int | None = -1,
+    width: int = 560,
+    standalone: bool = True,
 ) -> str:
     """Draw shares with their intervals, one row each, on an axis from 0% to 100%.
 
     Args:
         rows: label, value, lower end, upper end.
         title: said to a screen reader.
+        highlight: the row with a colour of its own, counted from the end where it is negative; None is no row.
         width: in pixels.
         standalone: carry styles along, for a file of its own.
     """
@@ -152,12 +158,12 @@ def interval_chart(
     def at(share: float) -> float:
         return left + span * share
 
-    body = []
+    body, own = [], None if highlight is None else highlight % max(len(rows), 1)
     for share in (0, 0.25, 0.5, 0.75, 1):
         body.append(f'<line class="grid" x1="{at(share):.1f}" x2="{at(share):.1f}" y1="{top}" y2="{bottom}"/>')
         body.append(f'<text x="{at(share):.1f}" y="{bottom + 16}" text-anchor="middle">{share:.0%}</text>')
     for i, (label, value, low, high) in enumerate(rows):
-        y, paint = top + pitch * (i + 0.5), f"var(--c{0 if i == len(rows) - 1 else 1})"
+        y, paint = top + pitch * (i + 0.5), f"var(--c{0 if i == own else 1})"
         body += [
             f'<text x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>',
             f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" stroke-width="10" stroke-linecap="round" '

@@ -1,17 +1,26 @@
-"""Evaluations ranked: one board for each suite, and only over the same tasks of the same environments."""
+"""Evaluations ranked: one board for each suite, only over the same tasks of the same environments; and their page."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides
+from rlhf.evaluation.figures import interval_chart
+from rlhf.evaluation.page import page, table, write_page
 from rlhf.evaluation.summary import summarize
+
+#: What is said of each evaluation, in the order of `cells`.
+COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
+
+#: Characters of a policy's name that have room beside the chart: its last ones, which differ where paths do.
+_LONGEST = 60
 
 
 @dataclass
@@ -71,6 +80,61 @@ def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
+def title_of(board: Mapping[str, Any]) -> str:
+    """Suite and number of tasks, for the reader."""
+    each = f", {board['attempts']} attempts at each" if board["attempts"] > 1 else ""
+    return f"{board['suite']} ({board['n_tasks']} tasks{each})"
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """The texts of a row, one for each of `COLUMNS`; a dash where nothing is known."""
+    success, score = row["success"], row["score"]
+    low, high = row["interval"]
+    return [
+        row["policy"],
+        f"{success:.1%}" if _is_known(success) else "-",
+        f"{low:.1%} to {high:.1%}",
+        f"{score:.3f}" if _is_known(score) else "-",
+        f"{row['turns_mean']:.1f}",
+        str(row["n_errors"]),
+    ]
+
+
+def write_leaderboard(path: Path, found: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the page of these boards: a chart and a table of each, without outside links; returns its path.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    n = sum(len(board["rows"]) for board in found)
+    html = page(
+        "leaderboard.html",
+        title="Leaderboard",
+        subtitle=escape(f"{n} evaluations · intervals are 95%, clustered by task"),
+        boards="".join(_drawn(board) for board in found),
+    )
+    return write_page(path.parent, html, path.name)
+
+
+def _drawn(board: Mapping[str, Any]) -> str:
+    title = title_of(board)
+    rows = [(r["policy"][-_LONGEST:], _value(r["success"]), *map(_value, r["interval"])) for r in board["rows"]]
+    chart = interval_chart(rows, f"Success on {title}", highlight=0, width=1120, standalone=False)
+    shown = table(COLUMNS, map(cells, board["rows"]))
+    return (
+        f'<section><h2>{escape(title)}</h2><div class="charts"><figure class="card wide">{chart}</figure></div>'
+        f'<div class="card" style="margin-top:12px">{shown}</div></section>'
+    )
+
+
+def _value(share: float) -> float:
+    return share if _is_known(share) else 0.0
+
+
+def _is_known(value: float) -> bool:
+    return value == value
+
+
 def _rank(metric: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """Key that puts the best first: by the suite's metric, then by the other one, then by name."""
     first, then = ("score", "success") if metric == "score" else ("success", "score")
@@ -106,4 +170,4 @@ def _named(side: Side) -> tuple[str, str, int, str]:
 
 
 def _known(value: float) -> float:
-    return value if value == value else -1.0
+    return value if _is_known(value) else -1.0

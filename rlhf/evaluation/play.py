@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
-from rlhf.evaluation.store import TrajectoryWriter, list_steps
+from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.score import check_failures
@@ -16,6 +16,23 @@ from rlhf.rollout.score import check_failures
 STEP = -1
 #: Blocks hold this many times the episodes alive at a time: at the end of each, some seats stay empty.
 _WAVES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A block that is there.
+
+    Attributes:
+        part: of the suite.
+        n_tasks: of the block.
+        n_solved: attempts at them that were solved.
+        n_counted: attempts that no part failed in.
+    """
+
+    part: str
+    n_tasks: int
+    n_solved: int
+    n_counted: int
 
 
 def block_size(attempts: int, limits: Limits) -> int:
@@ -31,7 +48,7 @@ async def play_part(
     *,
     attempts: int,
     sampling: SamplingParams,
-    on_block: Callable[[int], None] = lambda n_tasks: None,
+    on_block: Callable[[Played], None] = lambda played: None,
 ) -> None:
     """Attempt every task `attempts` times and write the attempts; blocks that `folder` has are not played again.
 
@@ -44,23 +61,31 @@ async def play_part(
         folder: of the trajectories.
         attempts: at each task.
         sampling: how one generation is sampled.
-        on_block: told the number of tasks of each block that is there.
+        on_block: told of each block that is there.
 
     Raises:
         TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy; the
             block is not written, so that a later call plays it afresh.
     """
     writer = TrajectoryWriter(folder)
-    there = {s.step for s in list_steps(folder) if (s.stage, s.phase) == (name, "eval")}
+    there = {s.step: s.path for s in list_steps(folder) if (s.stage, s.phase) == (name, "eval")}
     patient = replace(collector, limits=replace(collector.limits, max_error_fraction=1.0))
     played: list[ScoredGroup] = []
     size = block_size(attempts, collector.limits)
     for number, first in enumerate(range(0, len(tasks), size)):
         block = tasks[first : first + size]
-        if number not in there:
+        if number in there:
+            solved = list(_stored(there[number]))
+        else:
             found = await patient.collect(block, group_size=attempts, sampling=sampling, step=STEP)
             played += found.groups
             # Judged over what was played so far, not over each block by itself.
             check_failures(played, collector.limits)
             writer.write_groups(name, number, "eval", found.groups)
-        on_block(len(block))
+            solved = [t.solved for group in found.groups for t in group.trajectories]
+        on_block(Played(name, len(block), sum(solved), len(solved)))
+
+
+def _stored(path: Path) -> Iterator[bool]:
+    """Whether each attempt of a block was solved, failures of parts left out."""
+    return (row["solved"] for row in read_columns(path, ["solved", "is_failure"]) if not row["is_failure"])

@@ -7,25 +7,18 @@ what exactly was run.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from rlhf.errors import CheckpointError
-from rlhf.evaluation import figures, transcript
+from rlhf.evaluation import transcript
 from rlhf.evaluation.curves import learning_curves
 from rlhf.evaluation.figures import interval_chart, number_text, percent_text
 from rlhf.evaluation.findings import Finding, findings
+from rlhf.evaluation.page import failures, flat, page, table, write_page
 from rlhf.evaluation.paired import compare
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.store import read_failures, read_successes
+from rlhf.evaluation.store import read_successes
 from rlhf.metrics import describe
 
 
@@ -37,39 +30,21 @@ def write_report(run_folder: Path) -> Path:
         DataError: a file of the run is damaged.
     """
     folder = Path(run_folder)
-    page = render_report(RunData.read(folder))
-    path = folder / "report.html"
-    temporary = path.with_name("report.html.tmp")
-    try:
-        temporary.write_text(page, "utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise CheckpointError(
-            "the report cannot be written", where=str(path), got=error.strerror or str(error), hint="free disk space"
-        ) from error
-    return path
+    return write_page(folder, render_report(RunData.read(folder)))
 
 
 def render_report(run: RunData) -> str:
     """Return the page's HTML."""
-    script = _resource("report.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Template(_resource("report.html")).substitute(
+    return page(
+        "report.html",
         title=escape(f"Run {run.name}"),
         subtitle=_subtitle(run),
-        style=_resource("report.css") + figures.STYLE,
-        script=script,
-        script_hash=f"sha256-{digest}",
         headline=_headline(run),
         trust=_trust(run),
         curves=learning_curves(run),
         trajectories=_trajectories(run),
         facts=_facts(run),
     )
-
-
-def _resource(name: str) -> str:
-    return (files("rlhf.evaluation") / "templates" / name).read_text("utf-8")
 
 
 def _subtitle(run: RunData) -> str:
@@ -142,7 +117,7 @@ def _trust(run: RunData) -> str:
     order = {"problem": 0, "look": 1, "fine": 2}
     # The gap between trainer and engine leads, whatever it is; then what is wrong.
     tiles = "".join(_tile(f) for f in [*found[:1], *sorted(found[1:], key=lambda f: order[f.level])])
-    return f'<div class="tiles">{tiles}</div>{_failures(run)}'
+    return f'<div class="tiles">{tiles}</div>{failures(run.folder / "trajectories")}'
 
 
 def _tile(finding: Finding) -> str:
@@ -152,17 +127,6 @@ def _tile(finding: Finding) -> str:
         f'<div class="card tile is-{finding.level}"><div class="head"><h3>{escape(finding.name)}</h3>'
         f'<span class="badge {finding.level}">{words}</span></div><div class="figure">{escape(finding.value)}</div>'
         f"<p>{escape(finding.words)}</p>{hint}</div>"
-    )
-
-
-def _failures(run: RunData) -> str:
-    counted = Counter((r.failure.outcome, r.failure.message) for r in read_failures(run.folder / "trajectories"))
-    if not counted:
-        return ""
-    rows = [(str(n), outcome, message[:300]) for (outcome, message), n in counted.most_common(8)]
-    table = _table(("attempts", "outcome", "message"), rows)
-    return (
-        f'<details class="card" style="margin-top:12px"><summary>Failed attempts by message</summary>{table}</details>'
     )
 
 
@@ -205,11 +169,11 @@ def _facts(run: RunData) -> str:
         cards.append(f'<div class="card"><h3>Recipe, resolved</h3><pre tabindex="0">{escape(run.recipe)}</pre></div>')
     side = ""
     if run.versions:
-        side += f'<div class="card"><h3>Versions and hardware</h3>{_table((), _flat(run.versions))}</div>'
+        side += f'<div class="card"><h3>Versions and hardware</h3>{table((), flat(run.versions))}</div>'
     if times := _times(run):
-        side += f'<div class="card" style="margin-top:12px"><h3>Where the time went</h3>{_table((), times)}</div>'
+        side += f'<div class="card" style="margin-top:12px"><h3>Where the time went</h3>{table((), times)}</div>'
     if run.facts:
-        side += f'<div class="card" style="margin-top:12px"><h3>Result</h3>{_table((), _flat(run.facts))}</div>'
+        side += f'<div class="card" style="margin-top:12px"><h3>Result</h3>{table((), flat(run.facts))}</div>'
     cards.append(f"<div>{side}</div>" if side else "")
     return f'<div class="facts">{"".join(cards)}</div>{_all_metrics(run)}'
 
@@ -230,29 +194,5 @@ def _all_metrics(run: RunData) -> str:
             rows.append((name, number_text(values[0]), number_text(values[-1]), metric.unit, metric.meaning))
     if not rows:
         return ""
-    table = _table(("metric", "first", "last", "unit", "meaning"), rows)
-    return f'<details class="card" style="margin-top:12px"><summary>All {len(rows)} metrics</summary>{table}</details>'
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Write nested values as rows of (dotted name, text)."""
-    rows = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{name}.")
-        else:
-            rows.append((f"{prefix}{name}", str(value)))
-    return rows
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = []
-    for row in rows:
-        first, *rest = (escape(str(cell)) for cell in row)
-        cells = f'<th scope="row">{first}</th>' + "".join(
-            f'<td class="n">{c}</td>' if len(c) < 12 else f"<td>{c}</td>" for c in rest
-        )
-        body.append(f"<tr>{cells}</tr>")
-    start = f"<thead><tr>{top}</tr></thead>" if top else ""
-    return f'<div class="scroll"><table>{start}<tbody>{"".join(body)}</tbody></table></div>'
+    shown = table(("metric", "first", "last", "unit", "meaning"), rows)
+    return f'<details class="card" style="margin-top:12px"><summary>All {len(rows)} metrics</summary>{shown}</details>'

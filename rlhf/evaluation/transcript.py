@@ -150,6 +150,31 @@ def _turns(record: TrajectoryRecord, tokenizer: Any | None, scale: float) -> Ite
     )
 
 
+def spoken(record: TrajectoryRecord) -> str:
+    """Return one trajectory as HTML in words alone: what the environment said, and what the policy did.
+
+    It takes no tokenizer, and so it shows policies that sample no tokens as it shows models.
+    """
+    t = record.trajectory
+    rows = [_said("", t.opening)]
+    for k, turn in enumerate(t.turns):
+        reward = record.score.turns[k] if record.score is not None else turn.reward
+        notes = f'<span class="reward {"up" if reward > 0 else "down"}">reward {reward:+.3g}</span>' if reward else ""
+        if not turn.valid:
+            notes += f'<span class="bad" title="{_clean(turn.action.error or "not understood")}">invalid</span>'
+        text = turn.action.text or turn.action.error or ""
+        rows.append(_said(f"<b>Turn {k + 1}</b>{notes}", turn.reply, f'<div class="act said">{_clean(text)}</div>'))
+    detail = f" ({_clean(t.detail)})" if t.detail else ""
+    end = f'<span class="end">{t.outcome}{detail}</span>'
+    rows.append(f'<div class="turn"><div class="gutter"><b>End</b></div><div class="text">{end}</div></div>')
+    return f'<div class="words">{"".join(rows)}</div>'
+
+
+def _said(gutter: str, reply: str, action: str = "") -> str:
+    text = f'{action}<span class="obs">{_clean(reply)}</span>'
+    return f'<div class="turn"><div class="gutter">{gutter}</div><div class="text">{text}</div></div>'
+
+
 def _read(generation: Generation, before: tuple[int, ...], tokenizer: Any | None) -> str:
     """Render what the model read since its last token: new prompt tokens, or the whole prompt if it was rewritten."""
     prompt = generation.prompt.token_ids

@@ -35,6 +35,7 @@ class Progress:
     Attributes:
         n_episodes: attempts to make.
         n_done: attempts that are over, failed ones included.
+        n_solved: of these, solved.
         n_failed: attempts in which a part failed for good.
         n_retries: attempts thrown away and begun again.
         n_running: attempts now alive.
@@ -47,6 +48,7 @@ class Progress:
 
     n_episodes: int
     n_done: int = 0
+    n_solved: int = 0
     n_failed: int = 0
     n_retries: int = 0
     n_running: int = 0
@@ -74,6 +76,7 @@ class _Board:
 
     n_episodes: int
     n_done: int = 0
+    n_solved: int = 0
     n_failed: int = 0
     n_retries: int = 0
     n_tokens: int = 0
@@ -85,6 +88,7 @@ class _Board:
         return Progress(
             n_episodes=self.n_episodes,
             n_done=self.n_done,
+            n_solved=self.n_solved,
             n_failed=self.n_failed,
             n_retries=self.n_retries,
             n_running=len(phases),
@@ -202,6 +206,7 @@ class _Rollout:
             self.board.n_retries += 1
             trajectory = await self._once(job, retry)
         self.board.n_done += 1
+        self.board.n_solved += trajectory.solved
         self.board.n_failed += trajectory.outcome.is_failure_of_a_part
         return replace(trajectory, n_retries=retry)
 

@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pages import Page
 from synthetic import make_run
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Trajectory, Turn
@@ -22,42 +22,7 @@ from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import FailureRecord, TrajectoryRecord, TrajectoryWriter
 from rlhf.sinks import JsonlSink, Metrics
 
-VOID = {"meta", "br", "img", "link", "input", "hr"}
 EVIL = '</span></pre><script>alert("x")</script><img src=x onerror=alert(1)> ${x} $style \x1b[31m'
-
-
-class Page(HTMLParser):
-    """Collects elements, attributes and visible text, and checks that elements are closed in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.stack: list[str] = []
-        self.feed(html)
-        assert self.stack == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not {"script", "style"} & set(self.stack):
-            self.text.append(data)
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.elements)
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).split())
 
 
 @pytest.fixture(scope="module")
