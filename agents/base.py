@@ -31,8 +31,22 @@ class Reply:
 class PolicyHandle(Protocol):
     """The policy as one episode sees it."""
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
-        """Render `messages` and sample one reply. Raises EngineError; ContextFull when the prompt leaves no room."""
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+        """Render `messages` and sample one reply.
+
+        Args:
+            messages: the prompt.
+            max_tokens: limit on new tokens, beside the recipe's.
+            role: what is asked for; stays with the generation, and tells a demonstration what to answer.
+
+        Raises:
+            EngineError: the engine failed; ContextFull when the prompt leaves no room.
+            AgentError: too many calls in one turn.
+        """
+        ...
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of the prompt that `messages` make."""
         ...
 
 

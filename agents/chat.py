@@ -1,4 +1,4 @@
-"""The chat agent: one message per observation, one action per reply."""
+"""The chat agent: one message per observation, one action per reply, and a memory that chooses what is shown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
+from agents.memory.base import MEMORY, Exchange, Memory, Plain, Shown
+from agents.memory.full import FullHistory
 from agents.parsing import Parsed, how_to_answer, parse_action, split_thoughts
-from rlhf.data import Action, Finish, Message, Role, Turn
+from rlhf.data import Action, Finish, Generation, Message, Role, Turn
 from rlhf.settings import STRICT
 
 _THINK_ABOUT = {
@@ -21,9 +23,9 @@ _THINK_ABOUT = {
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ChatAgent:
-    """Shows the conversation so far and reads one action from the reply.
+    """Shows what its memory keeps of the conversation and reads one action from the reply.
 
-    The messages are a function of the history alone, so the messages of a later turn begin with those of an earlier
+    What is shown is a function of the history alone, so the messages of a later turn begin with those of an earlier
     one as long as nothing is forgotten: caches are reused and an episode is one row for the trainer.
 
     With an empty `system` nothing is said but the observations, which suits small models made from scratch.
@@ -35,8 +37,8 @@ class ChatAgent:
     """List the possible actions after each observation, where the environment knows them."""
     max_admissible: Annotated[int, Field(ge=1)] = 50
     """Most actions of one list."""
-    history: Annotated[int, Field(ge=0)] | None = None
-    """How many of the last turns are shown, after the opening; all where none is given."""
+    memory: Memory = Field(default_factory=FullHistory)
+    """What of the past is shown."""
     format: Literal["plain", "tagged"] = "plain"
     """The action alone, or inside `<action>...</action>`."""
     think: Literal["off", "allow", "require"] = "off"
@@ -46,30 +48,52 @@ class ChatAgent:
     max_action_chars: Annotated[int, Field(ge=1)] = 200
     """Longest action; anything longer is taken for chatter."""
 
-    async def act(self, history: History, policy: PolicyHandle) -> Action:
-        """Ask once and read the reply; what cannot be read becomes an error that the policy sees next."""
-        reply = await policy.generate(self.messages(history))
-        was_cut = reply.generation.finish is Finish.LENGTH
-        parsed = self.read(reply.text, history.admissible_actions, was_cut=was_cut)
-        return Action(parsed.text, (reply.generation,), parsed.error)
+    def __post_init__(self) -> None:
+        """Refuse a memory that this agent gives no room."""
+        if self._memory.needs_thoughts and self.think != "require":
+            name = type(self.memory).__name__
+            raise ValueError(f"think is '{self.think}', expected 'require': {name} keeps what it remembers there")
 
-    def messages(self, history: History) -> tuple[Message, ...]:
-        """Everything the policy is shown before its next action."""
-        shown = (*history.admissible_before, history.admissible_actions)
-        turns = history.turns
-        kept = len(turns) if self.history is None else min(self.history, len(turns))
-        first = len(turns) - kept
-        opening = history.opening
-        if first:
-            opening = f"{opening}\n...\n{turns[first - 1].reply}"
-        said = [Message(Role.USER, self._observation(opening, _at(shown, first)))]
-        for i, turn in enumerate(turns[first:], start=first):
-            said.append(self._reply(turn))
-            said.append(Message(Role.USER, self._observation(turn.reply, _at(shown, i + 1))))
-        return (*self._instructions(), *history.task.messages, *said)
+    @property
+    def _memory(self) -> Plain:
+        """The hooks of the memory; a memory without any reads and writes nothing."""
+        return self.memory if isinstance(self.memory, Plain) else Plain()
+
+    async def act(self, history: History, policy: PolicyHandle) -> Action:
+        """Ask and read the reply; what cannot be read becomes an error that the policy sees next."""
+        past = self.past(history)
+        generations: list[Generation] = []
+        notes: dict[str, str] = {}
+        while True:
+            recalled = await self.memory.recall(past, policy, notes)
+            notes |= recalled.notes
+            reply = await policy.generate((*self._instructions(), *history.task.messages, *recalled.messages))
+            generations += [*recalled.generations, reply.generation]
+            read = self._memory.read(split_thoughts(reply.text).answer, past, notes)
+            notes |= read.notes
+            if not read.again:
+                break
+        was_cut = reply.generation.finish is Finish.LENGTH
+        parsed = self._read(reply.text, read.text, history.admissible_actions, was_cut)
+        return Action(parsed.text, tuple(generations), parsed.error, notes)
+
+    def past(self, history: History) -> tuple[Exchange, ...]:
+        """Everything that was said, from the opening to the observation that waits for an answer."""
+        lists = (*history.admissible_before, history.admissible_actions)
+        texts = (history.opening, *(turn.reply for turn in history.turns))
+        shown = [self._observation(text, lists[i] if i < len(lists) else ()) for i, text in enumerate(texts)]
+        finished = (
+            Exchange(shown[i], texts[i], self._reply(turn), turn.action.text, turn.action.notes)
+            for i, turn in enumerate(history.turns)
+        )
+        return (*finished, Exchange(shown[-1], texts[-1]))
 
     def read(self, text: str, admissible: tuple[str, ...] = (), *, was_cut: bool = False) -> Parsed:
         """Read the action in a whole reply. Never raises."""
+        return self._read(text, split_thoughts(text).answer, admissible, was_cut)
+
+    def _read(self, text: str, answer: str, admissible: tuple[str, ...], was_cut: bool) -> Parsed:
+        """Read the action in `answer`, which is what the memory has left of `text`."""
         thoughts = split_thoughts(text)
         problem = ""
         if self.think == "off" and thoughts.thought:
@@ -81,7 +105,7 @@ class ChatAgent:
         if problem:
             return Parsed("", f"No action was taken: {problem}. {self._how_to_answer()}")
         return parse_action(
-            thoughts.answer,
+            answer,
             admissible,
             is_tagged=self.format == "tagged",
             is_strict=self.parse == "strict",
@@ -89,13 +113,18 @@ class ChatAgent:
             max_chars=self.max_action_chars,
         )
 
-    def write(self, action: str) -> str:
-        """Write a reply that `read` understands as `action`, for demonstrations."""
-        text = f"<action>{action}</action>" if self.format == "tagged" else action
-        return f"<think>\n\n</think>\n\n{text}" if self.think == "require" else text
+    def write(self, shown: Shown) -> str:
+        """Write the reply that a demonstration gives; `read` understands it as the demonstrated action."""
+        if shown.role == MEMORY:
+            return shown.recall
+        text = f"<action>{shown.action}</action>" if self.format == "tagged" else shown.action
+        text = self._memory.write(text, shown)
+        thought = shown.recall if self._memory.needs_thoughts else ""
+        return f"<think>\n{thought}\n</think>\n\n{text}" if self.think == "require" else text
 
     def _how_to_answer(self) -> str:
-        return " ".join(filter(None, [_THINK_ABOUT[self.think], how_to_answer(self.format == "tagged")]))
+        how = how_to_answer(self.format == "tagged")
+        return " ".join(filter(None, [_THINK_ABOUT[self.think], how, self._memory.instruction]))
 
     def _instructions(self) -> tuple[Message, ...]:
         return (Message(Role.SYSTEM, f"{self.system} {self._how_to_answer()}"),) if self.system else ()
@@ -103,7 +132,7 @@ class ChatAgent:
     def _reply(self, turn: Turn) -> Message:
         if turn.generations:
             return Message(Role.ASSISTANT, turn.action.text, turn.generations[-1].token_ids)
-        return Message(Role.ASSISTANT, self.write(turn.action.text))
+        return Message(Role.ASSISTANT, self.write(Shown(turn.action.text)))
 
     def _observation(self, text: str, admissible: tuple[str, ...]) -> str:
         if not self.show_admissible or not admissible:
@@ -112,8 +141,3 @@ class ChatAgent:
         more = len(admissible) - self.max_admissible
         lines += [f"- ... and {more} more"] if more > 0 else []
         return "\n".join([text, "", "Possible actions:", *lines])
-
-
-def _at(shown: tuple[tuple[str, ...], ...], turn: int) -> tuple[str, ...]:
-    """Actions shown with the observation before `turn`; none where the history does not say."""
-    return shown[turn] if turn < len(shown) else ()

@@ -54,7 +54,7 @@ class ScriptedPolicy:
         self.replies: list[Reply] = []
         self.prompts: list[tuple[Message, ...]] = []
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
         """Say the next text. Raises EngineError after 200 calls, so that an agent that never decides is stopped."""
         if len(self.replies) >= _MOST_CALLS:
             raise EngineError("the script is at its end", where="scripted policy", got=f"{_MOST_CALLS} calls")
@@ -62,18 +62,25 @@ class ScriptedPolicy:
         # The ids differ from call to call even where the text does not, so that none can be mistaken for another.
         ids = (1000 + n, *range(2000, 2000 + n % 5), 7)
         prompt = Prompt(tuple(range(1, 4 + len(messages))))
-        generation = Generation(prompt, ids, (-0.5,) * len(ids), Finish.STOP, policy_version=0)
+        generation = Generation(prompt, ids, (-0.5,) * len(ids), Finish.STOP, policy_version=0, role=role)
         self.prompts.append(tuple(messages))
         self.replies.append(Reply(self._sayings[n % len(self._sayings)], generation))
         return self.replies[-1]
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Count a word as a token."""
+        return sum(len(message.content.split()) for message in messages)
 
 
 class _BrokenPolicy:
     called = False
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
         self.called = True
         raise EngineError("the engine has stopped", where="scripted policy")
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        return len(messages)
 
 
 def check_agent(agent: Any, *, n_turns: int = 5, call_limit_s: float = 30.0) -> Report:

@@ -101,6 +101,24 @@ class Oracle(Protocol):
         ...
 
 
+@runtime_checkable
+class Scribe(Protocol):
+    """An environment that can say what is worth remembering, for demonstrations to agents that forget."""
+
+    def recall(self, task: Task, taken: Sequence[str]) -> str:
+        """What a later action may need of all that was seen until after `taken`, in a bounded number of words."""
+        ...
+
+
+@runtime_checkable
+class Guide(Protocol):
+    """An environment that can say what its oracle is about, for demonstrations to agents that plan."""
+
+    def subgoal(self, task: Task, taken: Sequence[str]) -> str:
+        """What the oracle's next action after `taken` is for; the same words until that is reached."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Properties:
     """What an environment declares about itself; `rlhf check environment` holds it to them.

@@ -40,6 +40,15 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "agent": {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),
     },
+    "memory": {
+        "full": Entry("agents.memory.full:FullHistory", "the whole conversation"),
+        "window": Entry("agents.memory.window:Window", "the opening and the last turns"),
+        "budget": Entry("agents.memory.budget:TokenBudget", "as many observations as fit into a number of tokens"),
+        "diff": Entry("agents.memory.diff:DiffHistory", "what has changed from observation to observation"),
+        "summary": Entry("agents.memory.summary:Summary", "a summary by the policy, and the turns since"),
+        "constant": Entry("agents.memory.constant:ConstantMemory", "only what the last reply carries on (MEM1)"),
+        "subgoals": Entry("agents.memory.subgoals:Subgoals", "finished subgoals as summaries (HiAgent)"),
+    },
     "reward": {
         "outcome": Entry("rewards.outcome:Outcome", "1 if the environment calls the episode solved, else 0"),
         "environment": Entry("rewards.outcome:EnvironmentReward", "the environment's own rewards, turn by turn"),
@@ -188,6 +197,7 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
 REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "environment": ("tasks", "start"),
     "agent": ("act",),
+    "memory": ("recall",),
     "reward": ("__call__",),
     "advantage": ("__call__", "needs_values", "min_group"),
     "critic": ("start",),
@@ -203,6 +213,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
 SECTION_OF_TYPE: Mapping[str, str] = {
     "environments.base:Environment": "environment",
     "agents.base:Agent": "agent",
+    "agents.memory.base:Memory": "memory",
     "rewards.base:Reward": "reward",
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",
     "rlhf.trainers.critic_kind:CriticKind": "critic",

@@ -39,6 +39,9 @@ rollout/n_turns_mean            | turns      | mean turns of an episode, those l
 rollout/n_replayed_turns        | turns      | turns replayed because they were given, or shared with another attempt
 rollout/n_tokens                | tokens     | sampled tokens; those that several attempts share count once
 rollout/n_prompt_tokens         | tokens     | prompt tokens given to the model, cached ones included
+rollout/prompt_tokens_mean      | tokens     | mean length of a prompt
+rollout/prompt_tokens_max       | tokens     | longest prompt
+rollout/calls_per_turn          | calls      | calls of the policy per turn
 rollout/tokens_per_s            | tokens/s   | sampled tokens per second of rollout
 rollout/time_s                  | s          | wall-clock time of the rollout
 rollout/cached_share            | share      | prompt tokens whose keys and values were kept from an earlier call
@@ -82,6 +85,7 @@ sampling/n_stored               | states     | start states in the buffer
 sampling/n_evicted              | states     | start states that left the buffer
 sampling/priority_mean          | 1          | mean variance of scores that start states were stored for
 reward/*                        | 1          | mean unweighted value of this reward
+agent/*                         | 1          | notes of this name per episode (n_), their mean length in characters (chars_)
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part
 credit/n_groups                 | groups     | groups credit was computed for

@@ -82,8 +82,8 @@ class Parrot:
             said.append(Message(Role.USER, turn.reply))
         return said
 
-    def write(self, action):
-        return action
+    def write(self, shown):
+        return shown.action
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ RECIPE = """\
 # Forgetful on purpose, with replies that are cut on purpose: what a run must not hide.
 policy: {kind: from_scratch, hidden_size: 32, n_layers: 1, n_heads: 2, vocab_size: 300, max_context: 96}
 environment: {kind: ./stairs.py:Stairs}
-agent: {kind: chat, system: "", history: 0}
+agent: {kind: chat, system: "", memory: {kind: window, turns: 0}}
 rewards: {climbed: {kind: outcome}}
 limits: {max_turns: 3, max_tokens: 2}
 evaluation: {n_tasks: 5}

@@ -14,8 +14,10 @@ from tests.combinations import (
     LOSSES,
     OTHER_LOSSES,
     OTHERS,
+    TOLD_CRITIC,
     TURN_CRITIC,
     WITH_CRITIC,
+    WITH_TOLD_CRITIC,
     WITH_TURN_CRITIC,
     stage_of_loss,
 )
@@ -115,6 +117,17 @@ def test_every_estimator_with_a_critic_of_turns_learns(start: Path, tmp_path: Pa
     assert losses[-1] < 0.2 * losses[0] and explained[0] == 0.0 and sum(explained[-3:]) / 3 > 0.3, explained
 
 
+@pytest.mark.parametrize("estimator", WITH_TOLD_CRITIC)
+def test_every_estimator_with_a_critic_that_knows_the_answer_learns(
+    start: Path, tmp_path: Path, estimator: str
+) -> None:
+    advantage = {"kind": estimator, **WITH_TOLD_CRITIC[estimator]}
+    done = learn(start, tmp_path, advantage=advantage, critic=dict(TOLD_CRITIC), **{**LOSSES["ppo_clip"], "steps": 16})
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+    losses, accuracy = (runs.curve(done.folder, f"critic/{name}") for name in ("pair_loss", "pair_accuracy"))
+    assert losses[-1] < 0.2 * losses[0] and accuracy[0] == 0.5 and sum(accuracy[-3:]) / 3 > 0.9, accuracy
+
+
 @pytest.mark.parametrize("loss", OTHER_LOSSES)
 def test_every_other_loss_learns(start: Path, tmp_path: Path, loss: str) -> None:
     stage = stage_of_loss(loss)
@@ -130,7 +143,9 @@ def test_every_loss_of_the_catalogue_is_asked_to_learn() -> None:
 
 
 def test_every_estimator_of_the_catalogue_is_asked_to_learn() -> None:
-    assert {*ESTIMATORS, *OTHERS, *WITH_CRITIC, *WITH_TURN_CRITIC, "duration_aware"} == set(CATALOG["advantage"])
+    assert {
+        *ESTIMATORS, *OTHERS, *WITH_CRITIC, *WITH_TURN_CRITIC, *WITH_TOLD_CRITIC, "duration_aware",
+    } == set(CATALOG["advantage"])  # fmt: skip
 
 
 def test_later_updates_of_the_same_samples_move_the_ratios(start: Path, tmp_path: Path) -> None:
@@ -173,7 +188,7 @@ def test_a_frozen_lake_is_crossed_as_well_as_it_can_be(tmp_path: Path) -> None:
             POLICY_GRADIENT | {"steps": 14, "minibatches": 2, "advantage": {"kind": "gigpo"}},
         ],
         environment={"kind": f"{toytext.__file__}:ToyText", "horizon": horizon, "rows": list(rows)},
-        agent={"kind": "chat", "system": "", "history": 0},
+        agent={"kind": "chat", "system": "", "memory": {"kind": "window", "turns": 0}},
         rewards={"goal": {"kind": "outcome"}},
         limits={"max_turns": horizon, "max_tokens": 6},
         evaluation={"n_tasks": 100},

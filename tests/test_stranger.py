@@ -105,8 +105,8 @@ class Pusher:
             said += [Message(Role.ASSISTANT, turn.action.text, ids), Message(Role.USER, turn.reply)]
         return said
 
-    def write(self, action):
-        return action.removeprefix(f"{self.verb} the ").removesuffix(" door")
+    def write(self, shown):
+        return shown.action.removeprefix(f"{self.verb} the ").removesuffix(" door")
 '''
 
 REWARD = '''

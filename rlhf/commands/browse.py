@@ -178,8 +178,12 @@ def _plain(record: Any, tokens: bool) -> dict[str, Any]:
 
 def _plain_turn(turn: Any, tokens: bool) -> dict[str, Any]:
     plain = {"action": turn.action.text, "reply": turn.reply, "reward": turn.reward, "valid": turn.valid}
+    if turn.action.notes:
+        plain["notes"] = dict(turn.action.notes)
     if tokens:
-        plain["generations"] = [{"token_ids": g.token_ids, "logprobs": g.logprobs} for g in turn.generations]
+        plain["generations"] = [
+            {"role": g.role, "token_ids": g.token_ids, "logprobs": g.logprobs} for g in turn.generations
+        ]
     return plain
 
 

@@ -80,6 +80,8 @@ class Generation:
         policy_version: version of the weights that sampled the first token; `DEMONSTRATED` where none did.
         version_spans: (version, number of tokens) in order, when weights were updated while this was sampled; empty
             when one version sampled all of it.
+        role: what the agent asked for, in its own word; empty for an action, `memory` for what is to be remembered,
+            `plan` for a subgoal.
     """
 
     prompt: Prompt
@@ -88,6 +90,7 @@ class Generation:
     finish: Finish
     policy_version: int
     version_spans: tuple[tuple[int, int], ...] = ()
+    role: str = ""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlhf.data.generation import DEMONSTRATED, Generation
@@ -41,11 +42,14 @@ class Action:
         generations: every call of the policy behind it, in order.
         error: why the text could not be read as an action; the environment is then not stepped and the agent reads
             this as its next observation.
+        notes: what the agent keeps of this turn for later ones, by name: a summary, a subgoal. An agent holds nothing
+            between turns itself, so an episode can be replayed, branched and resumed from its turns alone.
     """
 
     text: str
     generations: tuple[Generation, ...] = ()
     error: str | None = None
+    notes: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

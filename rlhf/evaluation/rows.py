@@ -79,6 +79,7 @@ _TURN = pa.struct(
         "state_key": pa.string(),
         "valid": pa.bool_(),
         "n_generations": pa.int32(),
+        "notes": pa.map_(pa.string(), pa.string()),
     }
 )
 _GENERATION = pa.struct(
@@ -89,6 +90,7 @@ _GENERATION = pa.struct(
         "token_ids": _IDS,
         "logprobs": _FLOATS,
         "finish": pa.string(),
+        "role": pa.string(),
         "policy_version": pa.int64(),
         "version_spans": pa.list_(pa.list_(pa.int64())),  # (version, number of tokens); empty if there is one version
     }
@@ -183,6 +185,7 @@ def _encode_turn(turn: Turn) -> Row:
         "state_key": _text(turn.state_key),
         "valid": turn.valid,
         "n_generations": len(turn.generations),
+        "notes": [(_text(name), _text(note)) for name, note in turn.action.notes.items()],
     }
 
 
@@ -200,6 +203,7 @@ def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
                 "token_ids": g.token_ids,
                 "logprobs": g.logprobs,
                 "finish": str(g.finish),
+                "role": _text(g.role),
                 "policy_version": g.policy_version,
                 "version_spans": g.version_spans,
             }
@@ -239,7 +243,12 @@ def decode(row: Row) -> TrajectoryRecord:
 def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[Turn, ...]:
     return tuple(
         Turn(
-            action=Action(t["text"], tuple(next(generations) for _ in range(t["n_generations"])), t["error"]),
+            action=Action(
+                t["text"],
+                tuple(next(generations) for _ in range(t["n_generations"])),
+                t["error"],
+                dict(t.get("notes") or ()),  # not in the files of older versions
+            ),
             reply=t["reply"],
             reward=t["reward"],
             state_key=t["state_key"],
@@ -260,6 +269,7 @@ def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
             finish=Finish(row["finish"]),
             policy_version=row["policy_version"],
             version_spans=tuple((version, n) for version, n in row["version_spans"]),
+            role=row.get("role") or "",
         )
         before = generation.full_ids
         yield generation

@@ -127,6 +127,8 @@ def _turns(record: TrajectoryRecord, tokenizer: Any | None, scale: float) -> Ite
             row = record.advantages[position] if record.advantages is not None else None
             parts.append(_read(generation, before, tokenizer) + _sampled(generation, row, tokenizer, scale))
             before, position = generation.full_ids, position + 1
+        for name, note in turn.action.notes.items():
+            parts.append(f'<span class="obs"><b>{_clean(name)}</b>: {_clean(note)}</span>')
         if not turn.generations:
             parts.append(f'<span class="obs">{_clean(turn.action.text)}</span>')
         reward = record.score.turns[k] if record.score is not None else turn.reward
@@ -208,7 +210,8 @@ def _sampled(generation: Generation, advantages: Sequence[float] | None, tokeniz
         shown = _clean(piece).replace("\n", "↵\n")
         parts.append(f'<span class="t{sign}"{shade} title="{_clean(repr(piece))}, {words}">{shown}</span>')
     cut = '<span class="bad" title="cut by limits.max_tokens">cut</span>' if generation.finish == "length" else ""
-    return f'<div class="act">{"".join(parts)}{cut}</div>'
+    role = f'<span class="soft">{_clean(generation.role)}</span> ' if generation.role else ""
+    return f'<div class="act">{role}{"".join(parts)}{cut}</div>'
 
 
 def _clean(text: str) -> str:

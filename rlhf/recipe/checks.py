@@ -171,14 +171,13 @@ def _check_demonstrations(recipe: Recipe) -> None:
                 expected="an environment with a method `plan(task, taken)`",
                 hint="remove the stage and start from a pretrained policy, or write `plan`",
             )
-        missing = [name for name in ("messages", "write") if not callable(getattr(recipe.agent, name, None))]
-        if missing:
+        if not callable(getattr(recipe.agent, "write", None)):
             raise RecipeError(
                 "this agent cannot be shown demonstrations",
                 where=f"{path}.kind",
-                got=f"supervised with {agent}, which lacks {' and '.join(missing)}",
-                expected="methods `messages(history)` and `write(action)` beside `act`",
-                hint="remove the stage, or write them as agents.chat.ChatAgent does",
+                got=f"supervised with {agent}, which lacks write",
+                expected="a method `write(shown)` beside `act`",
+                hint="remove the stage, or write it as agents.chat.ChatAgent does",
             )
         if stage.unsolved_share == 1 and stage.random_share:
             raise _no_effect(f"{path}.random_share", stage.random_share, "unsolved_share is 1: all actions are random")

@@ -55,13 +55,13 @@ def _check_patience(path: str, stage: Any) -> None:
 
 
 def _check_shown(recipe: Recipe) -> None:
-    from environments.base import Oracle
+    from environments.base import can_demonstrate
 
     for path, stage in policy_gradient_stages(recipe):
         for key in ("expert", "relift"):
             if getattr(stage, key) is None:
                 continue
-            if not isinstance(recipe.environment, Oracle):
+            if not can_demonstrate(recipe.environment):
                 raise RecipeError(
                     "this environment cannot demonstrate",
                     where=f"{path}.{key}",
@@ -69,14 +69,13 @@ def _check_shown(recipe: Recipe) -> None:
                     expected="an environment with a method `plan(task, taken)`",
                     hint="remove the key, or write `plan`",
                 )
-            missing = [name for name in ("messages", "write") if not callable(getattr(recipe.agent, name, None))]
-            if missing:
+            if not callable(getattr(recipe.agent, "write", None)):
                 raise RecipeError(
                     "this agent cannot be shown demonstrations",
                     where=f"{path}.{key}",
-                    got=f"{kind_of('agent', recipe.agent)}, which lacks {' and '.join(missing)}",
-                    expected="methods `messages(history)` and `write(action)` beside `act`",
-                    hint="remove the key, or write them as agents.chat.ChatAgent does",
+                    got=f"{kind_of('agent', recipe.agent)}, which lacks write",
+                    expected="a method `write(shown)` beside `act`",
+                    hint="remove the key, or write it as agents.chat.ChatAgent does",
                 )
 
 

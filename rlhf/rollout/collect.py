@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from agents.base import Agent
 from environments.base import Environment
-from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task
+from rlhf.data import Finish, Generation, Outcome, SamplingParams, ScoredGroup, Task, Turn
 from rlhf.processes import current
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.group import OnProgress, run_groups
@@ -65,7 +66,28 @@ class Collected:
         values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
         for name in scores[0].parts if scores else ():
             values[f"reward/{name}"] = sum(s.parts[name].value for s in scores) / n
+        values |= _of_prompts(generations, len(turns)) | _of_notes(turns, n)
         return values
+
+
+def _of_prompts(generations: Sequence[Generation], n_turns: int) -> dict[str, float]:
+    """How much the policy was shown, and how often it was asked."""
+    lengths = [len(g.prompt.token_ids) for g in generations]
+    return {
+        "rollout/prompt_tokens_mean": sum(lengths) / max(len(lengths), 1),
+        "rollout/prompt_tokens_max": float(max(lengths, default=0)),
+        "rollout/calls_per_turn": len(generations) / max(n_turns, 1),
+    }
+
+
+def _of_notes(turns: Sequence[Turn], n_trajectories: int) -> dict[str, float]:
+    """How many notes of each name an agent has left, and how long they were; notes that are numbered count as one."""
+    lengths: dict[str, list[int]] = {}
+    for turn in turns:
+        for name, note in turn.action.notes.items():
+            lengths.setdefault(re.sub(r"\W+", "_", name.rstrip("0123456789 ")), []).append(len(note))
+    counts = {f"agent/n_{name}": len(found) / n_trajectories for name, found in lengths.items()}
+    return counts | {f"agent/chars_{name}": sum(found) / len(found) for name, found in lengths.items()}
 
 
 @dataclass(frozen=True)

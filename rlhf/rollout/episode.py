@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from agents.base import Agent, History, Reply
 from environments.base import Environment, StepResult, properties_of
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, SamplingParams, Task, Trajectory, Turn
-from rlhf.errors import ContextFull, EngineError, boundary
+from rlhf.errors import AgentError, ContextFull, EngineError, boundary
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.live import Ended, LiveEpisode
@@ -167,15 +167,27 @@ class _Policy:
         """Forget the calls of the last turn."""
         self._turn, self._n_calls, self.generations = turn, 0, []
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
-        """Render `messages` and sample one reply. Raises EngineError; ContextFull when the prompt leaves no room."""
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+        """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
         call, self._n_calls = self._n_calls, self._n_calls + 1
+        if call >= self._limits.max_calls:
+            raise AgentError(
+                "the agent asks the policy too often in one turn",
+                where=f"turn {self._turn + 1}",
+                got=f"call {call + 1}",
+                expected=f"at most {self._limits.max_calls} (limits.max_calls)",
+                hint="let it decide after fewer calls, or raise limits.max_calls",
+            )
         prompt = self._renderer.prompt(messages)
-        generation = await self._sample(prompt, call, max_tokens)
+        generation = replace(await self._sample(prompt, call, max_tokens), role=role)
         self._watch.enter(Phase.AGENT)
         self.generations.append(generation)
         self._watch.n_tokens += len(generation.token_ids)
         return Reply(self._renderer.reply_text(generation.token_ids), generation)
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of the prompt that `messages` make."""
+        return len(self._renderer.prompt(messages).token_ids)
 
     async def _sample(self, prompt: Prompt, call: int, max_tokens: int | None) -> Generation:
         context = min(self._engine.max_context, self._limits.max_context or self._engine.max_context)
@@ -341,6 +353,9 @@ def _problem_of_action(action: object, sampled: Sequence[Generation]) -> str:
         return f"returned {type(action).__name__}, expected rlhf.data.Action"
     if not isinstance(action.text, str) or not isinstance(action.error, str | None):
         return "Action.text is no text, or Action.error neither text nor None"
+    notes = action.notes
+    if not isinstance(notes, Mapping) or not all(isinstance(x, str) for pair in notes.items() for x in pair):
+        return "Action.notes is no mapping of texts to texts"
     kept = {id(g) for g in action.generations}
     lost = sum(id(g) not in kept for g in sampled)
     if lost:

@@ -19,6 +19,8 @@ class Limits:
 
     max_turns: Annotated[int, Field(ge=1)] = 20
     """Actions of one episode; those that could not be parsed count."""
+    max_calls: Annotated[int, Field(ge=1)] = 16
+    """Calls of the policy in one turn."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
     """New tokens of one generation."""
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()

@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from agents.base import History
-from environments.base import Environment, Oracle, StepResult
+from agents.base import History, Reply
+from agents.memory.base import Shown
+from environments.base import Environment, Guide, Oracle, Scribe, StepResult, can_demonstrate
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
 from rlhf.data.generation import DEMONSTRATED
-from rlhf.errors import EnvError, RecipeError
+from rlhf.errors import AgentError, EnvError, RecipeError
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.group import RETRYABLE
 from rlhf.rollout.limits import Limits
@@ -27,17 +28,29 @@ from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.seeds import stable_seed
 from rlhf.rollout.workers import CallError, CallTimeout, Lane
 
+#: Calls of one demonstrated turn.
+_MAX_CALLS = 100
 #: Tasks after which a share of failures begins to mean something.
 FEW = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A played trajectory without tokens, and the actions that were possible in each turn."""
+    """A played trajectory without tokens.
+
+    Attributes:
+        task: what was played.
+        trajectory: without generations.
+        admissible: of each turn, the actions that were possible.
+        recalls: of each turn, what was worth remembering before it; empty where the environment cannot say it.
+        subgoals: of each turn, what it was for; likewise.
+    """
 
     task: Task
     trajectory: Trajectory
     admissible: tuple[tuple[str, ...], ...]
+    recalls: tuple[str, ...] = ()
+    subgoals: tuple[str, ...] = ()
 
     @property
     def texts(self) -> Iterator[str]:
@@ -46,6 +59,14 @@ class Demonstration:
         for turn in self.trajectory.turns:
             yield turn.action.text
             yield turn.reply
+        yield from self.recalls
+        yield from self.subgoals
+
+    def shown(self, turn: int) -> Shown:
+        """What it has for one turn."""
+        before, subgoal = (("", *self.subgoals)[turn : turn + 2]) if self.subgoals else ("", "")
+        recall = self.recalls[turn] if self.recalls else ""
+        return Shown(self.trajectory.turns[turn].action.text, recall, subgoal, before)
 
 
 async def play(
@@ -71,7 +92,7 @@ async def play(
         RecipeError: the environment has no oracle.
         EnvError: more than `limits.max_error_fraction` of the tasks could not be played.
     """
-    if not isinstance(environment, Oracle) and (random_share < 1 and unsolved_share < 1):
+    if not can_demonstrate(environment) and (random_share < 1 and unsolved_share < 1):
         raise RecipeError(
             "this environment cannot demonstrate",
             where="stages: supervised",
@@ -182,7 +203,30 @@ async def _steps(
             outcome = Outcome.SOLVED if state.success else Outcome.FAILED
             break
     trajectory = Trajectory(task.id, 0, opening.reply, tuple(turns), outcome)
-    return Demonstration(task, trajectory, tuple(shown))
+    taken = [turn.action.text for turn in turns]
+    recalls = await _said(environment, Scribe, "recall", task, taken, limits, lane)
+    subgoals = await _said(environment, Guide, "subgoal", task, taken, limits, lane)
+    return Demonstration(task, trajectory, tuple(shown), recalls, subgoals)
+
+
+async def _said(
+    environment: Environment, kind: type, name: str, task: Task, taken: Sequence[str], limits: Limits, lane: Lane
+) -> tuple[str, ...]:
+    """What the environment says before each action, where it is of a kind that says anything. Raises Ended."""
+    if not isinstance(environment, kind):
+        return ()
+    said: list[str] = []
+    for k in range(len(taken)):
+        try:
+            text = await lane.call(getattr(environment, name), task, list(taken[:k]), timeout_s=limits.start_timeout_s)
+        except CallTimeout as error:
+            raise Ended(Outcome.TIMEOUT, f"{name}: {error}") from error
+        except (CallError, EnvError) as error:
+            raise Ended(Outcome.ENV_ERROR, f"{name}: {error}") from error
+        if not isinstance(text, str):
+            raise Ended(Outcome.ENV_ERROR, f"{name}: got {type(text).__name__}, expected text")
+        said.append(text)
+    return tuple(said)
 
 
 async def _plan(environment: Environment, task: Task, taken: list[str], limits: Limits, lane: Lane) -> list[str]:
@@ -198,39 +242,69 @@ async def _plan(environment: Environment, task: Task, taken: list[str], limits: 
     return list(found or ())
 
 
-def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: Renderer) -> list[Trajectory]:
-    """Give each demonstrated action the prompt and the tokens with which `agent` would have said it.
+async def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: Renderer) -> list[Trajectory]:
+    """Give each demonstrated action the prompts and the tokens with which `agent` would have said it.
 
-    `agent` offers `messages(history)`, the prompt of its next call, and `write(action)`, the inverse of its parser.
+    The agent itself acts; to each of its calls answers what `agent.write(shown)` says, the inverse of its parser (see
+    `agents.memory.base.Shown`). Summaries and subgoals that it asks for are so demonstrated too.
+
+    Raises:
+        RecipeError: the agent has no `write`.
+        AgentError: it fails, or asks without end.
     """
-    for method in ("messages", "write"):
-        if not hasattr(agent, method):
-            raise RecipeError(
-                "this agent cannot be shown demonstrations",
-                where="agent",
-                got=type(agent).__name__,
-                expected=f"a method `{method}` beside `act`, as agents.chat.ChatAgent has",
-                hint="add the method, or remove the supervised stage",
+    if not hasattr(agent, "write"):
+        raise RecipeError(
+            "this agent cannot be shown demonstrations",
+            where="agent",
+            got=type(agent).__name__,
+            expected="a method `write` beside `act`, as agents.chat.ChatAgent has",
+            hint="add the method, or remove the supervised stage",
+        )
+    return [await _render_one(d, agent, renderer) for d in demonstrations]
+
+
+@dataclass
+class _Demonstrator:
+    """A policy that says what a demonstration shows.
+
+    Attributes:
+        agent: whose `write` puts it into words.
+        renderer: of prompts and replies.
+        shown: of this turn.
+        n_calls: in this turn.
+    """
+
+    agent: Any
+    renderer: Renderer
+    shown: Shown
+    n_calls: int = 0
+
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+        """Say what is shown; see `agents.base.PolicyHandle`."""
+        self.n_calls += 1
+        if self.n_calls > _MAX_CALLS:
+            raise AgentError(
+                "the agent asks without end for what is demonstrated", where="agent", got=f"{self.n_calls} calls"
             )
-    return [_render_one(d, agent, renderer) for d in demonstrations]
+        ids = self.renderer.encode_reply(self.agent.write(replace(self.shown, role=role)))
+        prompt = self.renderer.prompt(messages)
+        generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED, role=role)
+        return Reply(self.renderer.reply_text(ids), generation)
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of the prompt that `messages` make."""
+        return len(self.renderer.prompt(messages).token_ids)
 
 
-def _render_one(demonstration: Demonstration, agent: Any, renderer: Renderer) -> Trajectory:
-    task, played = demonstration.task, demonstration.trajectory
+async def _render_one(demonstration: Demonstration, agent: Any, renderer: Renderer) -> Trajectory:
+    task, played = replace(demonstration.task, reference=None), demonstration.trajectory
     turns: list[Turn] = []
     for k, turn in enumerate(played.turns):
-        history = History(
-            replace(task, reference=None),
-            played.opening,
-            tuple(turns),
-            demonstration.admissible[k],
-            demonstration.admissible[:k],
-        )
-        messages: Sequence[Message] = agent.messages(history)
-        prompt = renderer.prompt(messages)
-        ids = renderer.encode_reply(agent.write(turn.action.text))
-        generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED)
-        turns.append(replace(turn, action=Action(turn.action.text, (generation,))))
+        admissible = demonstration.admissible
+        history = History(task, played.opening, tuple(turns), admissible[k], admissible[:k])
+        action = await agent.act(history, _Demonstrator(agent, renderer, demonstration.shown(k)))
+        # What was done was done, also where the agent reads its own words otherwise.
+        turns.append(replace(turn, action=replace(action, text=turn.action.text, error=None)))
     return replace(played, turns=tuple(turns))
 
 
@@ -253,4 +327,6 @@ def _from_plain(plain: dict[str, Any]) -> Demonstration:
     task["messages"] = tuple(Message(Role(m["role"]), m["content"]) for m in task["messages"])
     turns = tuple(Turn(**{**turn, "action": Action(turn["action"]["text"])}) for turn in played["turns"])
     trajectory = Trajectory(**{**played, "turns": turns, "outcome": Outcome(played["outcome"])})
-    return Demonstration(Task(**task), trajectory, tuple(tuple(names) for names in plain["admissible"]))
+    admissible = tuple(tuple(names) for names in plain["admissible"])
+    recalls, subgoals = (tuple(plain.get(name, ())) for name in ("recalls", "subgoals"))
+    return Demonstration(Task(**task), trajectory, admissible, recalls, subgoals)

@@ -53,4 +53,5 @@ class Guide:
             say=lambda text: run.say_once({"a demonstration failed": text}),
         )
         solved = [d for d in played if d.trajectory.solved and d.trajectory.turns]
-        return demonstrations.render(solved, collector.agent, collector.renderer)[0] if solved else None
+        rendered = await demonstrations.render(solved[:1], collector.agent, collector.renderer)
+        return rendered[0] if rendered else None

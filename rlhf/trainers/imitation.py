@@ -21,7 +21,7 @@ from rlhf.trainers.trainer import TorchTrainer
 async def imitate(run: Run, stage: Supervised) -> None:
     """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
     demonstrations = run.demonstrations[run.state.stage]
-    rendered = render(demonstrations, run.collector.agent, run.collector.renderer)
+    rendered = await render(demonstrations, run.collector.agent, run.collector.renderer)
     rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
     n_batches = -(-len(rows) // stage.batch_size)
     trainer = stage.trainer.start(run.policy, stage.optimizer, stage.epochs * n_batches)

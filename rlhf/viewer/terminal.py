@@ -112,6 +112,8 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
         line = _action_line(k, turn, reward, rows)
         line.append("  given" if k < t.n_given else "  shared" if k < t.n_shared else "", "dim")
         console.print(line)
+        for name, note in turn.action.notes.items():
+            console.print(Padding(_plain(f"{name}: {note}", "magenta"), (0, 0, 0, 4)))
         if tokens:
             for table in _token_tables(turn, rows, pieces):
                 console.print(Padding(table, (0, 0, 0, 4)))
@@ -136,7 +138,7 @@ def _action_line(k: int, turn: Turn, reward: float, rows: Sequence[Sequence[floa
 def _token_tables(turn: Turn, rows: Sequence[Sequence[float]] | None, pieces: Pieces | None) -> Iterator[Table]:
     for j, generation in enumerate(turn.generations):
         table = Table(header_style="dim", box=None, pad_edge=False)
-        table.add_column("token")
+        table.add_column(f"token ({_plain(generation.role).plain})" if generation.role else "token")
         for name in ("id", "log-prob", "advantage"):
             table.add_column(name, justify="right")
         texts = pieces(generation.token_ids) if pieces is not None else [""] * len(generation.token_ids)

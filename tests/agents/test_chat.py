@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from agents.base import Agent, History, Reply
 from agents.chat import ChatAgent
+from agents.memory.base import Shown
+from agents.memory.window import Window
 from agents.parsing import parse_action, split_thoughts
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
 
@@ -30,9 +32,16 @@ class Says:
         self.reply = Reply(text, generation(finish))
         self.shown = []
 
-    async def generate(self, messages, *, max_tokens=None):
+    async def generate(self, messages, *, max_tokens=None, role=""):
         self.shown.append(tuple(messages))
         return self.reply
+
+
+def shown_to(agent, given):
+    """The messages of the agent's next call."""
+    policy = Says("go")
+    asyncio.run(agent.act(given, policy))
+    return policy.shown[0]
 
 
 def turn(text="go", reply="ok", ids=(7, 9)):
@@ -53,7 +62,7 @@ def act(agent, text, finish=Finish.STOP, given=None):
 
 
 def test_it_is_an_agent_and_a_value():
-    agent = ChatAgent(history=3)
+    agent = ChatAgent(memory=Window(turns=3))
     assert isinstance(agent, Agent)
     assert pickle.loads(pickle.dumps(agent)) == agent != ChatAgent()
 
@@ -67,7 +76,7 @@ def test_the_action_carries_the_generation():
 
 
 def test_an_empty_system_prompt_leaves_nothing_but_observations():
-    messages = ChatAgent(system="", show_admissible=False).messages(history(2, admissible_actions=DOORS))
+    messages = shown_to(ChatAgent(system="", show_admissible=False), history(2, admissible_actions=DOORS))
     assert said(messages) == [
         ("user", "opening"),
         ("assistant", "action 0"),
@@ -80,7 +89,7 @@ def test_an_empty_system_prompt_leaves_nothing_but_observations():
 
 def test_the_system_prompt_says_how_to_answer():
     def system(**kwargs):
-        return ChatAgent(system="Play.", **kwargs).messages(history())[0]
+        return shown_to(ChatAgent(system="Play.", **kwargs), history())[0]
 
     assert system() == Message(Role.SYSTEM, "Play. Write the action alone, on one line.")
     assert "<action>" in system(format="tagged").content
@@ -92,7 +101,7 @@ def test_the_system_prompt_says_how_to_answer():
 def test_opening_messages_of_the_task_come_before_the_observation():
     shots = (Message(Role.USER, "example"), Message(Role.ASSISTANT, "answer"))
     given = replace(history(), task=Task("t", messages=shots))
-    assert said(ChatAgent(system="").messages(given)) == [
+    assert said(shown_to(ChatAgent(system=""), given)) == [
         ("user", "example"),
         ("assistant", "answer"),
         ("user", "opening"),
@@ -101,9 +110,9 @@ def test_opening_messages_of_the_task_come_before_the_observation():
 
 def test_admissible_actions_are_listed_up_to_a_limit():
     agent = ChatAgent(system="", show_admissible=True, max_admissible=2)
-    listed = agent.messages(history(admissible_actions=DOORS))[-1].content
+    listed = shown_to(agent, history(admissible_actions=DOORS))[-1].content
     assert listed == "opening\n\nPossible actions:\n- look around\n- open Door to kitchen\n- ... and 1 more"
-    assert agent.messages(history())[-1].content == "opening"  # the environment cannot list them
+    assert shown_to(agent, history())[-1].content == "opening"  # the environment cannot list them
 
 
 @given(
@@ -113,7 +122,7 @@ def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(steps, show)
     agent = ChatAgent(show_admissible=show)
     turns, before, last = [], [], ()
     for i, (reply, admissible) in enumerate(steps):
-        messages = agent.messages(History(Task("t"), "opening", tuple(turns), admissible, tuple(before)))
+        messages = shown_to(agent, History(Task("t"), "opening", tuple(turns), admissible, tuple(before)))
         assert messages[: len(last)] == last
         last = messages
         turns.append(turn("a", reply, (i,)))
@@ -121,22 +130,24 @@ def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(steps, show)
 
 
 def test_a_window_keeps_the_opening_and_the_last_turns():
-    agent = ChatAgent(system="", history=2)
-    assert agent.messages(history(2)) == ChatAgent(system="").messages(history(2))
-    assert said(agent.messages(history(5))) == [
+    agent = ChatAgent(system="", memory=Window(turns=2))
+    assert shown_to(agent, history(2)) == shown_to(ChatAgent(system=""), history(2))
+    assert said(shown_to(agent, history(5))) == [
         ("user", "opening\n...\nreply 2"),
         ("assistant", "action 3"),
         ("user", "reply 3"),
         ("assistant", "action 4"),
         ("user", "reply 4"),
     ]
-    assert said(ChatAgent(system="", history=0).messages(history(2))) == [("user", "opening\n...\nreply 1")]
+    assert said(shown_to(ChatAgent(system="", memory=Window(turns=0)), history(2))) == [
+        ("user", "opening\n...\nreply 1")
+    ]
 
 
 def test_a_window_lists_the_actions_that_were_possible_where_it_begins():
-    agent = ChatAgent(system="", history=1, show_admissible=True)
+    agent = ChatAgent(system="", memory=Window(turns=1), show_admissible=True)
     given = history(2, admissible_actions=("c",), admissible_before=(("a",), ("b",)))
-    texts = [m.content for m in agent.messages(given) if m.role is Role.USER]
+    texts = [m.content for m in shown_to(agent, given) if m.role is Role.USER]
     assert texts == ["opening\n...\nreply 0\n\nPossible actions:\n- b", "reply 1\n\nPossible actions:\n- c"]
 
 
@@ -231,7 +242,7 @@ def test_reading_never_raises_and_always_gives_an_action_or_an_error(text, admis
 @pytest.mark.parametrize("action", ["go north", "open Door to kitchen", "answer 5"])
 def test_what_is_written_can_be_read(form, think, parse, action):
     agent = ChatAgent(format=form, think=think, parse=parse)
-    assert agent.read(agent.write(action), ()).text == action
+    assert agent.read(agent.write(Shown(action)), ()).text == action
 
 
 @pytest.mark.parametrize(
@@ -272,7 +283,7 @@ def test_thoughts_and_answer():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"histroy": 3}, {"history": -1}, {"format": "json"}, {"think": "maybe"}, {"max_admissible": 0}]
+    "wrong", [{"memroy": 3}, {"memory": 3}, {"format": "json"}, {"think": "maybe"}, {"max_admissible": 0}]
 )
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValidationError):

@@ -41,6 +41,7 @@ from rlhf.evaluation.store import (
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 TEXT = st.text(max_size=12)
+NOTES = st.dictionaries(TEXT, TEXT, max_size=2)
 
 
 @st.composite
@@ -50,7 +51,12 @@ def generations(draw: Callable, before: tuple[int, ...]) -> Generation:
     ids = draw(IDS)
     logprobs = draw(st.lists(st.floats(-50, 0), min_size=len(ids), max_size=len(ids)))
     return Generation(
-        Prompt(prompt, draw(IDS)), ids, tuple(logprobs), draw(st.sampled_from(Finish)), draw(st.integers(0, 9))
+        Prompt(prompt, draw(IDS)),
+        ids,
+        tuple(logprobs),
+        draw(st.sampled_from(Finish)),
+        draw(st.integers(0, 9)),
+        role=draw(TEXT),
     )
 
 
@@ -62,7 +68,7 @@ def trajectories(draw: Callable) -> Trajectory:
         for _ in range(draw(st.integers(0, 2))):
             calls.append(draw(generations(before)))
             before = calls[-1].full_ids
-        action = Action(draw(TEXT), tuple(calls), draw(st.none() | TEXT))
+        action = Action(draw(TEXT), tuple(calls), draw(st.none() | TEXT), draw(NOTES))
         turns.append(Turn(action, draw(TEXT), draw(FLOATS), draw(st.none() | TEXT), draw(st.booleans())))
     return Trajectory(
         draw(TEXT),

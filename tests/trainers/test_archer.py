@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.chat import ChatAgent
+from agents.memory.window import Window
 from rlhf.credit.archer import ArCHer
 from rlhf.credit.estimator import credit_of
 from rlhf.credit.returns import discounted_returns
@@ -39,7 +40,7 @@ KINDS = {
     "policy-head": ArcherCritic(trunk="policy"),
 }
 #: Everything is kept, or only the opening and the last reply: then each generation has a prompt of its own.
-AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", history=0)}
+AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
 EVERYTHING = 1000
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from agents.chat import ChatAgent
+from agents.memory.full import FullHistory
+from agents.memory.window import Window
 from rlhf.credit.estimator import credit_of
 from rlhf.credit.progress import Progress
 from rlhf.data import ScoredGroup
@@ -37,9 +39,9 @@ def critic_of(made: Policy, *, awake: bool = True, lr: float = 1e-2, **settings:
     return critic
 
 
-@pytest.fixture(scope="module", params=[None, 0], ids=["grows", "is rewritten"])
+@pytest.fixture(scope="module", params=[FullHistory(), Window(turns=0)], ids=["grows", "is rewritten"])
 def groups(request: pytest.FixtureRequest) -> list[ScoredGroup]:
-    agent = ChatAgent(system="", history=request.param)
+    agent = ChatAgent(system="", memory=request.param)
     return collect(policy(), environment=Echoes(n_turns=9), agent=agent, n_tasks=3, group_size=2)
 
 

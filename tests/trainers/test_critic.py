@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from agents.chat import ChatAgent
+from agents.memory.window import Window
 from rlhf.batching.pack import collate, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.estimator import credit_of
@@ -39,7 +40,7 @@ KINDS = {
     "policy-trunk": Critic(trunk="policy", gradient="trunk"),
 }
 #: Everything is kept, or only the opening and the last reply: then each generation has a prompt of its own.
-AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", history=0)}
+AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
 
 
 def critic_of(made: Policy, settings: Critic | None = None, *, awake: bool = True, **stage: Any) -> CriticTrainer:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agents.chat import ChatAgent
+from agents.memory.window import Window
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.credit.gigpo import GiGPO
@@ -31,7 +32,7 @@ REDUCTIONS = [
     Reduction(kind="per_trajectory_mean"),
 ]
 #: Everything is kept, or only the opening and the last reply: then each generation has a prompt of its own.
-AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", history=0)}
+AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
 
 
 @pytest.fixture(scope="module", params=AGENTS)

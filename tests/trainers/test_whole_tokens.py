@@ -12,6 +12,7 @@ import torch
 
 import rlhf.trainers.trainer as trainer_module
 from agents.chat import ChatAgent
+from agents.memory.window import Window
 from rlhf.batching.pack import collate, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.dr_grpo import DrGRPO
@@ -38,7 +39,7 @@ TWO: dict[str, Any] = {"epochs": 2}
 @pytest.fixture(scope="module")
 def rows() -> list[Sample]:
     """Trajectories whose prompts are rewritten: each generation is a row of its own."""
-    made = collect(policy(), agent=ChatAgent(system="", history=0))
+    made = collect(policy(), agent=ChatAgent(system="", memory=Window(turns=0)))
     samples, counters = make_samples(made, credit(made, DrGRPO()))
     assert counters["batch/n_rewritten_prompts"] > 0
     return samples

@@ -10,6 +10,7 @@ import torch
 
 import rlhf.trainers.trainer as trainer_module
 from agents.chat import ChatAgent
+from agents.memory.window import Window
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.losses.a_lol import ALoL
@@ -35,7 +36,7 @@ LOSSES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def groups() -> Any:
     """Trajectories whose prompts are rewritten: each generation is a row of its own."""
-    made = collect(policy(), agent=ChatAgent(system="", history=0))
+    made = collect(policy(), agent=ChatAgent(system="", memory=Window(turns=0)))
     return made, credit(made, DrGRPO())
 
 

@@ -1,0 +1,1 @@
+"""What of the past an agent shows its policy."""

@@ -1,0 +1,146 @@
+"""The contract of a memory: from everything that happened to what the policy is shown of it.
+
+A memory is a frozen dataclass that holds nothing between turns. What it makes of the past, it either makes afresh each
+turn, or leaves as a note with the turn (`Action.notes`), where it finds it again. An episode can therefore be replayed,
+branched and resumed from its turns alone.
+
+A memory only chooses what comes before the next call. Each call keeps its own prompt ids, so a memory that rewrites the
+past merely makes an episode several rows for the trainer; nothing is tokenised again that a policy said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+from agents.base import PolicyHandle
+from rlhf.data import Generation, Message, Role
+
+#: Role of a call that asks for what is to be remembered; see `Generation.role`.
+MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One observation and what came of it.
+
+    Attributes:
+        observation: as it is shown, with the possible actions where an agent lists them.
+        said: the environment's own words.
+        reply: what the policy answered, with the ids it sampled; None for the observation that waits for an answer.
+        action: what was read in the reply.
+        notes: what was left with the turn.
+    """
+
+    observation: str
+    said: str
+    reply: Message | None = None
+    action: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The exchange as a conversation has it."""
+        shown = Message(Role.USER, self.observation)
+        return (shown,) if self.reply is None else (shown, self.reply)
+
+    def with_observation(self, text: str) -> tuple[Message, ...]:
+        """The exchange with another text in the place of the observation."""
+        return (Message(Role.USER, text), *self.messages[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What a memory gives.
+
+    Attributes:
+        messages: what the policy is shown, after the agent's instructions and the task's own messages.
+        generations: what the policy was asked for on the way.
+        notes: what is to be left with this turn.
+    """
+
+    messages: tuple[Message, ...]
+    generations: tuple[Generation, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a memory leaves of a reply for the reading of the action.
+
+    Attributes:
+        text: the reply without what was meant for the memory.
+        notes: what is to be left with this turn.
+        again: the reply only asked the memory for something; the policy is asked again in the same turn.
+    """
+
+    text: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a demonstration has for one turn.
+
+    Attributes:
+        action: what is done.
+        recall: what is worth remembering of all before, where the environment can say it.
+        subgoal: what the action is for, where the environment can say it.
+        before: the subgoal of the turn before.
+        role: what the policy is asked for; see `Generation.role`.
+    """
+
+    action: str
+    recall: str = ""
+    subgoal: str = ""
+    before: str = ""
+    role: str = ""
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """What of the past a policy is shown. A frozen dataclass: its fields are its recipe keys."""
+
+    rewrites: ClassVar[bool]
+    """Whether a later prompt may be another than the earlier one and its reply, continued."""
+
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+        """Choose what is shown.
+
+        Args:
+            past: from the opening to the observation that waits for an answer, at least that one.
+            policy: may be asked, with the role `memory`.
+            notes: those of this turn so far, where the policy is asked again.
+        """
+        ...
+
+
+class Plain:
+    """A memory to which replies say nothing: what the hooks of an agent do unless a memory does otherwise."""
+
+    rewrites: ClassVar[bool] = True
+    needs_thoughts: ClassVar[bool] = False
+    """Whether what is remembered stands in the `<think>` block of each reply."""
+    instruction: ClassVar[str] = ""
+    """Said once to the policy, at the end of the agent's own instructions."""
+
+    def read(self, text: str, past: Sequence[Exchange], notes: Mapping[str, str]) -> Read:
+        """Read what was meant for the memory in a reply without its thoughts."""
+        return Read(text)
+
+    def write(self, text: str, shown: Shown) -> str:
+        """Add what `read` takes away to `text`, the agent's way to write the action; for demonstrations."""
+        return text
+
+
+def conversation(past: Sequence[Exchange]) -> tuple[Message, ...]:
+    """All of `past` as it was said."""
+    return tuple(message for exchange in past for message in exchange.messages)
+
+
+def as_text(past: Sequence[Exchange]) -> str:
+    """All of `past` as one text of observations and actions, for a message about it."""
+    lines = [f"{e.said}\n> {e.action}" if e.reply is not None else e.said for e in past]
+    return "\n".join(lines)

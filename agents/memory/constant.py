@@ -1,0 +1,46 @@
+"""What the policy itself carries from turn to turn, and nothing else.
+
+Source: MEM1, arXiv 2506.15841: each reply begins with what is to be remembered, which takes the place of all that went
+before. Here every reply stands in a row with exactly the prompt that it was sampled from, so that the log-probs of the
+trainer are those of the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.base import PolicyHandle
+from agents.memory.base import Exchange, Plain, Recalled, conversation
+from agents.memory.window import newest
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ConstantMemory(Plain):
+    """Shows the opening, the last reply with the thoughts it begins with, and the newest observation.
+
+    The thoughts are the memory: what the policy does not write down again is forgotten. Needs `think: require`. The
+    prompt is bounded by the opening, one reply and one observation, however long the episode.
+    """
+
+    needs_thoughts: ClassVar[bool] = True
+    instruction: ClassVar[str] = (
+        "Only your last reply is kept: write inside <think>...</think> everything that you will need later."
+    )
+
+    max_turns: Annotated[int, Field(ge=1)] | None = None
+    """Turns of an episode, where the policy is to be told with each observation how many are left."""
+
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+        """Show the opening and the newest exchange."""
+        shown = list(newest(past, 1))
+        if self.max_turns is not None:
+            left = max(self.max_turns - len(past) + 1, 1)
+            last = shown[-1]
+            hint = f"{last.observation}\n[{left} {'turn' if left == 1 else 'turns'} left]"
+            shown[-1] = Exchange(hint, last.said)
+        return Recalled(conversation(shown))

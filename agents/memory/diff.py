@@ -1,0 +1,57 @@
+"""What has changed since the last observation.
+
+Source: Piterbarg, Pinto, Fergus, "diff History for Neural Language Agents", arXiv 2312.07540.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.base import PolicyHandle
+from agents.memory.base import Exchange, Plain, Recalled
+from agents.memory.window import newest
+from rlhf.data import Message
+from rlhf.settings import STRICT
+
+_SAME = "(no change)"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DiffHistory(Plain):
+    """Shows the first observation whole, and each later one as its differences from the one before.
+
+    A later one is shown whole where its differences would be longer. Lists of possible actions are shown with the
+    newest observation only.
+    """
+
+    turns: Annotated[int, Field(ge=0)] | None = None
+    """How many of the last turns are shown; all where none is given. The first that is shown is whole."""
+
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+        """Show the first observation and differences."""
+        kept = past if self.turns is None else newest(past, self.turns)
+        return Recalled(tuple(_messages(kept)))
+
+
+def _messages(past: Sequence[Exchange]) -> Iterator[Message]:
+    before: str | None = None
+    for exchange in past:
+        text = exchange.observation if before is None else difference(before, exchange.said)
+        if exchange.reply is None and before is not None:
+            text += exchange.observation.removeprefix(exchange.said)  # the list of possible actions
+        yield from exchange.with_observation(text)
+        before = exchange.said
+
+
+def difference(before: str, after: str) -> str:
+    """Lines that differ, as a unified diff without context; `after` itself where that is no longer."""
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
+    if not lines:
+        return _SAME
+    text = "\n".join(lines)
+    return text if len(text) < len(after) else after

@@ -1,0 +1,23 @@
+"""Everything, as it was said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from agents.base import PolicyHandle
+from agents.memory.base import Exchange, Plain, Recalled, conversation
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FullHistory(Plain):
+    """Shows the whole conversation: caches are reused, and an episode is one row for the trainer."""
+
+    rewrites: ClassVar[bool] = False
+
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+        """Show everything."""
+        return Recalled(conversation(past))

@@ -1,0 +1,41 @@
+"""The last turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.base import PolicyHandle
+from agents.memory.base import Exchange, Plain, Recalled, conversation
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Window(Plain):
+    """Shows the opening and the last turns; what lies between is gone, and dots stand for it."""
+
+    turns: Annotated[int, Field(ge=0)] = 3
+    """How many of the last turns are shown, beside the observation that waits for an answer."""
+
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+        """Show the opening and the newest exchanges."""
+        return Recalled(conversation(newest(past, self.turns)))
+
+
+def newest(past: Sequence[Exchange], turns: int, between: str = "...") -> Sequence[Exchange]:
+    """The last `turns` exchanges and the one that waits, the opening put before the first of them.
+
+    Args:
+        past: all of it.
+        turns: finished ones to keep.
+        between: what stands between the opening and what is kept, on lines of its own.
+    """
+    first = len(past) - 1 - turns
+    if first <= 0:
+        return past
+    kept = past[first]
+    text = f"{past[0].said}\n{between}\n{kept.observation}"
+    return (Exchange(text, kept.said, kept.reply, kept.action, kept.notes), *past[first + 1 :])
