@@ -36,6 +36,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "babyai": Entry("environments.babyai:BabyAI", "BabyAI grid worlds told in words", extra="babyai"),
         "keyhole": Entry("environments.keyhole:Keyhole", "find the key, open the door, in houses drawn by seed"),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
+        "long_memory": Entry("environments.long_memory:LongMemory", "facts that change and are asked for much later"),
+        "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
     },
     "agent": {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),
