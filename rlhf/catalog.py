@@ -35,6 +35,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         ),
         "babyai": Entry("environments.babyai:BabyAI", "BabyAI grid worlds told in words", extra="babyai"),
         "keyhole": Entry("environments.keyhole:Keyhole", "find the key, open the door, in houses drawn by seed"),
+        "textworld": Entry(
+            "environments.textworld:TextWorld", "cooking, coins, treasure: games by TextWorld", extra="textworld"
+        ),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change and are asked for much later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
@@ -192,6 +195,7 @@ DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "t
 PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "twx": ("textworld_express",),
     "babyai": ("minigrid",),
+    "textworld": ("textworld", "jericho"),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
 }
 
