@@ -66,6 +66,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "reward_model": Entry("rewards.reward_model:RewardModelScore", "what a model trained on pairs says"),
         "majority": Entry("rewards.majority:Majority", "1 if the answer is the commonest of the group's; no labels"),
         "math": Entry("rewards.maths:Maths", "1 if the answer equals the reference as mathematics", extra="rewards"),
+        "outcome_model": Entry("rewards.reward_model:OutcomeModelScore", "how likely a model finds it to be right"),
+        "process_model": Entry("rewards.reward_model:ProcessModelScore", "what each turn did to that, by a model"),
         "numeric": Entry("rewards.numeric:Numeric", "1 if the answer is the right number within a tolerance"),
         "multiple_choice": Entry("rewards.choice:MultipleChoice", "1 if the answer names the right letter alone"),
         "qa": Entry("rewards.qa:QuestionAnswer", "exact match or F1 of words, as SQuAD counts them"),

@@ -193,7 +193,10 @@ reward_model/n_held_out         | pairs      | pairs kept for judging the model,
 reward_model/accuracy           | share      | held-out pairs of which the chosen side scored higher
 reward_model/accuracy_low       | share      | lower end of the 95% interval of reward_model/accuracy
 reward_model/accuracy_high      | share      | upper end of the 95% interval of reward_model/accuracy
-reward_model/calibration_error  | share      | mean gap between how sure the model is and how often it is right, held out
+reward_model/n_attempts         | episodes   | attempts with labels, of a reward model that learns from single attempts
+reward_model/n_labels           | 1          | labels of these attempts: one of each, or one of each of its turns
+reward_model/label_mean         | share      | mean of these labels
+reward_model/calibration_error  | share      | mean gap between how sure the model is and how often it is right
 expert/n_trajectories           | episodes   | demonstrations that joined the attempts of the step
 expert/n_unguided_groups        | groups     | groups trained on without a demonstration: none solves their task
 expert/return_mean              | 1          | mean total score of the demonstrations that joined

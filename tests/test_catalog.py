@@ -24,12 +24,16 @@ ENTRIES = [
     for kind, entry in table.items()
 ]
 #: Keys that an entry cannot do without.
+#: Rewards that ask a model, which tests of all rewards cannot: they have tests of their own.
+MODELS = ("reward_model", "outcome_model", "process_model")
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
+    ("reward", "outcome_model"): {"path": "somewhere"},
+    ("reward", "process_model"): {"path": "somewhere"},
     ("reward", "subtask"): {"subtask": "file"},
     ("reward", "budget"): {"limit": 100},
     ("reward", "pattern"): {"pattern": "yes|no"},

@@ -64,11 +64,15 @@ def _supervised(stage: Any) -> dict[str, Any]:
 
 
 def _paired(stage: Any) -> dict[str, Any]:
-    """The most pairs, as tasks whose attempts score alike have none; None where a file or a run tells their number."""
-    source = stage.pairs
-    n_pairs = source.tasks * source.max_per_task if source.is_attempted else None
+    """The most pairs, as tasks whose attempts score alike have none; None where a file or a run tells their number.
+
+    A reward model that learns from single attempts passes over these.
+    """
+    source, is_single = stage.pairs, getattr(stage, "learns", "pairs") != "pairs"
+    n_pairs = source.tasks * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
     return {
         "kind": kind_of("stage", stage),
+        "counted": "attempt" if is_single else "pair",
         "max_pairs": n_pairs,
         "n_updates": n_pairs and stage.epochs * -(-n_pairs // stage.batch_size),
         "n_episodes": source.tasks * source.group_size if source.is_attempted else 0,

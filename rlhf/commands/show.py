@@ -150,9 +150,8 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
             return [(stage["stage"], f"{_count(stage['n_episodes'], 'episode')}, {kept}")]
         return [(stage["stage"], f"{_count(stage['n_demonstrations'], 'demonstration')}, {updates}")]
     if "max_pairs" in stage:
-        pairs = (
-            f"at most {_count(stage['max_pairs'], 'pair')}" if stage["max_pairs"] else "the pairs of a file or a run"
-        )
+        n, what = stage["max_pairs"], stage["counted"]
+        pairs = f"at most {_count(n, what)}" if n else f"the {what}s of a file or a run"
         updates = f", at most {_count(stage['n_updates'], 'update')}" if stage["n_updates"] else ""
         episodes = f"{_count(stage['n_episodes'], 'episode')}, " if stage["n_episodes"] else ""
         return [(stage["stage"], f"{episodes}{pairs}{updates}")]

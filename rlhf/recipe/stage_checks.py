@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import RecipeError
+from rlhf.errors import EnvError, RecipeError, boundary
 from rlhf.kinds import kind_of
 from rlhf.recipe.trainer_checks import is_taken_apart
 
@@ -124,6 +124,60 @@ def _check_scored(recipe: Recipe) -> None:
             )
 
 
+def _learning(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each stage that trains a reward model."""
+    from rlhf.trainers.reward_model import RewardModel
+
+    found: Iterator[tuple[str, Any]] = ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))
+    return ((path, stage) for path, stage in found if isinstance(stage, RewardModel))
+
+
+def _check_learning(recipe: Recipe) -> None:
+    for path, stage in _learning(recipe):
+        why = f"{path} learns from {stage.learns}"
+        if stage.learns == "pairs":
+            _refuse_changed(stage, ("enough", "rollout", "eta"), path, why, "remove the key, or use learns: steps")
+            continue
+        _refuse_changed(stage, ("centring",), path, why, "remove the key, or use learns: pairs")
+        if stage.learns == "outcome":
+            _refuse_changed(stage, ("rollout", "eta"), path, why, "remove the key, or use learns: steps")
+        names = ("file", "level", "gamma", "margin", "max_per_task")
+        _refuse_changed(stage.pairs, names, f"{path}.pairs", why, "remove the key, or use learns: pairs")
+        if stage.pairs.from_run is not None:
+            why = f"the attempts are those of {path}.pairs.from_run"
+            _refuse_changed(stage, ("rollout",), path, why, "remove the key, or from_run")
+
+
+def _check_branches(recipe: Recipe) -> None:
+    from environments.base import properties_of
+
+    for path, stage in _learning(recipe):
+        if stage.pairs.from_run is not None:
+            continue
+        try:
+            stage.rollout.n_from_start(stage.pairs.group_size)
+        except ValueError as error:
+            raise RecipeError(
+                "groups of this size cannot be made",
+                where=f"{path}.pairs.group_size",
+                got=str(stage.pairs.group_size),
+                expected=str(error),
+                hint="group_size counts the attempts of all trees of a task",
+            ) from error
+        if not getattr(stage.rollout, "replays", False):
+            continue
+        with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
+            is_replayable = properties_of(recipe.environment).replayable
+        if not is_replayable:
+            raise RecipeError(
+                "episodes would begin with a replay, which this environment does not promise to repeat",
+                where=f"{path}.rollout.kind",
+                got=f"{kind_of('rollout', stage.rollout)} in {kind_of('environment', recipe.environment)}",
+                expected="an environment whose `properties` say replayable=True",
+                hint="declare it if it is so, `rlhf check environment` proves it; or remove the key",
+            )
+
+
 STAGE_CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_attempts,
     _check_scored,
@@ -131,4 +185,6 @@ STAGE_CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_compared,
     _check_alone,
     _check_base,
+    _check_learning,
+    _check_branches,
 )

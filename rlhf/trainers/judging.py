@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlhf.errors import TrainingError, disk
-from rlhf.trainers.pairs import Pair
-from rlhf.trainers.policy import Policy
 from rlhf.trainers.preferring import pairs_for, seed_of
 from rlhf.trainers.reliability import bins_of, calibration_error, sureness, write_held_out
 from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.run import Run
+from rlhf.trainers.scoring_models import save, scoring_model, split_by_task
 from rlhf.trainers.sharded import device_of
 from rlhf.trainers.trl_trainers import padded, train_reward_model
+from rlhf.trainers.valuing import learn_values
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -32,6 +28,9 @@ _LOGGED = {
 
 async def judge(run: Run, stage: RewardModel) -> None:
     """Make or read pairs, train on most, and judge by the others. An interrupted stage starts again."""
+    if stage.learns != "pairs":
+        await learn_values(run, stage)
+        return
     run.save()
     paired = await pairs_for(run, stage.pairs, stage.split)
     seen, unseen = split_by_task(paired.pairs, stage.held_out, f"{run.seed}/{run.state.stage}/held_out")
@@ -60,10 +59,7 @@ async def judge(run: Run, stage: RewardModel) -> None:
 def _tell(run: Run, ahead: Sequence[float], task_ids: Sequence[str], step: int) -> None:
     """Log how often the model is right on pairs it was not trained on and whether it is as sure, and say so.
 
-    Args:
-        ahead: by how much the better side of each pair scores higher.
-        task_ids: of the pairs.
-        step: of the log.
+    `ahead` is by how much the better side of each pair scores higher.
     """
     assert run.estimate is not None
     right = [x > 0 for x in ahead]
@@ -80,42 +76,6 @@ def _tell(run: Run, ahead: Sequence[float], task_ids: Sequence[str], step: int) 
     )
 
 
-def split_by_task(pairs: Sequence[Pair], share: float, seed: str) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs to train on and those to judge by, of about `share` of the tasks; no task is in both.
-
-    Raises:
-        TrainingError: the pairs are all of one task.
-    """
-    tasks = sorted({pair.task_id for pair in pairs})
-    if len(tasks) < 2:
-        raise TrainingError(
-            "a reward model is judged on other tasks than it is trained on, and there is one",
-            where="held_out",
-            got=f"{len(pairs)} pairs of {len(tasks)} task",
-            expected="pairs of at least two tasks",
-            hint="raise pairs.tasks, or write pairs of more prompts",
-        )
-    random.Random(seed).shuffle(tasks)
-    out = set(tasks[: min(max(round(share * len(tasks)), 1), len(tasks) - 1)])
-    return [p for p in pairs if p.task_id not in out], [p for p in pairs if p.task_id in out]
-
-
-def scoring_model(policy: Policy) -> Any:
-    """A copy of the policy, adapters merged, that says one number for a row, read at its last token."""
-    import transformers
-
-    auto: Any = transformers.AutoModelForSequenceClassification
-    trunk = copy.deepcopy(policy.model)
-    trunk = trunk.merge_and_unload() if policy.is_lora else trunk
-    config = copy.deepcopy(trunk.config)
-    config.num_labels, config.pad_token_id = 1, policy.tokenizer.pad_token_id
-    model: Any = auto.from_config(config, dtype=trunk.dtype)
-    setattr(model, model.base_model_prefix, getattr(trunk, trunk.base_model_prefix))
-    model.set_attn_implementation("sdpa")
-    model.requires_grad_(True)
-    return model.to(device_of(policy.model))
-
-
 @torch.no_grad()
 def scores(model: Any, rows: Sequence[Sequence[int]], at_once: int) -> list[float]:
     """The number that the model says of each row."""
@@ -126,10 +86,3 @@ def scores(model: Any, rows: Sequence[Sequence[int]], at_once: int) -> list[floa
         batch = {name: values.to(device_of(model)) for name, values in batch.items()}
         found += model(**batch).logits[:, 0].float().tolist()
     return found
-
-
-def save(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write the model as an ordinary folder, with the tokenizer of the rows that it reads."""
-    with disk("the reward model", folder):
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)

@@ -14,6 +14,7 @@ from rlhf.batching.samples import Sample
 from rlhf.data import ScoredGroup
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.rollout.collect import Collected
+from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import walk
 from rlhf.trainers import pair_files
@@ -107,12 +108,7 @@ async def pairs_for(run: Run, source: Pairs, split: str) -> Paired:
         written = pair_files.read(path, f"{at}.file")
         pairs = pair_files.rendered(written, run.collector.renderer, run.policy.max_context, path, f"{at}.file")
     else:
-        if source.from_run is not None:
-            check_tokens(run.policy, Path(source.from_run).expanduser(), f"{at}.from_run")
-            groups = run.demonstrations[run.state.stage]
-        else:
-            collected = await _attempted(run, source, split)
-            groups = collected.groups
+        groups, collected = await groups_for(run, source, split)
         pairs = source.of(groups, f"{run.seed}/{run.state.stage}/pairs")
     _check_any(pairs, source, groups, where)
     pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", pairs)
@@ -126,7 +122,25 @@ async def pairs_for(run: Run, source: Pairs, split: str) -> Paired:
     return Paired(pairs, collected, figures)
 
 
-async def _attempted(run: Run, source: Pairs, split: str) -> Collected:
+async def groups_for(
+    run: Run,
+    source: Pairs,
+    split: str,
+    grouping: Grouping = Independent(),  # noqa: B008  it holds nothing
+) -> tuple[Sequence[ScoredGroup], Collected | None]:
+    """Make the attempts of a stage, or return those of the run that is named; and what was collected, if anything was.
+
+    Raises:
+        RecipeError: the run that is named is of other tokens.
+    """
+    if source.from_run is not None:
+        check_tokens(run.policy, Path(source.from_run).expanduser(), f"stages[{run.state.stage}].pairs.from_run")
+        return run.demonstrations[run.state.stage], None
+    collected = await _attempted(run, source, split, grouping)
+    return collected.groups, collected
+
+
+async def _attempted(run: Run, source: Pairs, split: str, grouping: Grouping) -> Collected:
     tasks = tasks_of(run.collector.environment, split)
     order = walk(len(tasks), f"{run.seed}/{run.state.stage}/pairs")
     await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
@@ -136,6 +150,7 @@ async def _attempted(run: Run, source: Pairs, split: str) -> Collected:
         group_size=source.group_size,
         sampling=run.collector.limits.sampling(source.temperature),
         step=0,
+        grouping=grouping,
     )
     run.caution(collected, f"the attempts of {run.state.label}")
     run.record(run.state.label, 1, "train", collected.groups, None)

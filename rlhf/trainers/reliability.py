@@ -43,7 +43,7 @@ def bins_of(
     least: float = 0.0,
     n_bins: int = 5,
 ) -> list[Bin]:
-    """Return what happened where a probability was said, in `n_bins` equal parts of [least, 1]; empty ones are left out.
+    """Return what happened where a probability was said, in `n_bins` equal parts of [least, 1] but for empty ones.
 
     Args:
         said: `[N]` probabilities.

@@ -20,14 +20,16 @@ from rewards.verified import Verified, is_verifier
 from rlhf.catalog import CATALOG
 from rlhf.recipe.builder import build_part
 from tests.rewards.played import played, task
-from tests.test_catalog import NEEDED
+from tests.test_catalog import MODELS, NEEDED
 from tests.test_rewards import BOUNDS
 
 N = int(os.environ.get("RLHF_FUZZ", "150"))
 #: The longest that a call may take on a busy machine: its own limit, and what the clock allows beside it.
 LIMIT_S = 30.0
-#: Rewards that run programs are tried in tests/sandbox, the one that is a model in tests/trainers.
-KINDS = [kind for kind in CATALOG["reward"] if kind not in ("unit_tests", "subtask", "reward_model")]
+#: What is a model is tried with its own tests.
+KINDS = [kind for kind in CATALOG["reward"] if kind not in MODELS]
+#: One attempt of so many is a block of code, which is started where a reward runs programs.
+PER_PROGRAM = 50
 PIECES = (
     "\\boxed{", "\\frac{", "}{", "}", "{", "\\sqrt{", "\\{", "\\}", "$", "$$", "\\(", "\\)", "\\[", "\\]",
     "\\\\", "&", "\\begin{pmatrix}", "\\end{pmatrix}", "\\text{", "\\pm", "\\cup", "\\infty", "\\le", "\\in",

@@ -18,11 +18,12 @@ from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingEr
 from rlhf.losses.preference import bradley_terry
 from rlhf.recipe import load
 from rlhf.rollout.score import Weighted, score_group
-from rlhf.trainers.judging import save, scores, scoring_model, split_by_task
+from rlhf.trainers.judging import scores
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.pairs import Pair, Pairs, Side
 from rlhf.trainers.policy import Lora
 from rlhf.trainers.reward_model import RewardModel
+from rlhf.trainers.scoring_models import save, scoring_model, split_by_task
 from rlhf.trainers.trl_trainers import load_trl, train_reward_model
 from tests.trainers import runs, tiny
 from tests.trainers.test_attempts import OUTCOME, START

@@ -1,0 +1,192 @@
+"""A model that reads the ids of attempts and says numbers: its folder, how it is loaded, and how it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.data import Task, Trajectory, Verdict
+from rlhf.errors import ModelError, RewardError
+from rlhf.settings import STRICT
+
+#: Key of `config.json` by which a reward_model stage says what its model has learnt.
+LEARNT = "rlhf_learns"
+#: Ids, and the places in them at which the model is asked.
+Row = tuple[Sequence[int], Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ModelReward:
+    """What rewards that are models have in common.
+
+    The folder is that of a `reward_model` stage, `runs/NAME/reward_model/STAGE`, or of any sequence classifier with one
+    label whose tokenizer is the policy's: what it reads are the ids that were sampled, never text. All attempts at a
+    task are scored together. A model that fails, or says something that is no finite number, makes all of them failures
+    of the reward, and never a zero; so does an attempt in which the policy said nothing, as there is nothing to read.
+    """
+
+    #: What the model has to have learnt.
+    learnt: ClassVar[str] = "pairs"
+
+    path: str
+    """Folder of the model, or its name on a hub."""
+    batch_size: Annotated[int, Field(ge=1)] = 16
+    """Rows of one forward pass."""
+
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
+        """Score the attempts at a task, in order. Raises RewardError where that cannot be done."""
+        read = [self.rows(t) for t in trajectories]
+        for trajectory, rows in zip(trajectories, read, strict=True):
+            if not rows:
+                raise RewardError(
+                    "there is nothing to read: the policy said nothing",
+                    where=f"attempt {trajectory.attempt} at {trajectory.task_id}",
+                    got="0 sampled tokens",
+                    expected="at least 1",
+                )
+        flat = [row for rows in read for row in rows]
+        try:
+            values = iter(self.read(load(self.path)[0], flat))
+        except Exception as error:  # of torch, transformers and safetensors, which raise one of their own each
+            raise RewardError(
+                "the reward model failed",
+                where=f"reward model {self.path}",
+                got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                expected="a number for each attempt",
+                hint="lower batch_size where memory is short",
+            ) from error
+        said = [[next(values) for _ in rows] for rows in read]
+        odd = [x for rows in said for row in rows for x in row if not math.isfinite(x)]
+        if odd:
+            raise RewardError(
+                "the reward model says something that is no finite number",
+                where=f"reward model {self.path}",
+                got=str(odd[0]),
+                expected="finite numbers",
+                hint="train it again with a lower optimizer.lr",
+            )
+        return [self.verdict(t, rows) for t, rows in zip(trajectories, said, strict=True)]
+
+    def rows(self, trajectory: Trajectory) -> list[Row]:
+        """What is read of an attempt: everything up to the last sampled token, asked there; nothing where none was."""
+        said = [generation for generation in trajectory.generations if generation.token_ids]
+        return [(said[-1].full_ids, (len(said[-1].full_ids) - 1,))] if said else []
+
+    def read(self, model: Any, rows: Sequence[Row]) -> list[list[float]]:
+        """What the model says at each place of each row."""
+        return logits(model, rows, self.batch_size)
+
+    def verdict(self, trajectory: Trajectory, said: Sequence[Sequence[float]]) -> Verdict:
+        """Make a verdict of what the model says at the places of each row."""
+        value = said[-1][-1]
+        return Verdict(value, f"{value:+.3f} by {self.name}")
+
+    @property
+    def name(self) -> str:
+        """For the reader of a verdict."""
+        return Path(self.path).name
+
+    def check_policy(self, tokenizer: Any) -> None:
+        """Load the model and refuse one that reads other tokens than the policy says, or has learnt something else.
+
+        Raises:
+            ModelError: the model cannot be loaded, says more than one number, has another tokenizer, or has learnt what
+                another reward asks for.
+        """
+        try:
+            model, own = load(self.path)
+        except Exception as error:  # as above
+            raise ModelError(
+                "the reward model cannot be loaded",
+                where=f"reward model {self.path}",
+                got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                expected="a folder as a reward_model stage leaves it, in reward_model/ of its run",
+                hint="give the folder that holds config.json",
+            ) from error
+        if model.config.num_labels != 1 or own.get_vocab() != tokenizer.get_vocab():
+            labels = f"{model.config.num_labels} labels"
+            raise ModelError(
+                "the reward model does not fit the policy",
+                where=f"reward model {self.path}",
+                got="another tokenizer" if model.config.num_labels == 1 else labels,
+                expected="one label, and the tokenizer of the policy, whose ids it reads",
+                hint="train one with a reward_model stage on this policy",
+            )
+        learnt = getattr(model.config, LEARNT, "pairs")
+        if learnt != self.learnt:
+            kinds = {"pairs": "reward_model", "outcome": "outcome_model", "steps": "process_model"}
+            raise ModelError(
+                "the reward model has learnt something else",
+                where=f"reward model {self.path}",
+                got=f"a stage with learns: {learnt}",
+                expected=f"one with learns: {self.learnt}",
+                hint=f"score with kind: {kinds.get(learnt, learnt)}",
+            )
+
+
+@lru_cache(maxsize=4)
+def load(path: str) -> tuple[Any, Any]:
+    """Model and tokenizer; loaded once in a process."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = Path(path).expanduser()
+    source = str(folder) if folder.is_dir() else path
+    if not folder.is_dir() and path.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no folder {path}")
+    model: Any = AutoModelForSequenceClassification.from_pretrained(source)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return model.to(device).eval(), AutoTokenizer.from_pretrained(source)
+
+
+def logits_at(model: Any, rows: Sequence[Row]) -> Any:
+    """A tensor `[ΣS]` of what a model with one label says at each place of each row, in order; one forward pass."""
+    import torch
+
+    ids, mask = _padded(model, rows)
+    hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+    at = [(i, place) for i, (_, ends) in enumerate(rows) for place in ends]
+    row, place = torch.tensor(at, device=ids.device).T
+    return model.score(hidden[row, place])[:, 0].float()
+
+
+def logits(model: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
+    """What the model says at each place of each row, without a gradient; `batch_size` rows at once."""
+    import torch
+
+    found: list[list[float]] = []
+    with torch.inference_mode():
+        for i in range(0, len(rows), batch_size):
+            some = rows[i : i + batch_size]
+            values = iter(logits_at(model, some).tolist())
+            found += [[next(values) for _ in ends] for _, ends in some]
+    return found
+
+
+def pooled(model: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
+    """What the model says of each row where it looks by itself: at the last token that is not padding."""
+    import torch
+
+    found: list[list[float]] = []
+    with torch.inference_mode():
+        for i in range(0, len(rows), batch_size):
+            ids, mask = _padded(model, rows[i : i + batch_size])
+            found += [[x] for x in model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()]
+    return found
+
+
+def _padded(model: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
+    """Ids and mask, `[B, L]`, padded on the right."""
+    import torch
+
+    longest, pad = max(len(ids) for ids, _ in rows), model.config.pad_token_id or 0
+    padded = [[*ids, *[pad] * (longest - len(ids))] for ids, _ in rows]
+    mask = [[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in rows]
+    device = next(model.parameters()).device
+    return torch.tensor(padded, device=device), torch.tensor(mask, device=device)
