@@ -192,7 +192,13 @@ def run(arm: Arm, seed: int, out: Path) -> Curve:
             "rewards": arm.rewards,
             "seed": seed,
             "policy": {"kind": "pretrained", "path": str(policy_of("start", seed, out))},
-            "evaluation": {"split": "test", "n_tasks": N_TASKS, "watch_split": "test", "watch_n_tasks": N_TASKS},
+            "evaluation": {
+                "split": "test",
+                "n_tasks": N_TASKS,
+                "watch_split": "test",
+                "watch_n_tasks": N_TASKS,
+                "allow_overlap": True,
+            },
             "stages": [stage],
         }
         begun = time.perf_counter()

@@ -171,7 +171,13 @@ def run(arm: Arm, lr: float, seed: int, split: str, out: Path) -> Curve:
             "name": "credit",
             "seed": seed,
             "policy": {"kind": "pretrained", "path": str(start(seed, out).resolve())},
-            "evaluation": {"split": split, "n_tasks": 100, "watch_split": split, "watch_n_tasks": 100},
+            "evaluation": {
+                "split": split,
+                "n_tasks": 100,
+                "watch_split": split,
+                "watch_n_tasks": 100,
+                "allow_overlap": True,
+            },
             "stages": [stage],
         }
         begun = time.perf_counter()

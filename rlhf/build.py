@@ -19,6 +19,7 @@ from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
 from rlhf import processes
 from rlhf.build_engine import make_publisher, start_engine
+from rlhf.build_guard import refuse_overlap
 from rlhf.build_pairs import check_rewards, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build_resume import begin_of, is_finished, say_finished, telling_what_is_there
@@ -103,6 +104,7 @@ async def prepare(
     """Every live object of a run: new, or as checkpoint `found` has it."""
     here = processes.current()
     if not is_resumed:
+        refuse_overlap(recipe)
         try_samplers(recipe)
         check_sources(recipe)
         if here.is_main:

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from environments.base import properties_of
 from rlhf.build import programs_record, versions
-from rlhf.build_policies import Contender, at_play, contender, refuse_trained
+from rlhf.build_guard import refuse_trained
+from rlhf.build_policies import Contender, at_play, contender
 from rlhf.build_processes import stopped_by_term
 from rlhf.data import Task
 from rlhf.errors import RecipeError, disk
@@ -65,8 +66,7 @@ def evaluate(
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
         tasks = found.suite.tasks()
-        if not asked.also_trained:
-            refuse_trained(found, tasks)
+        refuse_trained(asked, found.recipe, found.checkpoint, tasks)
         begin(folder, asked, found, tasks)
         _caution_fewer(found.suite, tasks, console)
         with RunningProgress(console, found.suite.attempts) as progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 from rlhf.build import device, make_collector, policy_of
 from rlhf.build_engine import make_publisher
-from rlhf.data import Task
 from rlhf.errors import ModelError, RecipeError, nearest
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, RandomAgent, WholeMessages
 from rlhf.evaluation.endpoint import EndpointEngine, Patience
@@ -23,7 +22,6 @@ from rlhf.recipe.model import recipe_of
 from rlhf.recipe.suites import Part, Suite, load_suite, suite_of_recipe
 from rlhf.recipe.text import parse_fields
 from rlhf.rollout.collect import Collector
-from rlhf.rollout.tasks import tasks_of
 from rlhf.trainers.policy import Policy, restore
 
 #: Keys that a model without a recipe may be given.
@@ -203,27 +201,6 @@ def _changed(suite: Suite, asked: Asked) -> Suite:
         parts = (replace(part, tasks=replace(part.tasks, **{**tasks, "sha256": ""})) for part in suite.parts)
         suite = replace(suite, parts=tuple(parts))
     return suite if asked.attempts is None else replace(suite, attempts=asked.attempts)
-
-
-def refuse_trained(found: Contender, tasks: Mapping[str, Sequence[Task]]) -> None:
-    """Raise RecipeError where a task of the suite is one that the policy was trained on.
-
-    Known of the checkpoints of runs, whose recipe says what their stages draw from; of other models nothing is known.
-    """
-    if found.recipe is None or found.checkpoint is None:
-        return
-    judged = {task.id: name for name, listed in tasks.items() for task in listed}
-    for i, stage in enumerate(found.recipe.stages):
-        both = [t.id for t in tasks_of(found.recipe.environment, stage.split) if t.id in judged]
-        if both:
-            raise RecipeError(
-                "the policy was trained on tasks that it is to be judged on",
-                where=f"parts.{judged[both[0]]}",
-                got=f"{len(both)} of {len(judged)} tasks are in the split {stage.split!r} of stages[{i}], "
-                f"such as {both[0]}",
-                expected="tasks that training never drew from",
-                hint="judge it on another split; to measure how well it learnt its own tasks, add --also-trained",
-            )
 
 
 def _refuse(overrides: Sequence[str], known: Sequence[str], what: str) -> None:

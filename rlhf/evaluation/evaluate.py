@@ -31,6 +31,8 @@ class Evaluation:
     """Tasks of the evaluations during training."""
     watch_n_tasks: Annotated[int, Field(ge=1)] = 64
     """How many of them."""
+    allow_overlap: bool = False
+    """Whether tasks that judge the policy may be trained on, or watched during training; otherwise that is an error."""
     seed: int = 20_000
     """One seed gives one evaluation, whatever the seed of the run."""
 

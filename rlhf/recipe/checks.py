@@ -19,6 +19,7 @@ from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
 from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
+from rlhf.recipe.stopping_checks import STOPPING_CHECKS
 from rlhf.recipe.trainer_checks import TRAINER_CHECKS
 
 if TYPE_CHECKING:
@@ -332,6 +333,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *TRAINER_CHECKS,
     _check_watched,
     _check_overlong,
+    *STOPPING_CHECKS,
     _check_splits,
     _check_context,
 )

@@ -58,6 +58,8 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
         await watch(run, parts)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
             now = with_teacher_coef(with_kl_coef(stage, run.state.kl_coef), step)
+            if run.has_stalled(stage.evaluate_every, stage.patience):
+                break
             await one_step(run, now, parts, step)
             await watch(run, parts)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:

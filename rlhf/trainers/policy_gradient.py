@@ -87,6 +87,9 @@ class PolicyGradient:
     """Where the tasks come from."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """Evaluations in a row, of those that `evaluate_every` makes, without a new best lower end of the interval, after
+    which the stage ends; null makes every step."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 20
     """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: Annotated[int, Field(ge=2)] | Literal["all"] = 2

@@ -259,6 +259,24 @@ class Run:
         self.advance(watched=step, **best)
         return float(found.success)
 
+    def has_stalled(self, every: int, patience: int | None) -> bool:
+        """Whether `patience` evaluations of the stage, one after each `every` steps, went by since the best one of all.
+
+        Without a best one in this stage they count from its begin. Nothing but the state is looked at, so that a
+        resumed run ends where one that ran on does.
+        """
+        if patience is None:
+            return False
+        of_stage = self.state.best.startswith(f"{self.state.label}-")
+        best = int(self.state.best.rpartition("-")[2]) if of_stage else 0
+        if (self.state.watched - best) // every < patience:
+            return False
+        self.progress.say(
+            f"{self.state.label} ends after step {self.state.step}: no better evaluation among the last {patience}; "
+            f"the best policy is {self.checkpoints / self.state.best}"
+        )
+        return True
+
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
         """Write one line of metrics for the present stage, with the figures of the step's delivery if it had one."""
         figures = self.publisher.figures if delivered else {}

@@ -1,0 +1,70 @@
+"""Training is kept apart from what judges it: by id, by what is in a task, before anything is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.build_guard import in_both
+from rlhf.data import Task
+from rlhf.errors import RecipeError
+from tests.commands import last_json, run
+from tests.trainers import runs
+
+STAGES = [{"kind": "supervised", "n_demonstrations": 16, "epochs": 1}]
+IMPROVE = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 2, "group_size": 2, "evaluate_every": 1}
+
+
+def test_the_same_id_is_the_same_task() -> None:
+    assert in_both([Task("a"), Task("b"), Task("c")], [Task("c"), Task("a", seed=5)]) == ["a", "c"]
+
+
+def test_the_same_task_under_another_name_is_found() -> None:
+    trained = [Task("train/1", seed=1), Task("train/2", reference="4", info={"n": [2, 2]})]
+    judged = [Task("test/1", info={"n": [2, 2]}, reference="4"), Task("test/2", seed=2), Task("test/3", seed=1)]
+    assert in_both(judged, trained) == ["test/1", "test/3"]
+
+
+def test_what_tells_no_task_apart_makes_none_the_same() -> None:
+    # nothing but an id; one reference for many tasks of a list, which are told apart by their ids
+    assert in_both([Task("test/0")], [Task("train/0")]) == []
+    yes = [Task(f"train/{i}", reference="yes") for i in range(3)]
+    assert in_both([Task("test/0", reference="yes")], yes) == []
+    assert in_both([Task("test/0", reference="yes"), Task("test/1", reference="yes")], yes[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "stages", "where", "message"),
+    [
+        ({"split": "train"}, STAGES, "stages[0].split", "6 of 6 tasks of the split 'train' are in 'train'"),
+        ({"watch_split": "train"}, [*STAGES, IMPROVE], "stages[0].split", "would be trained on"),
+        ({"watch_split": "test"}, [*STAGES, IMPROVE], "evaluation.watch_split", "would be watched"),
+        ({}, [STAGES[0] | {"split": "dev"}, IMPROVE], "stages[0].split", "would be trained on"),
+    ],
+)
+def test_a_run_that_would_train_on_its_judge_is_refused(
+    tmp_path: Path, evaluation: dict[str, Any], stages: list[dict[str, Any]], where: str, message: str
+) -> None:
+    path = runs.write(tmp_path, stages, evaluation={"n_tasks": 6, **evaluation})
+    with pytest.raises(RecipeError) as caught:
+        runs.run(path, tmp_path / "run")
+    assert caught.value.where == where and message in str(caught.value)
+    assert "evaluation.allow_overlap" in caught.value.hint
+    assert not (tmp_path / "run" / "demonstrations").exists()  # nothing was played
+
+
+def test_tasks_listed_under_other_names_are_refused_too(tmp_path: Path) -> None:
+    path = runs.write(tmp_path, STAGES, evaluation={"n_tasks": 6})
+    world = tmp_path / "words.py"
+    world.write_text(world.read_text().replace('f"words/{seed}"', 'f"words/{split}/{seed}"').replace("2000", "3"))
+    with pytest.raises(RecipeError, match="such as words/test/3") as caught:
+        runs.run(path, tmp_path / "run")
+    assert "6 of 6 tasks" in caught.value.got
+
+
+def test_what_is_meant_is_allowed(tmp_path: Path) -> None:
+    path = runs.write(tmp_path, STAGES, evaluation={"n_tasks": 6, "split": "train", "allow_overlap": True})
+    done = run("train", path, "--out", tmp_path / "run", "--json")
+    assert last_json(done)["success_after"] is not None and "caution" in done.stderr
