@@ -85,6 +85,11 @@ sampling/n_stored               | states     | start states in the buffer
 sampling/n_evicted              | states     | start states that left the buffer
 sampling/priority_mean          | 1          | mean variance of scores that start states were stored for
 reward/*                        | 1          | mean unweighted value of this reward
+watch/*                         | 1          | mean of this reward, which is watched and not trained on
+watch_gap/*                     | 1          | mean of what is trained on less the mean of this watched reward
+watch_correlation/*             | 1          | correlation of the two over the attempts of the step
+watch_alarm/*                   | 1          | 1 where the one rises while the watched one falls, else 0
+watch_failures/*                | attempts   | attempts that the watched reward could not judge
 agent/*                         | 1          | notes of this name per episode (n_), their mean length in characters (chars_)
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part

@@ -49,7 +49,12 @@ CHARTS = (
 
 def learning_curves(run: RunData) -> str:
     """Return the charts as HTML: success first and wide, then whatever else the run logged."""
-    drawn = [*_success(run), *(svg for chart in CHARTS for svg in _chart(run, chart)), *reliability_charts(run.folder)]
+    drawn = [
+        *_success(run),
+        *_watched(run),
+        *(svg for chart in CHARTS for svg in _chart(run, chart)),
+        *reliability_charts(run.folder),
+    ]
     if not drawn:
         return '<p class="soft">Nothing was logged.</p>'
     wide = " wide" if run.values("rollout/success") else ""
@@ -85,6 +90,21 @@ def _success(run: RunData) -> Iterator[str]:
             height=340,
             standalone=False,
         )
+
+
+def _watched(run: RunData) -> Iterator[str]:
+    """A chart for each reward that is watched, beside what is trained on."""
+    for name in run.names("watch/"):
+        series: list[Series] = []
+        curves, gaps = run.curves(f"watch/{name}"), {c.stage: c for c in run.curves(f"watch_gap/{name}")}
+        for curve in curves:
+            gap = gaps[curve.stage]
+            sums = [None if x is None or y is None else x + y for x, y in zip(curve.values, gap.values, strict=True)]
+            trained = Curve(curve.stage, curve.steps, sums)
+            series += _smoothed(trained, _label("trained on", curve, curves))
+            series += _smoothed(curve, _label("watched", curve, curves))
+        title = f"Watched reward {name}"
+        yield line_chart(series, title, "step", "mean over attempts", width=400, height=236, standalone=False)
 
 
 def _chart(run: RunData, chart: Chart) -> Iterator[str]:

@@ -33,7 +33,10 @@ class Finding:
 
 def findings(run: RunData) -> list[Finding]:
     """Look for quiet failures; what the run did not log is not reported on."""
-    checks = (_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _limits, _updates, _finite, _overlap)
+    checks = (
+        *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _watched, _limits, _updates, _finite),
+        _overlap,
+    )
     return [finding for check in checks for finding in check(run)]
 
 
@@ -145,6 +148,32 @@ def _collapse(run: RunData) -> Iterator[Finding]:
             "problem",
             "Attempts at one task scored alike, the policy grew certain, and the return fell, all at once.",
             "go back to an earlier checkpoint with a lower optimizer.lr, a wider loss.clip_high, or a KL term",
+        )
+
+
+def _watched(run: RunData) -> Iterator[Finding]:
+    for name in run.names("watch/"):
+        watched, gaps = run.values(f"watch/{name}"), run.values(f"watch_gap/{name}")
+        curves = run.curves(f"watch_alarm/{name}")
+        alarms = [(c.stage, step) for c in curves for step, v in zip(c.steps, c.values, strict=True) if v]
+        n = _quarter(watched)
+        trained = [x + y for x, y in zip(watched, gaps, strict=True)]
+        ends = [(_mean(values[:n]), _mean(values[-n:])) for values in (trained, watched)]
+        (trained_first, trained_last), (first, last) = ends
+        what = run.setting(f"rewards.{name}.watch.of")
+        yield Finding(
+            f"Watched reward {name}",
+            f"alarm at {len(alarms)} of {len(watched)} steps" if alarms else "no alarm",
+            "problem" if alarms else "fine",
+            f"From the first quarter of training to the last, {f'the reward {what}' if what else 'the score'} went "
+            f"from {number_text(trained_first)} to {number_text(trained_last)}, and {name}, which is not trained on, "
+            f"from {number_text(first)} to {number_text(last)}."
+            + (
+                f" The one rose while the other fell, first at step {alarms[0][1]} of {alarms[0][0]}." if alarms else ""
+            ),
+            "read attempts that the trained reward likes and this one does not; take a policy from before that step"
+            if alarms
+            else "",
         )
 
 

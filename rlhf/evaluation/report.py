@@ -152,6 +152,8 @@ def _article(index: int, caption: str, record: Any, tokenizer: Any | None, scale
     if record.score is not None:
         parts = ", ".join(f"{name} {number_text(v.value)}" for name, v in record.score.parts.items())
         score = f" · score {number_text(record.score.total)}" + (f" ({escape(parts)})" if parts else "")
+        watched = ", ".join(f"{name} {number_text(v.value)}" for name, v in record.score.watched.items())
+        score += f" · watched {escape(watched)}" if watched else ""
     versions = sorted({v for g in t.generations for v in g.versions})
     version = f" · policy version {', '.join(map(str, versions))}" if versions else ""
     credit = "" if record.advantages is not None else " · no advantages in evaluation"

@@ -117,7 +117,7 @@ _COLUMNS: dict[str, Any] = {
     "opening": pa.string(),
     "turns": pa.list_(_TURN),
     "generations": pa.list_(_GENERATION),
-    "score": pa.struct({"parts": pa.list_(_PART), "turns": _FLOATS, "total": pa.float64()}),
+    "score": pa.struct({"parts": pa.list_(_PART), "turns": _FLOATS, "total": pa.float64(), "watched": pa.list_(_PART)}),
     "advantages": pa.list_(_FLOATS),
 }
 #: Marks the files of this store and their version.
@@ -213,11 +213,14 @@ def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
 
 
 def _encode_score(score: Score) -> Row:
-    parts = [
-        {"name": _text(name), "value": verdict.value, "why": _text(verdict.why), "per_turn": verdict.per_turn}
-        for name, verdict in score.parts.items()
-    ]
-    return {"parts": parts, "turns": score.turns, "total": score.total}
+    parts, watched = (
+        [
+            {"name": _text(name), "value": verdict.value, "why": _text(verdict.why), "per_turn": verdict.per_turn}
+            for name, verdict in verdicts.items()
+        ]
+        for verdicts in (score.parts, score.watched)
+    )
+    return {"parts": parts, "turns": score.turns, "total": score.total, "watched": watched}
 
 
 def decode(row: Row) -> TrajectoryRecord:
@@ -276,11 +279,14 @@ def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
 
 
 def _decode_score(row: Row) -> Score:
-    parts = {
-        part["name"]: Verdict(part["value"], part["why"], None if part["per_turn"] is None else tuple(part["per_turn"]))
-        for part in row["parts"]
-    }
-    return Score(parts, tuple(row["turns"]), row["total"])
+    parts, watched = (
+        {
+            one["name"]: Verdict(one["value"], one["why"], None if one["per_turn"] is None else tuple(one["per_turn"]))
+            for one in ones or ()
+        }
+        for ones in (row["parts"], row.get("watched"))  # which is not in the files of older versions
+    )
+    return Score(parts, tuple(row["turns"]), row["total"], watched)
 
 
 def _text(text: str | None) -> str | None:

@@ -88,6 +88,10 @@ class RunData:
         """All finite values of a metric, of all stages, in order."""
         return [v for curve in self.curves(name) for v in curve.values if v is not None]
 
+    def names(self, prefix: str) -> list[str]:
+        """What stands behind `prefix` in the names of metrics, sorted."""
+        return sorted({n.removeprefix(prefix) for line in self.lines for n in line.values if n.startswith(prefix)})
+
     def setting(self, path: str) -> Any:
         """Value of a recipe key such as `limits.max_tokens`, or None."""
         value: Any = self.settings

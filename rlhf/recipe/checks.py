@@ -21,6 +21,7 @@ from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
 from rlhf.recipe.stopping_checks import STOPPING_CHECKS
 from rlhf.recipe.trainer_checks import TRAINER_CHECKS
+from rlhf.recipe.watch_checks import WATCH_CAUTIONS, WATCH_CHECKS
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -134,13 +135,14 @@ def _check_step_rewards(recipe: Recipe) -> None:
     from rlhf.credit.hrpo import HRPO
 
     for path, estimator in advantages(recipe):
-        if isinstance(estimator, HRPO) and estimator.reward not in recipe.rewards:
+        if isinstance(estimator, HRPO) and estimator.reward not in recipe.trained_rewards:
             raise RecipeError(
                 "there is no such reward",
                 where=f"{path}.reward",
                 got=estimator.reward,
-                expected=", ".join(recipe.rewards),
-                hint=nearest(estimator.reward, recipe.rewards) or "name a key of `rewards` that judges each turn",
+                expected=", ".join(recipe.trained_rewards),
+                hint=nearest(estimator.reward, recipe.trained_rewards)
+                or "name a key of `rewards` that judges each turn",
             )
 
 
@@ -312,6 +314,7 @@ def _no_effect(where: str, value: object, why: str) -> RecipeError:
 
 _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_tools,
+    *WATCH_CHECKS,
     _check_rewards,
     _check_groups,
     _check_values,
@@ -333,7 +336,6 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *TRAINER_CHECKS,
     _check_watched,
     _check_overlong,
-    *STOPPING_CHECKS,
     _check_splits,
     _check_context,
 )
@@ -365,4 +367,5 @@ _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     *LOSS_CAUTIONS,
     *SAMPLING_CAUTIONS,
     *CRITIC_CAUTIONS,
+    *WATCH_CAUTIONS,
 )

@@ -14,6 +14,7 @@ from rlhf.recipe.builder import build, build_part, plain, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.values import join
+from rlhf.recipe.watch_checks import watch_of
 
 if TYPE_CHECKING:
     from agents.base import Agent
@@ -52,6 +53,11 @@ class Recipe:
     evaluation: Evaluation
     stages: tuple[Supervised | Preference | RewardModel | PolicyGradient, ...]
     base: Path = field(default=Path(), compare=False)
+
+    @property
+    def trained_rewards(self) -> dict[str, Weighted]:
+        """The rewards that make the score; the others are watched."""
+        return {name: weighted for name, weighted in self.rewards.items() if weighted.watch is None}
 
 
 #: Every key of a recipe, in the order in which they are written.
@@ -119,7 +125,8 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
 def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
     """Return the plain values that `rewards_of` makes equal rewards of."""
     return {
-        name: plain_part("reward", _as_named(weighted.reward)) | {"weight": plain(float, weighted.weight)}
+        name: plain_part("reward", _as_named(weighted.reward))
+        | ({"watch": plain_part(None, weighted.watch)} if weighted.watch else {"weight": plain(float, weighted.weight)})
         for name, weighted in rewards.items()
     }
 
@@ -174,7 +181,8 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
 
     path = join("rewards", name)
     settings = dict(values) if isinstance(values, Mapping) else values
-    weight = settings.pop("weight", 1.0) if isinstance(settings, dict) else 1.0
+    watch = watch_of(settings, path, base) if isinstance(settings, dict) else None
+    weight = settings.pop("weight", 0.0 if watch else 1.0) if isinstance(settings, dict) else 1.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
         raise RecipeError(
             "wrong type",
@@ -184,15 +192,16 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
             hint="the weight multiplies this reward in the sum",
         )
     reward = build_part("reward", settings, path, base=base)
-    if not inspect.isroutine(reward) and "weight" in keys_of(type(reward)):
+    for key in {"weight", "watch"} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
         raise RecipeError(
-            "the weight belongs to the recipe, so a reward cannot have a key of that name",
-            where=join(path, "weight"),
-            got=f"a field {type(reward).__name__}.weight",
+            f"the {key} belongs to the recipe, so a reward cannot have a key of that name",
+            where=join(path, key),
+            got=f"a field {type(reward).__name__}.{key}",
             expected="a class without it",
-            hint="remove the field; the recipe multiplies",
+            hint="remove the field; the recipe multiplies" if key == "weight" else "remove the field",
         )
-    return Weighted(name=name, weight=float(weight), reward=Verified(reward) if is_verifier(reward) else reward)
+    judge = Verified(reward) if is_verifier(reward) else reward
+    return Weighted(name=name, weight=float(weight), reward=judge, watch=watch)
 
 
 def _stages(values: Any, base: Path) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ def _check_metrics(recipe: Recipe) -> None:
         for name in ("sampler", "selection"):
             part = getattr(stage, name)
             if isinstance(part, Curriculum | Dynamic | GRESO | Uncertain):
-                check_metric(part.metric, list(recipe.rewards), f"{path}.{name}.metric")
+                check_metric(part.metric, list(recipe.trained_rewards), f"{path}.{name}.metric")
 
 
 def _check_attempts(recipe: Recipe) -> None:

@@ -255,7 +255,7 @@ def suite_of_recipe(recipe: Recipe) -> Suite:
         name="tasks",
         environment=recipe.environment,
         agent=recipe.agent,
-        rewards=recipe.rewards,
+        rewards=recipe.trained_rewards,
         limits=recipe.limits,
         tasks=Tasks(split=asked.split, n=asked.n_tasks),
     )
@@ -325,10 +325,24 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
         name=name,
         environment=build_part("environment", found["environment"], join(path, "environment"), base=base),
         agent=build_part("agent", found.get("agent", {}), join(path, "agent"), base=base),
-        rewards=rewards_of(found.get("rewards", {"success": {"kind": "outcome"}}), base),
+        rewards=_rewards(found.get("rewards", {"success": {"kind": "outcome"}}), base),
         limits=build(Limits, found["limits"], join(path, "limits"), base=base),
         tasks=build(Tasks, found["tasks"], join(path, "tasks"), base=base),
     )
+
+
+def _rewards(values: Any, base: Path) -> Mapping[str, Weighted]:
+    rewards = rewards_of(values, base)
+    for name, weighted in rewards.items():
+        if weighted.watch is not None:
+            raise RecipeError(
+                "a reward is watched while a policy is trained, and an evaluation trains none",
+                where=f"rewards.{name}.watch",
+                got="watch",
+                expected="a weight, or none",
+                hint="remove the key; `rlhf score FOLDER --reward TARGET` asks other rewards about an evaluation",
+            )
+    return rewards
 
 
 def _mapping(values: Any, path: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory, Ve
 from rlhf.errors import DataError, EnvError, RewardError, TrainingError
 from rlhf.rollout.group import RETRYABLE
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.watch import Watch
 from rlhf.rollout.workers import CallError, CallTimeout, InlineLane, Lane, Lanes
 
 _TIMEOUT_S = Limits().reward_timeout_s
@@ -34,11 +35,13 @@ class Weighted:
         name: key of the part in scores and metrics.
         weight: factor in the total.
         reward: called with (task, trajectory), or with (task, trajectories) by its method `over_group`; plain or async.
+        watch: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
     """
 
     name: str
     weight: float
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -57,12 +60,13 @@ async def score_group(
     An async reward runs on the present event loop. A plain one runs in a worker thread, one call at a time, unless it
     has the attribute `inline = True`, by which it says that it is quick and cannot hang. A reward with a method
     `over_group` judges all attempts in one call, those left out that ended by the failure of a part; when that call
-    fails, all of them are failures of the reward.
+    fails, all of them are failures of the reward. A reward that is watched is asked in the same way, and where it
+    fails, the attempt counts without it.
 
     Args:
         task: with its reference, for the rewards.
         trajectories: attempts, failed ones included; those become failures of the group.
-        rewards: parts of the score.
+        rewards: parts of the score, and rewards that are watched beside it.
         timeout_s: limit of each call.
 
     Returns:
@@ -74,7 +78,7 @@ async def score_group(
     Raises:
         DataError: no rewards, or an attempt at another task.
     """
-    if not rewards:
+    if all(weighted.watch for weighted in rewards.values()):
         raise DataError("nothing to score with", where=task.id, got="0 rewards", expected="at least 1")
     lanes = Lanes(shared=True, name="reward")
     scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
@@ -142,12 +146,20 @@ class _Scorer:
         outcome = trajectory.outcome
         if outcome.is_failure_of_a_part:
             return Failure(trajectory.attempt, outcome, trajectory.detail, outcome in RETRYABLE)
-        try:
-            parts = {name: await self._verdict(w, trajectory, shared) for name, w in self.rewards.items()}
-        except RewardError as error:
-            return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error))
-        earned = {name: _earned(verdict, trajectory.n_given) for name, verdict in parts.items()}
-        return _total(earned, self.rewards, len(trajectory.turns))
+        parts: dict[str, Verdict] = {}
+        watched: dict[str, Verdict] = {}
+        errors: dict[str, str] = {}
+        for name, weighted in self.rewards.items():
+            try:
+                verdict = _earned(await self._verdict(weighted, trajectory, shared), trajectory.n_given)
+            except RewardError as error:
+                if weighted.watch is None:
+                    return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error))
+                errors[name] = str(error)
+            else:
+                (parts if weighted.watch is None else watched)[name] = verdict
+        score = _total(parts, self.rewards, len(trajectory.turns))
+        return replace(score, watched=watched, watch_errors=errors)
 
     async def _verdict(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict:
         found = shared.get(weighted.name)

@@ -71,11 +71,12 @@ async def gather(run: Run, parts: Parts, step: int) -> Gathered:
     """Return the scored groups of a step.
 
     Raises:
-        TrainingError: more attempts failed than `limits.max_error_fraction` allows, the selection gives up, or too many
-            steps before this one had nothing to train on.
+        TrainingError: more attempts failed than `limits.max_error_fraction` allows, the selection gives up, too many
+            steps before this one had nothing to train on, or a watched reward says to stop.
     """
     stage, where = parts.stage, f"step {step + 1} of {run.state.label}"
     parts.empty.check(getattr(stage.selection, "max_empty_steps", None), where)
+    parts.watches.check(where)
     await run.breathe()
     sampling = run.collector.limits.sampling(stage.temperature)
     collected, selection, n_rounds = Collected((), 0.0), Selection((), n_more=stage.tasks_per_step), 0

@@ -48,7 +48,8 @@ async def train(run: Run, stages: Sequence[Any]) -> None:
 async def improve(run: Run, stage: PolicyGradient) -> None:
     """The policy-gradient stage."""
     start = run.checkpoints / replace(run.state, step=0).folder_name
-    parts = Parts.of(stage, run.policy, run.collector.environment, run.seed, start if run.state.step else None)
+    begun = start if run.state.step else None
+    parts = Parts.of(stage, run.policy, run.collector.environment, run.seed, begun, run.collector.rewards)
     run.take_up(parts)
     if getattr(stage.loss, "needs_ref", False):
         take_reference(run)
@@ -57,9 +58,9 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     with run.saved_if_stopped(parts):
         await watch(run, parts)  # where a run was stopped in an evaluation
         for step in range(run.state.step, stage.steps):
-            now = with_teacher_coef(with_kl_coef(stage, run.state.kl_coef), step)
             if run.has_stalled(stage.evaluate_every, stage.patience):
                 break
+            now = with_teacher_coef(with_kl_coef(stage, run.state.kl_coef), step)
             await one_step(run, now, parts, step)
             await watch(run, parts)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:

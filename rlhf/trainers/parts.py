@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import ScoredGroup
+from rlhf.rollout.score import Weighted
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.empty import EmptySteps
 from rlhf.sampling.sampler import Stateful, TaskSource
@@ -23,6 +24,7 @@ from rlhf.trainers.replay import ReplayBuffer
 from rlhf.trainers.sharded import device_of
 from rlhf.trainers.teacher import Teacher, teacher_of
 from rlhf.trainers.trainer import TorchTrainer
+from rlhf.trainers.watching import Watches
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Parts:
         reference: says when the reference is renewed, or None where it never is.
         guide: plays demonstrations, or None where none are asked for.
         hard: tasks that wait to be imitated, or None where none are.
+        watches: compare rewards that are watched with those that are trained on.
     """
 
     stage: PolicyGradient
@@ -54,9 +57,18 @@ class Parts:
     reference: ResetClock | None = None
     guide: Guide | None = None
     hard: HardTasks | None = None
+    watches: Watches = field(default_factory=lambda: Watches({}))
 
     @classmethod
-    def of(cls, stage: PolicyGradient, policy: Policy, environment: Any, seed: int, start: Path | None = None) -> Parts:
+    def of(
+        cls,
+        stage: PolicyGradient,
+        policy: Policy,
+        environment: Any,
+        seed: int,
+        start: Path | None = None,
+        rewards: Mapping[str, Weighted] | None = None,
+    ) -> Parts:
         """Return the parts of a stage before its first step.
 
         Args:
@@ -65,6 +77,7 @@ class Parts:
             environment: whose tasks are attempted.
             seed: of the run.
             start: checkpoint of the stage's begin, where the policy has moved since.
+            rewards: of the recipe, of which some may be watched.
         """
         tasks = tasks_of(environment, stage.split)
         n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
@@ -83,6 +96,7 @@ class Parts:
             reference=ResetClock(stage.reference_reset) if stage.reference_reset else None,
             guide=Guide({task.id: task for task in tasks}) if stage.expert or stage.relift else None,
             hard=HardTasks(stage.relift) if stage.relift else None,
+            watches=Watches.of(rewards or {}),
         )
 
     @property
@@ -90,6 +104,7 @@ class Parts:
         """What a checkpoint keeps besides policy and optimiser, by name."""
         parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "empty": self.empty}
         parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference, "hard": self.hard}
+        parts |= {"watches": self.watches if self.watches.settings else None}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
@@ -115,6 +130,8 @@ class Parts:
         where = f"step {step + 1} of {label}"
         figures, cautions = self.monitor.learn(groups, values, where)
         figures |= self.source.learn(groups)
+        watched, alarms = self.watches.learn(groups, where)
+        figures, cautions = figures | watched, cautions | alarms
         if not self.is_warming(step):
             n_trained = values["batch/n_trained_trajectories"] + values.get("relift/n_imitated", 0.0)
             count, caution = self.empty.learn(n_trained, where)

@@ -14,6 +14,7 @@ from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verd
 from rlhf.errors import DataError, TrainingError
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.score import Weighted, check_failures, error_fraction, score_group
+from rlhf.rollout.watch import Watch
 
 TASK = Task("t", reference="gold")
 
@@ -52,6 +53,22 @@ def test_turns_sum_to_the_total(parts):
     rewards = {f"r{i}": (weight, reward(values)) for i, (weight, values) in enumerate(parts)}
     got = score([trajectory((0.0,) * n_turns)], **rewards).scores[0]
     assert sum(got.turns) == pytest.approx(got.total, abs=1e-6)
+
+
+def test_a_watched_reward_is_asked_and_counts_for_nothing():
+    def strict(task, t):
+        if t.attempt == 1:
+            raise ValueError("no verdict")
+        return -7.0
+
+    played = [trajectory(attempt=0), trajectory(attempt=1)]
+    group = score(played, whole=(1.0, lambda task, t: 4), strict=(0.0, strict, Watch()))
+    assert [s.total for s in group.scores] == [4.0, 4.0] and [s.turns for s in group.scores] == [(0.0, 4.0)] * 2
+    assert [set(s.parts) for s in group.scores] == [{"whole"}] * 2 and not group.failures
+    assert [{n: v.value for n, v in s.watched.items()} for s in group.scores] == [{"strict": -7.0}, {}]
+    assert not group.scores[0].watch_errors and "no verdict" in group.scores[1].watch_errors["strict"]
+    with pytest.raises(DataError, match="nothing to score with"):
+        score(played, strict=(0.0, strict, Watch()))
 
 
 def test_a_trajectory_without_turns_has_a_total_alone():
