@@ -14,7 +14,7 @@ SEED ?= 0
 # Tests that take every branch of the packages they are named after. Only these are traced: it costs time.
 COVERING := tests/credit tests/losses tests/batching tests/sampling
 
-.PHONY: quickstart install install-vllm install-dev check test docs bench clean
+.PHONY: quickstart install install-vllm install-dev check test test-all docs bench clean
 
 # Models this small gain nothing from threads, and one thread gives the same curve on every machine.
 quickstart: export OMP_NUM_THREADS ?= 1
@@ -52,6 +52,10 @@ test: install-dev ## the whole test-suite, and whether every branch was taken wh
 	$(BIN)/coverage run -m pytest $(COVERING)
 	$(BIN)/coverage report
 	$(BIN)/python -m pytest $(COVERING:%=--ignore=%)
+
+test-all: export OMP_NUM_THREADS ?= 1
+test-all: install-dev ## what CI leaves out because it takes long; `make test` does the rest
+	$(BIN)/python -m pytest -m extended
 
 docs: install-dev ## build the pages under site/
 	$(BIN)/mkdocs build --strict

@@ -1,6 +1,6 @@
 """Random texts over every reward that judges texts: nothing is raised, every value is within bounds, no call too long.
 
-RLHF_FUZZ texts for each kind; 150 by default.
+150 texts for each kind, and 100,000 in `make test-all`; RLHF_FUZZ is another number for either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.rewards.played import played, task
 from tests.test_catalog import MODELS, NEEDED
 from tests.test_rewards import BOUNDS
 
-N = int(os.environ.get("RLHF_FUZZ", "150"))
+N, N_EXTENDED = (int(os.environ.get("RLHF_FUZZ", default)) for default in ("150", "100000"))
 #: The longest that a call may take on a busy machine: its own limit, and what the clock allows beside it.
 LIMIT_S = 30.0
 #: What is a model is tried with its own tests.
@@ -66,6 +66,17 @@ def strange(draw: random.Random) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_that_was_said_breaks_a_reward(kind: str) -> None:
+    hear(kind, N)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_does_a_hundred_thousand_times_as_much(kind: str) -> None:
+    hear(kind, N_EXTENDED)
+
+
+def hear(kind: str, n_texts: int) -> None:
+    """Let the reward of this kind judge so many attempts."""
     if CATALOG["reward"][kind].extra and importlib.util.find_spec("math_verify") is None:
         pytest.skip("needs the extra 'rewards'")
     part = build_part("reward", {"kind": kind, **NEEDED.get(("reward", kind), {})}, kind, base=Path())
@@ -75,6 +86,8 @@ def test_nothing_that_was_said_breaks_a_reward(kind: str) -> None:
     def judge(seed: int) -> tuple[float, float, int]:
         draw = random.Random(seed)
         said = [(strange(draw), strange(draw)) for _ in range(draw.choice((1, 1, 1, 2)))]
+        if seed % PER_PROGRAM == 0:
+            said[-1] = (f"```python\n{said[-1][0]}\n```", said[-1][1])
         begin, one = time.monotonic(), played(*said)
         subject = task(draw.choice(references))
         if hasattr(called, "over_group"):
@@ -86,7 +99,7 @@ def test_nothing_that_was_said_breaks_a_reward(kind: str) -> None:
         return verdict.value, time.monotonic() - begin, len(said)
 
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(judge, range(N)))
+        found = list(threads.map(judge, range(n_texts)))
     low, high = zip(*(BOUNDS.get(kind, lambda r: (0, 1))([0.0] * n) for _, _, n in found), strict=True)
     assert all(a - 1e-9 <= v <= b + 1e-9 for a, (v, _, _), b in zip(low, found, high, strict=True))
     assert max(took_s for _, took_s, _ in found) < LIMIT_S
