@@ -28,10 +28,21 @@ one attempt and is used once: there is no reset. The smallest one:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rlhf.data import Task
+from rlhf.errors import EnvError
+
+
+class CallHung(EnvError):
+    """A call took longer than it may: the attempt ends as a timeout and is not made again."""
+
+
+#: Seconds that the present call may take, for environments that keep limits themselves and say so with an attribute
+#: `keeps_limits`: they know for how long a call has only been waiting for others.
+CALL_LIMIT_S: ContextVar[float | None] = ContextVar("CALL_LIMIT_S", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +160,14 @@ def properties_of(environment: object) -> Properties:
     """Return the declared properties; an environment that declares none gets the cautious defaults."""
     declared = getattr(environment, "properties", None)
     return declared if isinstance(declared, Properties) else Properties()
+
+
+def can_demonstrate(environment: object) -> bool:
+    """Whether the environment has a `plan`; one that wraps others says so in an attribute `demonstrates`."""
+    return isinstance(environment, Oracle) and getattr(environment, "demonstrates", True) is not False
+
+
+def most_at_once(environment: object) -> int | None:
+    """How many episodes may be alive at a time, where the environment's attribute `max_episodes` says; else None."""
+    n = getattr(environment, "max_episodes", None)
+    return n if isinstance(n, int) else None

@@ -22,7 +22,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Environment, Episode, Oracle, Properties, properties_of
+from environments.base import Environment, Episode, Oracle, Properties, most_at_once, properties_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -52,6 +52,21 @@ class Graded:
             package=", ".join(dict.fromkeys(p.package for p in found if p.package)),
             isolated=any(p.isolated for p in found),
         )
+
+    @property
+    def inline(self) -> bool:
+        """Whether calls of every level run on the event loop, or only wait there."""
+        return all(properties_of(p).inline or getattr(p, "inline", False) is True for p in self.levels)
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether every level limits calls itself."""
+        return all(getattr(level, "keeps_limits", False) is True for level in self.levels)
+
+    @property
+    def max_episodes(self) -> int | None:
+        """How many episodes may be alive at a time, if all are of the level that has the least room."""
+        return min((n for level in self.levels if (n := most_at_once(level)) is not None), default=None)
 
     @property
     def max_steps(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.base import StepResult, properties_of
+from environments.pool_wire import packed, unpacked
 from rlhf.data import Task
 from rlhf.data.report import shorten
 
@@ -70,10 +70,8 @@ def replay_elsewhere(environment: Any, transcript: Transcript, limit_s: float) -
         RuntimeError: the environment cannot be used there; the message is the process's own.
         subprocess.TimeoutExpired: it took longer than `limit_s`.
     """
-    module = sys.modules[type(environment).__module__]
     with tempfile.TemporaryDirectory() as folder:
-        job = pickle.dumps((environment, transcript.task, transcript.actions))
-        Path(folder, "job").write_bytes(pickle.dumps((module.__name__, getattr(module, "__file__", None), job)))
+        Path(folder, "job").write_bytes(packed(environment, transcript.task, transcript.actions))
         settings = {**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         code = f"from environments.transcript import answer_job; answer_job({folder!r})"
         done = subprocess.run(
@@ -95,21 +93,13 @@ def answer_job(folder: str) -> None:
     """Do in this process what `replay_elsewhere` asks, and leave the answer in `folder`."""
     import asyncio
 
-    name, file, job = pickle.loads(Path(folder, "job").read_bytes())
-    if file is not None and (name == "__main__" or importlib.util.find_spec(name.partition(".")[0]) is None):
-        # A class of a script, or of a file that a recipe names: not on the path, so it is loaded under the same name,
-        # a script without its `if __name__ == "__main__"`.
-        spec = importlib.util.spec_from_file_location("__mp_main__" if name == "__main__" else name, file)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    environment, task, actions = pickle.loads(job)
+    environment, task, actions = unpacked(Path(folder, "job").read_bytes())
     answer = (asyncio.run(_play(environment, task, actions)), first_ids(environment))
     Path(folder, "answer").write_bytes(pickle.dumps(answer))
 
 
 async def _play(environment: Any, task: Task, actions: tuple[str, ...]) -> tuple[StepResult, ...]:
-    episode = environment.start(task)
+    episode = await awaited(environment.start(task))
     results = [episode.opening]
     for action in actions:
         results.append(await awaited(episode.step(action)))

@@ -41,6 +41,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change and are asked for much later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
+        "search_qa": Entry("environments.search_qa:SearchQA", "questions over several documents, with BM25", extra="search"),
+        "processes": Entry("environments.pool:Processes", "another environment, in worker processes"),
     },
     "agent": {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),

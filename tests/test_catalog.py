@@ -29,6 +29,7 @@ MODELS = ("reward_model", "outcome_model", "process_model")
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
+    ("environment", "processes"): {"environment": {"kind": "keyhole"}},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},

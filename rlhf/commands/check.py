@@ -65,9 +65,11 @@ def _part(section: str, target: str, fields: list[str]) -> Report:
 
 
 def _built(section: str, target: str, fields: list[str]) -> Any:
-    from rlhf.recipe.builder import build_part
+    from rlhf.recipe.builder import build_environment, build_part
     from rlhf.recipe.text import parse_fields
 
+    if section == "environment":
+        return build_environment({"kind": target, **parse_fields(fields)}, section, base=Path.cwd())
     return build_part(section, {"kind": target, **parse_fields(fields)}, section, base=Path.cwd())
 
 

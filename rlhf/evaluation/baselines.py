@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.base import History, PolicyHandle
-from environments.base import Environment, Oracle, Properties, properties_of
+from environments.base import Environment, Properties, can_demonstrate, most_at_once, properties_of
 from rlhf.data import (
     Action,
     Finish,
@@ -160,7 +160,7 @@ class Planned:
     plans: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Oracle):
+        if not can_demonstrate(self.inner):
             raise RecipeError(
                 "this environment has no oracle",
                 where="oracle",
@@ -178,6 +178,16 @@ class Planned:
     def inline(self) -> bool:
         """Whether calls run on the event loop; planning, which takes longer than a step, is among them."""
         return properties_of(self.inner).inline or getattr(self.inner, "inline", False) is True
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether calls are limited by the environment itself."""
+        return getattr(self.inner, "keeps_limits", False) is True
+
+    @property
+    def max_episodes(self) -> int | None:
+        """How many episodes may be alive at a time."""
+        return most_at_once(self.inner)
 
     def tasks(self, split: str) -> Iterable[Task]:
         """Those of the environment."""

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG, DEFAULT_KIND
-from rlhf.errors import RecipeError, RlhfError, nearest
+from rlhf.errors import EnvError, RecipeError, RlhfError, boundary, nearest
 from rlhf.kinds import kind_of, resolve, section_of_type
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
@@ -98,6 +98,20 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
         return target
     _refuse_of_other_kinds(section, kind, settings, keys_of(target, path), path, base)
     return build(target, settings, path, base=base, default=default)
+
+
+def build_environment(values: Any, path: str, *, base: Path) -> Any:
+    """Make the environment that `values` describes, in worker processes if it declares that it needs them."""
+    from environments.base import properties_of
+
+    environment = build_part("environment", values, path, base=base)
+    with boundary(EnvError, f"{path}.properties", "run `rlhf check environment`"):
+        isolated = properties_of(environment).isolated
+    if not isolated:
+        return environment
+    from environments.pool import Processes
+
+    return Processes(environment=environment)
 
 
 def convert(annotation: Any, value: Any, path: str, *, base: Path, default: object = None) -> Any:

@@ -160,13 +160,13 @@ def _check_minibatches(recipe: Recipe) -> None:
 
 
 def _check_demonstrations(recipe: Recipe) -> None:
-    from environments.base import Oracle
+    from environments.base import can_demonstrate
 
     for path, stage in supervised_stages(recipe):
         if stage.attempts is not None:
             continue
         environment, agent = kind_of("environment", recipe.environment), kind_of("agent", recipe.agent)
-        if not isinstance(recipe.environment, Oracle):
+        if not can_demonstrate(recipe.environment):
             raise RecipeError(
                 "this environment cannot demonstrate",
                 where=f"{path}.kind",

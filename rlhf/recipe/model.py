@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
-from rlhf.recipe.builder import build, build_part, plain, plain_part
+from rlhf.recipe.builder import build, build_environment, build_part, plain, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.values import join
@@ -85,7 +85,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
                 "a recipe needs this key", where=key, got="nothing", expected=f"{key}: ...", hint="see `rlhf recipes`"
             )
     # Light parts come first: a package that is missing there is told before torch is loaded for the others.
-    environment = build_part("environment", values["environment"], "environment", base=base)
+    environment = build_environment(values["environment"], "environment", base=base)
     agent = build_part("agent", values.get("agent", {}), "agent", base=base)
 
     from rlhf.evaluation.evaluate import Evaluation

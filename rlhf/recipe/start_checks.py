@@ -45,11 +45,11 @@ def _check_given(recipe: Recipe) -> None:
 
 
 def _check_oracle(recipe: Recipe) -> None:
-    from environments.base import Oracle
+    from environments.base import can_demonstrate
     from rlhf.sampling.sampler import DemonstratedSampler
 
     for path, stage in policy_gradient_stages(recipe):
-        if isinstance(stage.sampler, DemonstratedSampler) and not isinstance(recipe.environment, Oracle):
+        if isinstance(stage.sampler, DemonstratedSampler) and not can_demonstrate(recipe.environment):
             kind, environment = kind_of("sampler", stage.sampler), kind_of("environment", recipe.environment)
             raise RecipeError(
                 "this environment cannot demonstrate",

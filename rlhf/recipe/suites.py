@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 
 import rlhf
 from rlhf.errors import RecipeError, nearest
-from rlhf.recipe.builder import build, build_part, plain_part
+from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.files import Listed, first_comment
 from rlhf.recipe.model import Recipe, plain_rewards, rewards_of
@@ -323,7 +323,7 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
         found[key] = {**_mapping(common.get(key, {}), key), **_mapping(values.get(key, {}), join(path, key))}
     return Part(
         name=name,
-        environment=build_part("environment", found["environment"], join(path, "environment"), base=base),
+        environment=build_environment(found["environment"], join(path, "environment"), base=base),
         agent=build_part("agent", found.get("agent", {}), join(path, "agent"), base=base),
         rewards=_rewards(found.get("rewards", {"success": {"kind": "outcome"}}), base),
         limits=build(Limits, found["limits"], join(path, "limits"), base=base),

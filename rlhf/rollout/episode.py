@@ -70,7 +70,8 @@ def lanes_of(environment: Environment) -> Lanes:
     """Where the calls of the environment's episodes run, by its declared properties; see `rlhf.rollout.workers`."""
     declared = properties_of(environment)
     inline = declared.inline or getattr(environment, "inline", False) is True
-    return Lanes(inline=inline, shared=not declared.thread_safe, name=type(environment).__name__)
+    limited = getattr(environment, "keeps_limits", False) is True
+    return Lanes(inline=inline, shared=not declared.thread_safe, limited=limited, name=type(environment).__name__)
 
 
 async def run_episode(

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from agents.base import Agent
-from environments.base import Environment
+from environments.base import Environment, most_at_once
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.episode import Branch, Phase, Watch, lanes_of, run_episode
@@ -135,6 +135,8 @@ async def run_groups(
 ) -> list[list[Trajectory]]:
     """Attempt each task `group_size` times, at most `limits.max_concurrent` at once, begun in the order of the tasks.
 
+    Fewer run at once where the environment has not room for so many: none waits for room while its clock runs.
+
     An attempt in which the environment or the engine failed is made afresh up to `limits.max_retries` times, with the
     same seed, so that a passing failure changes nothing. What fails for good is returned like the rest: a trajectory
     whose outcome says so.
@@ -164,10 +166,11 @@ async def run_groups(
     groups: list[list[Trajectory]] = [[] for _ in tasks]
     jobs = _jobs(tasks, grouping.n_from_start(group_size), earlier)
     firsts = [job for job in jobs if job.attempt == 0]
+    n_at_once = min(limits.max_concurrent, most_at_once(environment) or limits.max_concurrent)
     try:
         async with _reporting(board, on_progress):
             for number in range(1, 2 + grouping.n_rounds):
-                found = await _in_order(jobs, rollout.attempt, limits.max_concurrent)
+                found = await _in_order(jobs, rollout.attempt, n_at_once)
                 for job, trajectory in zip(jobs, found, strict=True):
                     groups[job.index].append(trajectory)
                 if number <= grouping.n_rounds:

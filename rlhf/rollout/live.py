@@ -10,7 +10,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from environments.base import Environment, StepResult
+from environments.base import CallHung, Environment, StepResult
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.rollout.limits import Limits
@@ -89,7 +89,8 @@ class LiveEpisode:
         except CallTimeout as error:
             raise Ended(Outcome.TIMEOUT, f"{name}: {error}") from error
         except CallError as error:
-            raise Ended(Outcome.ENV_ERROR, f"{name}: {error}") from error
+            hung = isinstance(error.__cause__, CallHung)
+            raise Ended(Outcome.TIMEOUT if hung else Outcome.ENV_ERROR, f"{name}: {error}") from error
         except EnvError as error:
             raise Ended(Outcome.ENV_ERROR, str(error)) from error
 

@@ -7,6 +7,7 @@ function simply runs there; what an async one awaits, it awaits there. So neithe
 A lane is where the calls of one episode run, one after another:
 
 - inline: on the caller's event loop, without a thread;
+- limited: the same for code that keeps time limits itself, because it knows when a call only waits for others;
 - own: in a thread that belongs to the episode, so that an object bound to a thread or an event loop works;
 - shared: in one thread for all episodes of the environment, one call at a time, for code that is not thread-safe.
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from environments.base import CALL_LIMIT_S
 from rlhf.errors import EnvError, RlhfError
 
 #: How long a thread whose call was cancelled may take to show that it is free.
@@ -66,6 +68,21 @@ class InlineLane:
                 return _unwrap(await _settle(function, args, (Exception, SystemExit)))
         except TimeoutError:
             raise CallTimeout(f"no answer within {timeout_s:g} s") from None
+
+    async def leave(self) -> None:
+        """Do nothing: there is no thread."""
+
+
+class LimitedLane:
+    """Calls on the present event loop that keep their limit themselves."""
+
+    async def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+        """Return what `function` returns or awaits, told its limit by `CALL_LIMIT_S`. Raises CallError."""
+        before = CALL_LIMIT_S.set(timeout_s)
+        try:
+            return _unwrap(await _settle(function, args, (Exception, SystemExit)))
+        finally:
+            CALL_LIMIT_S.reset(before)
 
     async def leave(self) -> None:
         """Do nothing: there is no thread."""
@@ -114,7 +131,7 @@ class _SharedLane:
         """Keep the thread, which the others still need."""
 
 
-Lane = InlineLane | ThreadLane | _SharedLane
+Lane = InlineLane | LimitedLane | ThreadLane | _SharedLane
 
 
 class Lanes:
@@ -123,15 +140,18 @@ class Lanes:
     Args:
         inline: calls are quick and cannot hang.
         shared: the code is not thread-safe.
+        limited: calls only wait on the event loop, and keep their limits themselves.
         name: prefix of the threads' names.
     """
 
-    def __init__(self, *, inline: bool = False, shared: bool = True, name: str = "rlhf") -> None:
-        self.inline, self.name = inline, name
-        self._shared = ThreadLane(name) if shared and not inline else None
+    def __init__(self, *, inline: bool = False, shared: bool = True, limited: bool = False, name: str = "rlhf") -> None:
+        self.inline, self.limited, self.name = inline, limited, name
+        self._shared = ThreadLane(name) if shared and not (inline or limited) else None
 
     def open(self) -> Lane:
         """Return a lane for one episode, which leaves it at its end."""
+        if self.limited:
+            return LimitedLane()
         if self.inline:
             return InlineLane()
         return _SharedLane(self._shared) if self._shared is not None else ThreadLane(self.name)

@@ -1,0 +1,132 @@
+"""The operating system's side of a worker: how its process is started and ended, and how it came to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+
+import psutil
+
+from environments.pool_serve import TOO_MUCH_MEMORY
+
+#: How long a worker that is let go may take to close what it has open.
+EXIT_S = 3.0
+
+_MOST_SAID = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one worker may take.
+
+    Attributes:
+        call_timeout_s: of one call.
+        max_memory_mb: of the process and its children.
+    """
+
+    call_timeout_s: float
+    max_memory_mb: int
+
+
+class Process:
+    """A process that runs `environments.pool_serve`, and the channel to it.
+
+    Attributes:
+        popen: the process.
+        channel: the socket to it, not blocking.
+        closed: whether nothing of it is left here.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        ours, theirs = socket.socketpair()
+        self._said = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  it lives as long as the process
+        try:
+            self.popen = _started(theirs, self._said.fileno(), bounds.max_memory_mb)
+        except BaseException:
+            ours.close()
+            self._said.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self.channel, self.closed = ours, False
+        self._descendants: list[psutil.Process] = []
+
+    def note_descendants(self) -> None:
+        """Remember what it has started, while that can be found out."""
+        with contextlib.suppress(psutil.Error):
+            self._descendants = psutil.Process(self.popen.pid).children(recursive=True)
+
+    def kill(self, *, ended_itself: bool = False) -> str:
+        """End the process and its children, free what it held here, and say how it ended."""
+        if self.closed:
+            return ""
+        self.closed = True
+        if ended_itself:  # the channel is closed a little before the process is gone
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(EXIT_S)
+        if self.popen.poll() is None:
+            self.note_descendants()
+        with contextlib.suppress(OSError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        for child in self._descendants:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        self.popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(EXIT_S)
+        self.channel.close()
+        how = f"{_in_words(self.popen.returncode)}{self._last_said()}"
+        self._said.close()
+        return how
+
+    def _last_said(self) -> str:
+        """The last lines of what the process printed, if any."""
+        with contextlib.suppress(OSError):
+            size = self._said.seek(0, os.SEEK_END)
+            self._said.seek(max(0, size - 4 * _MOST_SAID))
+            text = self._said.read().decode("utf-8", "replace").strip()
+            if text:
+                return "; it said last: " + " | ".join(text.splitlines()[-3:])[-_MOST_SAID:]
+        return ""
+
+
+def _started(channel: socket.socket, said: int, max_memory_mb: int) -> subprocess.Popen[bytes]:
+    # Its hash seed is fixed. It finds modules where this process does; without -P the current folder would come first.
+    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    # The kernel's signal comes when the thread that starts it ends; only that of the main thread lives long enough.
+    dies_with_thread = threading.current_thread() is threading.main_thread()
+    numbers = (channel.fileno(), os.getpid(), max_memory_mb, int(dies_with_thread))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "environments.pool_serve", *map(str, numbers)],
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        pass_fds=(channel.fileno(),),
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is for the run, which ends its workers itself
+    )
+
+
+def _in_words(code: int | None) -> str:
+    if code is None:
+        return "it does not end"
+    if code == TOO_MUCH_MEMORY:
+        return "it took more memory than environment.max_memory_mb allows"
+    if code >= 0:
+        return f"it ended itself with exit code {code}"
+    name = signal.Signals(-code).name
+    why = {
+        "SIGKILL": "by kill -9, or by the kernel for want of memory",
+        "SIGSEGV": "a crash of native code",
+        "SIGABRT": "native code gave up",
+        "SIGBUS": "a crash of native code, or no room in memory or on disk",
+    }.get(name)
+    return f"killed by {name}" + (f": {why}" if why else "")

@@ -1,0 +1,223 @@
+"""A worker process of `environments.pool`: serves the calls of its episodes, one after another, and nothing else.
+
+    python -m environments.pool_serve DESCRIPTOR PARENT MAX_MEMORY_MB DIES_WITH_THREAD
+
+It speaks on a socket of its own; what a package prints goes where its errors go. A thread looks now and then whether
+the parent is still there, and how much memory this process and those that it started take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import inspect
+import itertools
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from environments.pool_wire import ERROR, READY, TEXT, Frames, answer_of, frame, unpacked
+from rlhf.errors import EnvError, RlhfError
+
+#: Exit code of a worker that took more memory than it may.
+TOO_MUCH_MEMORY = 86
+
+_LOOK_EVERY_S = 0.2
+_COUNT_CHILDREN_EVERY = 10  # looks: it means reading the list of all processes
+_MOST_SAID_BYTES = 1 << 20
+_CLOSE_LIMIT_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Server:
+    """Serves one environment.
+
+    Args:
+        environment: as the recipe has it; None where it could not be loaded.
+        refusal: why it could not be; raised by every call.
+        channel: to the parent, not blocking.
+        watch: knows the memory.
+    """
+
+    def __init__(self, environment: Any, refusal: BaseException | None, channel: socket.socket, watch: Watch) -> None:
+        self._environment, self._refusal, self._channel, self._watch = environment, refusal, channel, watch
+        self._episodes: dict[int, Any] = {}
+        self._lists: dict[str, tuple[int, Iterator[Any]]] = {}
+        self._calls: dict[str, Callable[..., Any]] = {
+            "start": self.start,
+            "step": self.step,
+            "close": self.close,
+            "method": self.method,
+            "tasks": self.tasks,
+        }
+
+    async def serve(self, frames: Frames) -> None:
+        """Answer calls until the parent closes the channel, then close what is left open."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._channel, frame(READY, None))
+        data = b""
+        while True:
+            for number, payload in frames.feed(data):
+                await loop.sock_sendall(self._channel, await self._answered(number, payload))
+            data = await loop.sock_recv(self._channel, 1 << 18)
+            if not data:
+                break
+        for episode in list(self._episodes.values()):
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_CLOSE_LIMIT_S):
+                    await _settled(episode.close())
+
+    async def _answered(self, number: int, payload: bytes) -> bytes:
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            name, *arguments = pickle.loads(payload)
+            value = self._calls[name](*arguments)
+            return frame(number, answer_of(await value if inspect.isawaitable(value) else value))
+        except RlhfError as error:
+            return frame(number, (ERROR, error))
+        except BaseException as error:  # whatever an environment raises is told, and the worker goes on
+            return frame(number, (TEXT, _described(error)))
+
+    async def start(self, key: int, task: Any) -> Any:
+        """Begin an episode, and give its opening."""
+        episode = await _settled(self._environment.start(task))
+        missing = [name for name in ("step", "close") if not callable(getattr(episode, name, None))]
+        if missing:
+            got = f"{type(episode).__name__} without {' and '.join(missing)}"
+            raise EnvError(f"returned {got}; an episode has opening, step and close")
+        self._episodes[key] = episode
+        return getattr(episode, "opening", None)
+
+    def step(self, key: int, action: str) -> Any:
+        """Do one action."""
+        return self._episodes[key].step(action)
+
+    async def close(self, key: int) -> float:
+        """Free an episode, and give the megabytes that are in use."""
+        episode = self._episodes.pop(key, None)
+        if episode is not None:
+            await _settled(episode.close())
+        return self._watch.total_mb()
+
+    def method(self, name: str, *arguments: Any) -> Any:
+        """Call what else the environment offers, as `plan`."""
+        return getattr(self._environment, name)(*arguments)
+
+    def tasks(self, split: str, first: int, n: int) -> list[Any]:
+        """List `n` tasks of a split from number `first` on; fewer at its end."""
+        at, tasks = self._lists.pop(split, (-1, iter(())))
+        if at != first:
+            tasks = itertools.islice(self._environment.tasks(split), first, None)
+        found = list(itertools.islice(tasks, n))
+        self._lists[split] = (first + len(found), tasks)
+        return found
+
+
+class Watch:
+    """Ends this process when its parent is gone, or when it and its children take too much memory."""
+
+    def __init__(self, parent: int, max_memory_mb: int) -> None:
+        self._parent, self._max_mb = parent, max_memory_mb
+        self._process = psutil.Process()
+        self._children_mb = 0.0
+        threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def total_mb(self) -> float:
+        """Memory of this process now, and of its children when they were looked at last."""
+        return float(self._process.memory_info().rss) / 2**20 + self._children_mb
+
+    def _look(self) -> None:
+        for i in itertools.count():
+            if os.getppid() != self._parent:
+                self._end(0)
+            if i % _COUNT_CHILDREN_EVERY == 0:
+                self._children_mb = self._count_children()
+            if (mb := self.total_mb()) > self._max_mb:
+                print(f"it took {mb:.0f} MB of the {self._max_mb} MB it may have", file=sys.stderr, flush=True)
+                self._end(TOO_MUCH_MEMORY)
+            self._forget_what_was_said()
+            time.sleep(_LOOK_EVERY_S)
+
+    def _count_children(self) -> float:
+        total = 0
+        for child in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                total += child.memory_info().rss
+        return total / 2**20
+
+    def _forget_what_was_said(self) -> None:
+        """Empty the file of errors where it grows large: only the last lines are ever told."""
+        with contextlib.suppress(OSError):
+            if os.fstat(2).st_size > _MOST_SAID_BYTES:
+                os.ftruncate(2, 0)
+
+    def _end(self, code: int) -> None:
+        for child in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        os._exit(code)
+
+
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _described(error: BaseException) -> str:
+    """Kind, message and place of an exception, as a rollout tells it of its own process."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
+
+
+def _limit_memory(max_memory_mb: int) -> None:
+    """Let a single call for very much memory fail at once; the watch sees what grows."""
+    most = 2 * max_memory_mb * 2**20 + 2**30
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _die_with_parent() -> None:
+    """Let the kernel kill this process with the thread that started it; Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def main(descriptor: int, parent: int, max_memory_mb: int, dies_with_thread: int) -> None:
+    """Serve the environment that the parent sends first."""
+    # Not ignored, which the children of this process would inherit.
+    signal.signal(signal.SIGINT, lambda number, stack: None)
+    if dies_with_thread:
+        _die_with_parent()
+    watch = Watch(parent, max_memory_mb)
+    _limit_memory(max_memory_mb)
+    channel = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    frames = Frames()
+    while (data := channel.recv(1 << 18)) and (job := next(frames.feed(data), None)) is None:
+        pass
+    if not data or job is None:
+        return
+    environment, refusal = None, None
+    try:
+        [environment] = unpacked(pickle.loads(job[1]))
+    except Exception as error:
+        refusal = error
+    channel.setblocking(False)
+    asyncio.run(Server(environment, refusal, channel, watch).serve(frames))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
