@@ -152,6 +152,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "turn_gae": Entry("rlhf.credit.turn_gae:TurnGAE", "what followed each turn, against a critic's values"),
         "bilevel_gae": Entry("rlhf.credit.bilevel_gae:BiLevelGAE", "GAE over turns, then within each turn"),
         "archer": Entry("rlhf.credit.archer:ArCHer", "each turn's Q-value minus its state's, learnt off-policy"),
+        "sweet": Entry("rlhf.credit.sweet:SWEET", "what a critic that knows the answer says of each turn"),
         "tree_grpo": Entry("rlhf.credit.tree_grpo:TreeGRPO", "GRPO among attempts that begin alike, and among all"),
         "treerl": Entry("rlhf.credit.treerl:TreeRL", "what became of the attempts that took each step"),
         "guided": Entry("rlhf.credit.guided:Guided", "reward minus mean, demonstrations counted in it or not"),
@@ -166,6 +167,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "rlhf.trainers.archer_model:ArcherCritic", "values of turns and states, from a buffer of steps"
         ),
         "contributions": Entry("rlhf.trainers.contributions:Contributions", "how much of the score each turn earned"),
+        "sweet": Entry("rlhf.trainers.sweet:SweetCritic", "which turns made the better attempt, told the answer"),
     },
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),

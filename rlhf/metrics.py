@@ -171,6 +171,9 @@ critic/v_loss                   | 1          | squared error of a state's two va
 critic/target_std               | 1          | deviation of what the Q-values should have been, mean over updates
 critic/n_stored                 | turns      | turns in the critic's buffer, those of the step included
 critic/sum_loss                 | 1          | squared error of what the turns contributed, summed, mean over updates
+critic/pair_loss                | 1          | loss of the critic on pairs of attempts at one task, mean over updates
+critic/pair_accuracy            | share      | pairs of attempts that the critic ranked rightly before the updates; equal is half
+critic/n_pairs                  | pairs      | pairs of attempts at one task of which one earned more
 critic/n_updates                | updates    | parameter updates of the critic
 critic/n_skipped                | updates    | updates of the critic left out because the gradient was not finite
 optimizer/lr                    | 1          | learning rate of the last update

@@ -34,6 +34,12 @@ OTHERS: Mapping[str, Keys] = {
 WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
 #: Those that compare with a critic of turns.
 WITH_TURN_CRITIC: Mapping[str, Keys] = {"archer": {}}
+#: Those that compare with a critic that knows the answer.
+WITH_TOLD_CRITIC: Mapping[str, Keys] = {"sweet": {}}
+#: Such a critic that learns as fast as they need on tasks of seconds.
+TOLD_CRITIC: Keys = {
+    "kind": "sweet", "warmup_steps": 2, "epochs": 12, "beta": 1.0, "optimizer": {"lr": 3.0e-3},
+}  # fmt: skip
 #: A critic of turns that learns as fast as they need on tasks of seconds.
 TURN_CRITIC: Keys = {"kind": "archer", "updates_per_step": 20, "batch_size": 32, "optimizer": {"lr": 1.0e-2}}
 #: A critic that learns as fast as they need on tasks of seconds: a model of its own.

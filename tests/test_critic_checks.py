@@ -13,6 +13,7 @@ from tests import recipe_parts
 
 GAE = "stages.1.advantage={kind: gae}"
 ARCHER = "stages.1.advantage={kind: archer}"
+SWEET = "stages.1.advantage={kind: sweet}"
 PROGRESS = "stages.1.advantage={kind: progress, contributions: critic}"
 
 
@@ -88,6 +89,13 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         ([PROGRESS, "stages.1.critic={}"], "stages[1].critic.kind", "contributions"),
         ([PROGRESS, "stages.1.critic={kind: contributions, warmup_steps: 0}"], "stages[1].critic", "raise them"),
         ([PROGRESS, "stages.1.critic={kind: contributions, bootstrap: false}"], "stages[1].critic.bootstrap", "frozen"),
+        ([SWEET, "stages.1.critic={}"], "stages[1].critic.kind", "sweet"),
+        ([SWEET, "stages.1.critic={kind: sweet, warmup_steps: 1}", "stages.1.group_size=1"], "stages[1].group_size",
+         "at least 2"),
+        ([SWEET, "stages.1.critic={kind: sweet, told: Think.}"], "stages[1].critic", "tell the critic nothing"),
+        ([SWEET, "stages.1.critic={kind: sweet, head_lr: 1}"], "stages[1].critic.head_lr", "told, over"),
+        ([SWEET, "stages.1.critic={kind: sweet, warmup_steps: 1, path: ./nowhere}"], "stages[1].critic.path",
+         "config.json"),
         ([ARCHER, "stages.1.critic={kind: archer, capacity: 1}"], "stages[1].critic.capacity", "group_size = "),
     ],
 )  # fmt: skip

@@ -256,7 +256,9 @@ def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
     moved = sum(p.n_bytes for p in parameters if p.is_trained and critic.trains_trunk)
     # A shared trunk keeps gradients in the policy's place, one after the other, and moments of its own.
     held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
-    return held + (moved if hasattr(critic, "tau") else 0)  # and a copy that follows it slowly
+    # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
+    copied = hasattr(critic, "tau") or (hasattr(critic, "told") and critic.lora is None)
+    return held + (moved if copied else 0)
 
 
 def _shapes_of(path: str, policy: FromScratch | Pretrained) -> list[Parameter] | None:

@@ -66,7 +66,7 @@ class Progress:
         returns, contributed = group_returns(group), turn_rewards(group)
         if self.needs_values:
             found = actions_of(values, type(self).__name__, self.needs_critic)
-            contributed = [_by_turn(*pair) for pair in zip(group.trajectories, found, strict=True)]
+            contributed = [by_turn(*pair) for pair in zip(group.trajectories, found, strict=True)]
         earned_GK = [
             grounded(trajectory, rewards, self.grounding)
             for trajectory, rewards in zip(group.trajectories, contributed, strict=True)
@@ -82,7 +82,7 @@ class Progress:
         )
 
 
-def _by_turn(trajectory: Trajectory, values_NT: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def by_turn(trajectory: Trajectory, values_NT: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return `[K]`, the value at the tokens of each turn; 0 where nothing was sampled."""
     rows = iter(values_NT)
     of_turns = ([x for _ in turn.generations for x in next(rows)] for turn in trajectory.turns)

@@ -65,6 +65,18 @@ def _check_capacity(recipe: Recipe) -> None:
             )
 
 
+def _check_pairs(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if kind_of("critic", stage.critic) == "sweet" and stage.group_size < 2:
+            raise RecipeError(
+                "this critic learns from pairs of attempts at one task",
+                where=f"{path}.group_size",
+                got=str(stage.group_size),
+                expected="at least 2",
+                hint="raise it; half of the tasks should have attempts that differ in score",
+            )
+
+
 def _check_warmup(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         if stage.critic is not None and stage.critic.warmup_steps >= stage.steps:
@@ -99,6 +111,7 @@ CRITIC_CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_warmup,
     _check_path,
     _check_capacity,
+    _check_pairs,
 )
 
 

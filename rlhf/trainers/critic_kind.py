@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlhf.data import ScoredGroup, Values
+from rlhf.data import ScoredGroup, Task, Values
 from rlhf.sampling.sampler import Stateful
 
 if TYPE_CHECKING:
@@ -51,6 +51,15 @@ class LiveCritic(Stateful, Protocol):
             rng: draws.
             step: counted from 0.
         """
+        ...
+
+
+@runtime_checkable
+class MeetsTasks(Protocol):
+    """What a critic has that is told more of the tasks than the policy is."""
+
+    def meet(self, tasks: Sequence[Task]) -> None:
+        """Take in the tasks that the stage draws from, with their references. Asked once, before the first step."""
         ...
 
 

@@ -14,7 +14,7 @@ from rlhf.sampling.empty import EmptySteps
 from rlhf.sampling.sampler import Stateful, TaskSource
 from rlhf.trainers.collapse import Monitor
 from rlhf.trainers.critic import CriticTrainer
-from rlhf.trainers.critic_kind import LiveCritic
+from rlhf.trainers.critic_kind import LiveCritic, MeetsTasks
 from rlhf.trainers.guide import Guide
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
@@ -86,6 +86,8 @@ class Parts:
         trainer = stage.trainer.start(policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches)
         if isinstance(critic, CriticTrainer):
             critic.model.to(device_of(policy.model))
+        if isinstance(critic, MeetsTasks):
+            critic.meet(tasks)
         return cls(
             stage,
             trainer,

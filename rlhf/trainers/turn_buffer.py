@@ -7,9 +7,9 @@ all its states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from rlhf.trainers.critic import bare_rows
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
+_Long = TypeVar("_Long", bound=Sized)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +92,9 @@ def episodes_of(groups: Sequence[ScoredGroup], *, bootstrap: bool) -> list[Episo
     return found
 
 
-def packed(episodes: Sequence[Episode], max_tokens: int) -> Iterator[list[Episode]]:
+def packed(episodes: Sequence[_Long], max_tokens: int) -> Iterator[list[_Long]]:
     """Cut `episodes`, in order, into parts of at most so many tokens; a longer one is a part of its own."""
-    part: list[Episode] = []
+    part: list[_Long] = []
     for episode in episodes:
         if part and sum(map(len, part)) + len(episode) > max_tokens:
             yield part
