@@ -202,6 +202,7 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "twx": ("textworld_express",),
     "babyai": ("minigrid",),
     "textworld": ("textworld", "jericho"),
+    "search": ("bm25s",),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
 }
 
