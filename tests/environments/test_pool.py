@@ -583,9 +583,9 @@ def test_a_run_in_which_a_worker_is_killed_goes_on_as_if_nothing_had_happened(tm
         path = runs.write(folder, [stage], policy=policy, environment=environment, evaluation={"n_tasks": 8})
         return runs.run(path, folder / "run")
 
-    # Texts for the tokenizer are 256 steps, and the evaluation before training 8: the step dies in the first rollout.
+    # Texts for the tokenizer are 128 steps, and the evaluation before training 8: it dies in the first rollout.
     flag = tmp_path / "killed"
-    killed = trained("killed-run", at=270, flag=str(flag))
+    killed = trained("killed-run", at=140, flag=str(flag))
     whole = trained("whole-run")
     assert int(flag.read_text()) != os.getpid()
     retries = runs.curve(killed.folder, "rollout/n_retries")
