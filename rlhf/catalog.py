@@ -41,7 +41,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change and are asked for much later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
-        "search_qa": Entry("environments.search_qa:SearchQA", "questions over several documents, with BM25", extra="search"),
+        "search_qa": Entry("environments.search_qa:SearchQA", "questions to search for, with BM25", extra="search"),
+        "tools": Entry("environments.tools:Tools", "sums and look-ups with tools called in JSON"),
         "processes": Entry("environments.pool:Processes", "another environment, in worker processes"),
     },
     "agent": {

@@ -86,3 +86,9 @@ def figures(environment: Any, label: str) -> str:
     n_random, score = random_play(environment, 100)
     n_oracle, n_actions = oracle_play(environment, 100)
     return f"| {label} | {n_random} | {score:.2f} | {n_oracle} | {n_actions:.1f} |\n"
+
+
+def oracle_figures(environment: Any, label: str) -> str:
+    """The same of an environment that cannot list its actions, so that nothing can be drawn at random."""
+    n_oracle, n_actions = oracle_play(environment, 100)
+    return f"| {label} | - | - | {n_oracle} | {n_actions:.1f} |\n"
