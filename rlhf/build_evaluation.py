@@ -72,6 +72,8 @@ def evaluate(
         with RunningProgress(console, found.suite.attempts) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
         summary = finish(folder, found, tasks, price_in, price_out)
+        if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
+            console.print("[yellow]caution[/] the server counts no tokens, so nothing is known of the cost")
         if out is not None:
             write_evaluation_report(out)
         return summary
@@ -217,7 +219,7 @@ def finish(
         "attempts": found.suite.attempts,
         "metric": found.suite.metric,
         "data": _data(found.suite, tasks, attempts),
-        **(figures if found.has_tokens else _without_tokens(figures)),
+        **(figures if found.has_tokens or _are_counted(found, attempts) else _without_tokens(figures)),
     }
     with disk("the summary", folder):
         partial = folder / f".{SUMMARY}.partial"
@@ -239,6 +241,11 @@ def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]
         }
         for part in suite.parts
     }
+
+
+def _are_counted(found: Contender, attempts: list[Attempt]) -> bool:
+    """Whether the server of the policy counted the tokens of every reply."""
+    return found.kind == "endpoint" and all(a.is_counted for a in attempts if a.n_turns)
 
 
 def _without_tokens(figures: dict[str, Any]) -> dict[str, Any]:

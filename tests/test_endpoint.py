@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -41,6 +42,12 @@ def first_possible(body: dict[str, Any]) -> str:
     """A model that takes the first action that its last message lists."""
     listed = body["messages"][-1]["content"].partition("Possible actions:")[2]
     return listed.strip().splitlines()[0].removeprefix("- ")
+
+
+def some_possible(body: dict[str, Any]) -> str:
+    """A model that takes one of the listed actions by lot, and so comes to the goal now and then."""
+    listed = body["messages"][-1]["content"].partition("Possible actions:")[2].strip().splitlines()
+    return random.Random(json.dumps(body)).choice(listed).removeprefix("- ")
 
 
 @contextmanager
@@ -190,7 +197,7 @@ def test_messages_that_are_too_long_end_the_episode_as_a_full_context_does() -> 
 
 def test_what_is_sent_and_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    params = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, seed=1 << 40, stop_strings=("\n",))
+    params = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, top_k=40, seed=1 << 40, stop_strings=("\n",))
     with (
         served(lambda _, n: completion("go", "length")) as (url, [*_]),
         served(lambda _, n: completion(None)) as (b, sent),
@@ -205,6 +212,7 @@ def test_what_is_sent_and_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> No
         "max_tokens": 9,
         "temperature": 0.5,
         "top_p": 0.9,
+        "top_k": 40,
         "stop": ["\n"],
         "seed": 0,
         "authorization": "Bearer secret",
@@ -218,6 +226,25 @@ def test_trajectories_hold_what_was_said(suite: Path, tmp_path: Path) -> None:
         )
     records = list(read_trajectories(tmp_path / "out" / "trajectories"))
     assert len(records) == 16 and all(turn.action.text and turn.valid for r in records for turn in r.trajectory.turns)
+
+
+def test_tokens_and_cost_are_those_that_the_server_counts(suite: Path, tmp_path: Path) -> None:
+    suite.write_text(SUITE.replace("max_turns: 6", "max_turns: 30").replace("max_steps: 6", "max_steps: 30"))
+    prices = ("--price-in", "2", "--price-out", "100", "--json")
+    with served(lambda body, _: completion(some_possible(body))) as (url, requests):
+        words = ("evaluate", "--endpoint", url, "--model", "m", "--suite", suite, *prices)
+        found = last_json(run(*words, "--out", tmp_path / "out"))["summary"]
+    # each reply read 7 tokens and sampled 3: for each solved attempt so much of both, and of money
+    n = len(requests) / found["n_solved"]
+    spent = {"turns": n, "tokens": 3 * n, "prompt_tokens": 7 * n, "cost": (7 * 2 + 3 * 100) * n / 1e6}
+    assert found["per_solved"] == pytest.approx(spent)
+    assert found["tokens_mean"] == pytest.approx(3 * len(requests) / 16)
+    uncounted = lambda body, _: {k: v for k, v in completion(some_possible(body)).items() if k != "usage"}  # noqa: E731
+    with served(uncounted) as (url, _):
+        result = run("evaluate", "--endpoint", url, "--model", "m", "--suite", suite, *prices)
+    without = last_json(result)["summary"]
+    assert set(without["per_solved"]) == {"turns"} and without["tokens_mean"] is None
+    assert "the server counts no tokens" in result.stderr
 
 
 def test_half_an_endpoint_is_refused(suite: Path) -> None:

@@ -221,7 +221,6 @@ def test_a_program_needs_a_suite_and_takes_no_keys(suite: Path) -> None:
         (("random", "--tries", "3"), "--tries: this option has no effect"),
         (("oracle", "--checkpoint", "."), "--checkpoint: this option has no effect"),
         (("random", "--price-in", "1"), "--price-in and --price-out: this option has no effect"),
-        (("--endpoint", "http://127.0.0.1:9", "--model", "m", "--price-out", "1"), "a model whose tokens are counted"),
         (("--endpoint", "127.0.0.1:9", "--model", "m"), "--endpoint http://127.0.0.1:9"),
         (("randm",), "did you mean 'random'?"),
         (("random", "--verify", "."), "POLICY, --suite beside --verify"),

@@ -206,12 +206,12 @@ def _refuse_idle(asked: Asked, checkpoint: Path | None, priced: bool) -> None:
             expected="an address that begins with http:// or https://",
             hint=f"--endpoint http://{asked.endpoint}",
         )
-    without_tokens = bool(asked.endpoint) or is_program(asked.target)
-    brings_weights = not without_tokens and not (asked.suite and is_model(asked.target))
+    without_tokens = not asked.endpoint and is_program(asked.target)
+    brings_weights = not asked.endpoint and not without_tokens and not (asked.suite and is_model(asked.target))
     idle = {
         "--tries": asked.tries is not None and not asked.endpoint and "how often a server of --endpoint is asked",
         "--checkpoint": checkpoint is not None and not brings_weights and "weights for a recipe or a run",
-        "--price-in and --price-out": priced and without_tokens and "a model whose tokens are counted here",
+        "--price-in and --price-out": priced and without_tokens and "a model, whose tokens are counted",
     }
     for option, meant in idle.items():
         if meant:

@@ -82,6 +82,7 @@ class Generation:
             when one version sampled all of it.
         role: what the agent asked for, in its own word; empty for an action, `memory` for what is to be remembered,
             `plan` for a subgoal.
+        usage: tokens (read, sampled) as the server counted them, where the ids are none of a model's; None elsewhere.
     """
 
     prompt: Prompt
@@ -91,6 +92,7 @@ class Generation:
     policy_version: int
     version_spans: tuple[tuple[int, int], ...] = ()
     role: str = ""
+    usage: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

@@ -32,6 +32,7 @@ class Attempt:
         n_invalid: of these, not understood.
         n_tokens: sampled.
         n_prompt_tokens: read, all prompts together, as a provider counts them.
+        is_counted: whether a server counted these tokens, for each reply of the attempt.
         seconds: of wall-clock time.
         n_retries: attempts that were thrown away before it because a part failed.
         opening: hash of what the environment said first; empty for the failure of a part.
@@ -46,6 +47,7 @@ class Attempt:
     n_invalid: int = 0
     n_tokens: int = 0
     n_prompt_tokens: int = 0
+    is_counted: bool = False
     seconds: float = 0.0
     n_retries: int = 0
     opening: str = ""
@@ -132,6 +134,8 @@ def _attempt(row: dict[str, Any]) -> Attempt:
     if row["is_failure"]:
         return Attempt(row["stage"], row["task_id"], row["attempt"], Outcome(row["outcome"]))
     given = row["n_given"] or 0
+    counted = [g.get("usage") for g in row["generations"]]
+    is_counted = bool(counted) and all(counted)
     return Attempt(
         part=row["stage"],
         task_id=row["task_id"],
@@ -140,8 +144,9 @@ def _attempt(row: dict[str, Any]) -> Attempt:
         score=row["score"] and row["score"]["total"],
         n_turns=row["n_turns"] - given,
         n_invalid=sum(not turn["valid"] for turn in row["turns"][given:]),
-        n_tokens=row["n_tokens"],
-        n_prompt_tokens=sum(_prompt_lengths(row["generations"])),
+        n_tokens=sum(usage[1] for usage in counted) if is_counted else row["n_tokens"],
+        n_prompt_tokens=sum(u[0] for u in counted) if is_counted else sum(_prompt_lengths(row["generations"])),
+        is_counted=is_counted,
         seconds=row["duration_s"],
         n_retries=row["n_retries"],
         opening=digest([row["opening"]]),

@@ -151,16 +151,20 @@ class EndpointEngine(NoModel):
             raise _Later(f"an answer without a message: {json.dumps(answer)[:150]}") from error
         if content is not None and not isinstance(content, str):
             raise _Later(f"a message whose content is no text: {json.dumps(content)[:150]}")
-        self._count(answer.get("usage"))
+        usage = _usage(answer.get("usage"))
+        if usage is not None:
+            self.n_tokens = (self.n_tokens[0] + usage[0], self.n_tokens[1] + usage[1])
         ids = self.renderer.encode_reply(content or "")
         finish = Finish.LENGTH if reason == "length" else Finish.STOP
-        return Generation(prompt, ids, (0.0,) * len(ids), finish, 0)
+        return Generation(prompt, ids, (0.0,) * len(ids), finish, 0, usage=usage)
 
-    def _count(self, usage: Any) -> None:
-        if isinstance(usage, dict):
-            read, sampled = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
-            if isinstance(read, int) and isinstance(sampled, int):
-                self.n_tokens = (self.n_tokens[0] + read, self.n_tokens[1] + sampled)
+
+def _usage(said: Any) -> tuple[int, int] | None:
+    """Tokens (read, sampled) as the server counted them; None where it says nothing that can be read."""
+    if not isinstance(said, dict):
+        return None
+    read, sampled = (said.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    return (read, sampled) if isinstance(read, int) and isinstance(sampled, int) else None
 
 
 def _versioned(base: str) -> str:
