@@ -25,7 +25,7 @@ ENTRIES = [
 ]
 #: Keys that an entry cannot do without.
 #: Rewards that ask a model, which tests of all rewards cannot: they have tests of their own.
-MODELS = ("reward_model", "outcome_model", "process_model")
+MODELS = ("reward_model", "outcome_model", "process_model", "judge", "grade", "principles")
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
@@ -33,6 +33,9 @@ NEEDED = {
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
+    ("reward", "judge"): {"url": "http://127.0.0.1:8000", "model": "judge"},
+    ("reward", "grade"): {"url": "http://127.0.0.1:8000", "model": "judge"},
+    ("reward", "principles"): {"path": "somewhere", "principles": ["it is short"]},
     ("reward", "outcome_model"): {"path": "somewhere"},
     ("reward", "process_model"): {"path": "somewhere"},
     ("reward", "subtask"): {"subtask": "file"},

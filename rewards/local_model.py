@@ -1,0 +1,80 @@
+"""A causal language model of this machine that is asked as a server is: messages in, a reply out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+#: How many tokens are listed of what may come first.
+N_LISTED = 20
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class LocalChat:
+    """A folder, or the name of a model on a hub; loaded once in a process, and asked by one thread at a time."""
+
+    path: str
+
+    def reply(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float, seed: int) -> str:
+        """What the model says; one seed gives one reply."""
+        import torch
+
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), torch.inference_mode():
+            model, tokenizer = load_chat(self.path)
+            torch.manual_seed(seed)
+            ids = _ids(model, tokenizer, messages)
+            sampled = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+            made = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+                **sampled,
+            )
+            return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
+
+    def first_token(self, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, float]]:
+        """The likeliest first tokens of a reply with their log-probs in nats, likeliest first."""
+        import torch
+
+        with _ONE_AT_A_TIME, torch.inference_mode():
+            model, tokenizer = load_chat(self.path)
+            logps = model(_ids(model, tokenizer, messages)).logits[0, -1].float().log_softmax(-1)
+            found = logps.topk(min(N_LISTED, len(logps)))
+            return [
+                (str(tokenizer.decode([i])), float(x))
+                for i, x in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            ]
+
+
+@lru_cache(maxsize=2)
+def load_chat(path: str) -> tuple[Any, Any]:
+    """Model and tokenizer; loaded once in a process."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = Path(path).expanduser()
+    source = str(folder) if folder.is_dir() else path
+    if not folder.is_dir() and path.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no folder {path}")
+    model: Any = AutoModelForCausalLM.from_pretrained(source)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return model.to(device).eval(), AutoTokenizer.from_pretrained(source)
+
+
+def _ids(model: Any, tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> Any:
+    """Ids `[1, L]` of messages and the beginning of a reply; plain text where the tokenizer has no template."""
+    import torch
+
+    if tokenizer.chat_template:
+        said = [dict(m) for m in messages]
+        text = str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer("\n\n".join([*(m["content"] for m in messages), "Reply: "]))["input_ids"]
+    return torch.tensor([ids], device=next(model.parameters()).device)
