@@ -1,0 +1,146 @@
+"""What chance, the oracles, and a small model before and after training do on every suite that comes along.
+
+    OMP_NUM_THREADS=1 python benchmarks/suites.py                          # all of them: hours on a shared core
+    python benchmarks/suites.py --suites keyhole babyai --policies random oracle
+    python benchmarks/suites.py --page docs/benchmarks.md                  # and write the tables into the page
+
+Everything lies in --out: an evaluation for each suite and policy, and for each suite a run. What is there is not made
+again, and what was interrupted goes on, so the command may be stopped and given again, and again when suites are added.
+
+The small model has 0.2 million parameters and is made from scratch. It imitates demonstrations of the oracle, of tasks
+of the parts' training splits, half of whose actions are random, and plays a few steps of GiGPO; `untrained` is the same
+model before its first update. It shows what a figure of a suite means, and not how far one could get.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf.evaluation.leaderboard import COLUMNS, boards, cells, title_of
+from rlhf.recipe.builder import plain_part
+from rlhf.recipe.model import plain_rewards
+from rlhf.recipe.suites import Suite, list_suites, load_suite
+
+POLICIES = ("random", "oracle", "untrained", "trained")
+#: The checkpoint before the first update of a run.
+FIRST = Path("checkpoints") / "0-supervised-000000"
+MARK = "<!-- leaderboard -->"
+
+SMALL = {"kind": "from_scratch", "hidden_size": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 512, "max_context": 2048}
+STAGES: list[dict[str, Any]] = [
+    {
+        "kind": "supervised",
+        "n_demonstrations": 400,
+        "random_share": 0.5,
+        "observation_weight": 0.5,
+        "epochs": 3,
+        "batch_size": 8,
+        "optimizer": {"lr": 3.0e-3, "schedule": "cosine", "warmup_steps": 20},
+    },
+    {
+        "kind": "policy_gradient",
+        "steps": 5,
+        "tasks_per_step": 8,
+        "group_size": 8,
+        "advantage": {"kind": "gigpo"},
+        "minibatches": 2,
+        "optimizer": {"lr": 1.0e-3, "schedule": "linear"},
+    },
+]
+
+
+def recipe_of(suite: Suite) -> dict[str, Any]:
+    """The recipe of the small model: the parts of a suite as the levels of one environment."""
+    parts = [plain_part("environment", part.environment) for part in suite.parts]
+    return {
+        "name": f"small-{suite.name}",
+        "policy": SMALL,
+        "environment": parts[0] if len(parts) == 1 else {"kind": "graded", "levels": parts},
+        "agent": {"kind": "chat", "system": ""},
+        "rewards": plain_rewards(suite.parts[0].rewards),
+        "limits": {
+            "max_turns": max(part.limits.max_turns for part in suite.parts),
+            "max_tokens": 12,
+            "max_concurrent": min(part.limits.max_concurrent for part in suite.parts),
+        },
+        "evaluation": {"n_tasks": 20},
+        "stages": STAGES,
+    }
+
+
+def rlhf(words: Sequence[str | Path], log: Path) -> bool:
+    """Run a command; whether it succeeded. What it says is in `log`."""
+    with log.open("wb") as file:
+        done = subprocess.run([sys.executable, "-m", "rlhf.cli", *map(str, words)], stdout=file, stderr=file)
+    return done.returncode == 0
+
+
+def trained(name: str, suite: Suite, out: Path) -> Path | None:
+    """The run of the small model on a suite, begun, gone on with, or there; None where it cannot be trained."""
+    run, log = out / f"{name}-run", out / f"{name}-run.log"
+    if (run / "result.json").is_file():
+        return run
+    recipe = out / f"{name}-recipe.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_of(suite), sort_keys=False))
+    words = ["--resume", run] if (run / "recipe.yaml").is_file() else [recipe, "--out", run]
+    return run if rlhf(["train", *words], log) else None
+
+
+def evaluated(name: str, policy: str, out: Path) -> bool:
+    """Evaluate a policy on a suite where that is not done; whether it is."""
+    folder = out / f"{name}-{policy}"
+    if (folder / "summary.json").is_file():
+        return True
+    target: str | Path = policy
+    if policy in ("untrained", "trained"):
+        run = trained(name, load_suite(name), out)
+        if run is None:
+            return False
+        target = run / FIRST if policy == "untrained" else run
+    return rlhf(["evaluate", target, "--suite", name, "--out", folder], out / f"{name}-{policy}.log")
+
+
+def tables(names: Sequence[str], out: Path) -> str:
+    """The boards of what is there, in Markdown."""
+    found = [(name, policy, out / f"{name}-{policy}") for name in names for policy in POLICIES]
+    there = {str(f): policy for _, policy, f in found if (f / "summary.json").is_file()}
+    lines = []
+    for board in boards([Path(folder) for folder in there]):
+        lines += [f"**{title_of(board)}**", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+        for row in board["rows"]:
+            lines.append(f"| {' | '.join(cells({**row, 'policy': there[row['folder']]}))} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [one.name for one in list_suites()]
+    parser.add_argument("--suites", nargs="+", default=known, choices=known)
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
+    parser.add_argument("--out", type=Path, default=Path("runs") / "suites")
+    parser.add_argument("--page", type=Path, help=f"write the tables between the two lines {MARK} of this page")
+    asked = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for policy in asked.policies:
+        for name in asked.suites:
+            done = evaluated(name, policy, asked.out)
+            print(f"{name} {policy}: {'done' if done else 'failed, see the logs'}", file=sys.stderr, flush=True)
+    shown = tables(known, asked.out)
+    print(shown)
+    if asked.page is not None:
+        before, _, after = asked.page.read_text("utf-8").split(MARK)
+        asked.page.write_text(f"{before}{MARK}\n{shown}{MARK}{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
