@@ -107,8 +107,12 @@ def of_success(draws: int, rng: np.random.Generator) -> None:
         rows.append((str(tasks), str(n), kind, *(f"{x:.1%}" for x in line), f"{np.mean(line):.1%}"))
     head = ("tasks", "attempts", "tasks are", *(f"p = {p}" for p in CHANCES), "mean")
     table(f"Coverage of the 95% interval of success, {draws:,} draws", head, rows)
-    exact = [(str(n), *(f"{exact_wilson(n, p):.1%}" for p in CHANCES)) for n in (*TASKS, 1000)]
-    table("Wilson's interval of independent episodes, exact", ("episodes", *(f"p = {p}" for p in CHANCES)), exact)
+    exact = []
+    for n in (*TASKS, 1000):
+        mean = np.mean([exact_wilson(n, p / 100) for p in range(1, 100)])
+        exact.append((str(n), *(f"{exact_wilson(n, p):.1%}" for p in CHANCES), f"{mean:.1%}"))
+    head = ("episodes", *(f"p = {p}" for p in CHANCES), "mean, p = 0.01 to 0.99")
+    table("Wilson's interval of independent episodes, exact", head, exact)
     print(f"\nmean over all {len(found)} settings: {np.mean(found):.2%}")
 
 
