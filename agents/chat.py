@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -61,7 +62,10 @@ class ChatAgent:
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Ask and read the reply; what cannot be read becomes an error that the policy sees next."""
-        past = self.past(history)
+        return await self.act_on(self.past(history), history, policy)
+
+    async def act_on(self, past: Sequence[Exchange], history: History, policy: PolicyHandle) -> Action:
+        """As `act`, with another past than that of `history`."""
         generations: list[Generation] = []
         notes: dict[str, str] = {}
         while True:

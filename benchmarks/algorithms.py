@@ -77,6 +77,10 @@ POLICY_GRADIENT: Mapping[str, Any] = {
     "kind": "policy_gradient", "tasks_per_step": 4, "group_size": 8, "steps": 400, "evaluate_every": 4,
     "checkpoint_every": 0, "optimizer": {"lr": 5e-4},
 }  # fmt: skip
+#: Label -> the agent that a run has in the place of the task's, and whose demonstrations its start imitates.
+AGENTS: Mapping[str, Mapping[str, Any]] = {
+    "two_level": {"kind": "planner", "plan_system": "", "executor": {"kind": "chat", "system": ""}},
+}
 #: Of each measurement.
 N_TASKS = 64
 
@@ -137,6 +141,7 @@ NOTES: Mapping[str, str] = {
     "the paper lets it learn from 2,560 before the policy moves. One attempt at each of 32 tasks, `bootstrap: false`.",
     "tree_grpo": _TREES,
     "treerl": _TREES,
+    "two_level": "A planner names subgoals and an executor acts, both GRPO; it imitates demonstrations with subgoals.",
     "step_grpo": "Only last turns are rewarded here, and nothing tells it what to do before.",
     "progress": "The outcome stands for the contributions of turns; every action that is carried out earns 0.5.",
     "hrpo": "The reward of turns is a cost of 0.01 each.",
@@ -186,12 +191,13 @@ def run(arm: Arm, seed: int, out: Path) -> Curve:
         stage = {**POLICY_GRADIENT, **arm.stage}
         if arm.label == "kdrl":
             stage["loss"] = {**stage["loss"], "teacher": str(policy_of("teacher", seed, out))}
+        task = task_of(arm.label)
         recipe = {
-            **TASK,
+            **task,
             "name": "algorithms",
             "rewards": arm.rewards,
             "seed": seed,
-            "policy": {"kind": "pretrained", "path": str(policy_of("start", seed, out))},
+            "policy": {"kind": "pretrained", "path": str(policy_of("start", seed, out, task["agent"]))},
             "evaluation": {
                 "split": "test",
                 "n_tasks": N_TASKS,
@@ -211,14 +217,19 @@ def run(arm: Arm, seed: int, out: Path) -> Curve:
     return Curve(found["steps"], found["success"])
 
 
-def policy_of(name: str, seed: int, out: Path) -> Path:
+def task_of(label: str) -> Mapping[str, Any]:
+    """Return the keys of a recipe that say what the task is, and who acts in it."""
+    return {**TASK, "agent": AGENTS.get(label, TASK["agent"])}
+
+
+def policy_of(name: str, seed: int, out: Path, agent: Mapping[str, Any] = TASK["agent"]) -> Path:
     """Return the folder of the weak policy that every run of `seed` starts from, or of its teacher; made once."""
-    folder = out / f"{name}-seed{seed}"
+    folder = out / (f"{name}-seed{seed}" if agent == TASK["agent"] else f"{name}-{agent['kind']}-seed{seed}")
     if not (folder / "result.json").is_file():
         policy = MODEL if name == "start" else {"kind": "pretrained", "path": str(policy_of("start", seed, out))}
         stage = SUPERVISED if name == "start" else TEACHER
         values = {"name": name, "seed": seed, "policy": policy, "stages": [stage]}
-        process = begin({**TASK, **values}, folder)
+        process = begin({**TASK, "agent": agent, **values}, folder)
         process.join()
         if process.exitcode:
             raise SystemExit(f"{folder} could not be made; see {folder.with_suffix('.log')}")

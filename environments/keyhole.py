@@ -195,6 +195,11 @@ class Keyhole:
         path = episode.way_out()
         return path if episode.solved or (not episode.over and len(path) <= episode.steps_left) else None
 
+    def subgoal(self, task: Task, taken: Sequence[str]) -> str:
+        """Name what the oracle is about after `taken`."""
+        plan = self.plan(task, taken)
+        return "fetch the key" if plan is None or _TAKE in plan else "open the door"
+
     def _house(self, task: Task) -> House:
         return draw(task.seed, self.rows, self.columns, self.loops)
 

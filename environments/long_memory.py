@@ -22,6 +22,7 @@ a number that only all statements together give.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
@@ -50,6 +51,8 @@ _CALM = (
     "The sun is out.",
     "A door is shut.",
 )
+_PLACE = re.compile(r"(\w+) is (?:now )?in (\w+)")
+_LABEL = re.compile(r"A (\w+) \w+ is a (\w+)")
 _NEXT = frozenset({*words("next continue ok okay noted yes wait"), "go on", "read on", "i see"})
 
 
@@ -158,6 +161,10 @@ class LongMemory(Seeded):
         episode.after(taken)
         return episode.way_out()
 
+    def recall(self, task: Task, taken: Sequence[str]) -> str:
+        """Everything said until after `taken` that still holds, in as few words as it can be said in."""
+        return worth_keeping(_story(self, task.seed).said[: len(taken) + 1])
+
     def _asked(self) -> tuple[Ability, ...]:
         return tuple(self.abilities[i % len(self.abilities)] for i in range(self.n_questions))
 
@@ -203,6 +210,16 @@ class LongMemory(Seeded):
             lines += [f"A {colour} {thing} is a {label}." for thing in things[: self.n_examples]]
             unseen += [(colour, thing) for thing in things[self.n_examples :]]
         return lines, rng.sample(unseen, len(unseen))
+
+
+def worth_keeping(said: Sequence[str]) -> str:
+    """Who is where by now, and which colour has which label: `Ben Oslo; Mia Paris; red dax`."""
+    holds: dict[str, str] = {}
+    for line in said:
+        for sentence in line.split("."):
+            if found := _PLACE.match(sentence.strip()) or _LABEL.match(sentence.strip()):
+                holds[found[1]] = found[2]
+    return "; ".join(f"{what} {value}" for what, value in sorted(holds.items()))
 
 
 @lru_cache(maxsize=1024)

@@ -141,6 +141,14 @@ class Objectives(Seeded):
         episode.after(taken)
         return episode.way_out()
 
+    def recall(self, task: Task, taken: Sequence[str]) -> str:
+        """What is asked now, and all that has been found for it; nothing where an environment is given."""
+        if self.environment is not None:
+            return ""
+        episode = self._look_ups(task)
+        episode.after(taken)
+        return episode.worth_keeping()
+
     def _look_ups(self, task: Task) -> LookUps:
         facts = _facts(task.seed, self.k, self.hops, self.n_people)
         assert self.max_steps is not None
@@ -254,6 +262,17 @@ class LookUps(Attempt):
             actions.append("answer " + "; ".join(goal.answer for goal in goals))
         is_lost = self._n_right < self._n_answered or len(actions) > self.steps_left
         return None if is_lost else tuple(actions)
+
+    def worth_keeping(self) -> str:
+        """What a later action needs: the open objectives, answered where the look-ups told, and whom to look up."""
+        goals, ways = self._facts.objectives, self._facts.ways
+        now = range(self._n_answered, len(goals))[: None if self._is_together else 1]
+        said = []
+        for i in now:
+            missing = [name for name in ways[i] if name not in self._read]
+            number = f"{i + 1} " if self._is_together else ""
+            said.append(f"{number}{goals[i].kind} {missing[0] if missing else goals[i].answer}")
+        return "; ".join(said)
 
     def state(self) -> str:
         """Return facts, progress, and who has been looked up since."""

@@ -31,6 +31,8 @@ Game = Literal["arithmetic", "coin", "cookingworld", "mapreader", "peckingorder"
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
+#: How actions begin that only bring the agent nearer to a deed.
+_ON_THE_WAY = ("move ", "open door", "close door", "look", "inventory")
 _SWITCHES = {"includeDoors": (0, 1, 0), "limitInventorySize": (0, 1, 0)}
 
 #: Of each game, the parameters: least and greatest value for which the package finds games, and its default.
@@ -163,6 +165,11 @@ class TextWorldExpress:
             reads=self.oracle_reads,
             limit=self.max_steps,
         )
+
+    def subgoal(self, task: Task, taken: Sequence[str]) -> str:
+        """Name what the oracle does next, beside walking; empty where it knows no way on."""
+        plan = self.plan(task, taken)
+        return next((action for action in plan or () if not action.startswith(_ON_THE_WAY)), "")
 
     @property
     def _text(self) -> str:

@@ -47,6 +47,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "agent": {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),
+        "planner": Entry("agents.planner:PlannerExecutor", "names subgoals, then acts towards each"),
     },
     "memory": {
         "full": Entry("agents.memory.full:FullHistory", "the whole conversation"),
@@ -164,6 +165,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "guided": Entry("rlhf.credit.guided:Guided", "reward minus mean, demonstrations counted in it or not"),
         "task_normalised": Entry("rlhf.credit.task_normalised:TaskNormalised", "another one, whitened per task type"),
         "duration_aware": Entry("rlhf.credit.duration_aware:DurationAware", "another one, times the seconds of a turn"),
+        "two_level": Entry("rlhf.credit.two_level:TwoLevel", "one estimator for subgoals, one for the actions within"),
         "hicra": Entry("rlhf.credit.hicra:HICRA", "another one, raised on planning tokens"),
         "ktae": Entry("rlhf.credit.ktae:KTAE", "another one, plus a value of each kind of token"),
     },

@@ -29,6 +29,7 @@ OTHERS: Mapping[str, Keys] = {
     "ktae": {"inner": {"kind": "lite_ppo"}},
     "tree_grpo": {},
     "treerl": {},
+    "two_level": {},
 }
 #: Those that compare with the values of a critic: the keys a stage needs to learn with each.
 WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}

@@ -90,6 +90,7 @@ class Shown:
         subgoal: what the action is for, where the environment can say it.
         before: the subgoal of the turn before.
         role: what the policy is asked for; see `Generation.role`.
+        n_calls: how often the agent has asked for something else in this turn.
     """
 
     action: str
@@ -97,6 +98,7 @@ class Shown:
     subgoal: str = ""
     before: str = ""
     role: str = ""
+    n_calls: int = 0
 
 
 @runtime_checkable

@@ -286,7 +286,7 @@ class _Demonstrator:
             raise AgentError(
                 "the agent asks without end for what is demonstrated", where="agent", got=f"{self.n_calls} calls"
             )
-        ids = self.renderer.encode_reply(self.agent.write(replace(self.shown, role=role)))
+        ids = self.renderer.encode_reply(self.agent.write(replace(self.shown, role=role, n_calls=self.n_calls - 1)))
         prompt = self.renderer.prompt(messages)
         generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED, role=role)
         return Reply(self.renderer.reply_text(ids), generation)

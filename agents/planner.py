@@ -1,0 +1,140 @@
+"""A planner that names subgoals and an executor that pursues them: one policy, two prompts.
+
+Sources: GLIDER, arXiv 2505.19761; EPO, arXiv 2408.16090; options: Sutton, Precup, Singh, 1999.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.base import History, PolicyHandle
+from agents.chat import ChatAgent
+from agents.memory.base import Exchange, Shown
+from agents.memory.subgoals import SUBGOAL
+from agents.parsing import split_thoughts
+from rlhf.data import Action, Generation, Message, Role
+from rlhf.settings import STRICT
+
+#: Role of a call that names a subgoal; see `Generation.role`.
+PLAN = "plan"
+#: Note of how the subgoal before ended, on the turn in which the next is named.
+ENDED = "subgoal ended"
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Pursued:
+    """A subgoal that was, or is being, pursued.
+
+    Attributes:
+        subgoal: the planner's words.
+        first: the turn in which it was named.
+        ended: how it ended; empty while it is pursued.
+    """
+
+    subgoal: str
+    first: int
+    ended: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PlannerExecutor:
+    """Asks for a subgoal, then for actions towards it until it ends, then for the next.
+
+    A subgoal ends when the executor says so (the action `done`), or after `max_turns_per_subgoal` turns. The planner is
+    shown the opening, every subgoal so far with how it ended, and the newest observation. The executor is shown what
+    `executor` shows of the turns since the subgoal was named, with the subgoal in front: it knows nothing of the rest.
+
+    The calls that name subgoals have the role `plan`, which `advantage: {kind: two_level}` goes by.
+    """
+
+    executor: ChatAgent = Field(default_factory=ChatAgent)
+    """How actions are asked for and read: an agent of kind `chat`, with any memory."""
+    plan_system: str = "You plan for an agent in a text environment. Name the next subgoal, on one line."
+    """Instruction of the planner. Empty: no system message at all."""
+    ask: str = "Next subgoal:"
+    """The last line of what the planner is shown."""
+    done: Annotated[str, Field(min_length=1)] = "done"
+    """The action by which the executor ends a subgoal; the environment never sees it."""
+    show_opening: bool = True
+    """Whether the executor is shown the opening too."""
+    max_turns_per_subgoal: Annotated[int, Field(ge=1)] = 8
+    """Turns after which a subgoal is ended."""
+    max_plans_per_turn: Annotated[int, Field(ge=1)] = 2
+    """Subgoals that may be named before something is done; saying `done` once more is then an error."""
+    max_subgoal_chars: Annotated[int, Field(ge=1)] = 200
+    """Longest subgoal; what goes beyond is cut."""
+
+    async def act(self, history: History, policy: PolicyHandle) -> Action:
+        """Name a subgoal where there is none, then choose an action towards it."""
+        pursued = self.pursued(history)
+        past = self.executor.past(history)
+        generations: list[Generation] = []
+        notes: dict[str, str] = {}
+        for n in range(self.max_plans_per_turn + 1):
+            if not pursued or pursued[-1].ended:
+                if pursued:
+                    notes[ENDED] = pursued[-1].ended
+                subgoal, generation = await self._plan(history, pursued, past[-1], policy)
+                generations.append(generation)
+                notes[SUBGOAL] = subgoal
+                pursued = [*pursued, Pursued(subgoal, len(history.turns))]
+            action = await self._execute(history, past, pursued[-1], policy)
+            generations += action.generations
+            if not self._is_done(action.text) or action.error is not None:
+                return Action(action.text, tuple(generations), action.error, notes | dict(action.notes))
+            if n == self.max_plans_per_turn - 1:
+                break
+            last = pursued[-1]
+            pursued = [*pursued[:-1], Pursued(last.subgoal, last.first, "done")]
+        error = f"No action was taken: '{self.done}' was said {self.max_plans_per_turn} times. Say what to do."
+        return Action("", tuple(generations), error, notes)
+
+    def pursued(self, history: History) -> list[Pursued]:
+        """Every subgoal so far, the last one ended if its limit is reached."""
+        found: list[Pursued] = []
+        for t, turn in enumerate(history.turns):
+            if subgoal := turn.action.notes.get(SUBGOAL):
+                if found:
+                    found[-1] = Pursued(found[-1].subgoal, found[-1].first, turn.action.notes.get(ENDED, "done"))
+                found.append(Pursued(subgoal, t))
+        if found and len(history.turns) - found[-1].first >= self.max_turns_per_subgoal:
+            found[-1] = Pursued(found[-1].subgoal, found[-1].first, "out of turns")
+        return found
+
+    def write(self, shown: Shown) -> str:
+        """Write the reply that a demonstration gives: a subgoal, an action, or `done` where the subgoal is reached."""
+        if shown.role == PLAN:
+            return shown.subgoal or "go on"
+        is_reached = bool(shown.before) and shown.subgoal != shown.before and not shown.n_calls
+        return self.executor.write(replace(shown, action=self.done) if is_reached else shown)
+
+    async def _plan(
+        self, history: History, pursued: Sequence[Pursued], now: Exchange, policy: PolicyHandle
+    ) -> tuple[str, Generation]:
+        lines = [history.opening]
+        lines += [f"{i}. {p.subgoal}: {p.ended}" for i, p in enumerate(pursued, start=1)]
+        lines += [now.observation] if history.turns else []
+        system = (Message(Role.SYSTEM, self.plan_system),) if self.plan_system else ()
+        question = Message(Role.USER, "\n".join([*lines, self.ask]))
+        reply = await policy.generate((*system, *history.task.messages, question), role=PLAN)
+        said = " ".join(split_thoughts(reply.text).answer.split())[: self.max_subgoal_chars]
+        return said or "(none)", reply.generation
+
+    async def _execute(
+        self, history: History, past: Sequence[Exchange], pursued: Pursued, policy: PolicyHandle
+    ) -> Action:
+        """Ask for an action, with the turns since the subgoal was named and the subgoal in front of them."""
+        first = past[pursued.first]
+        opening = [history.opening] if self.show_opening and pursued.first else []
+        text = "\n".join([*opening, f"Subgoal: {pursued.subgoal}", first.observation])
+        shown = (Exchange(text, text, first.reply, first.action, first.notes), *past[pursued.first + 1 :])
+        return await self.executor.act_on(shown, history, policy)
+
+    def _is_done(self, text: str) -> bool:
+        return text.casefold().strip(" .!") == self.done.casefold()

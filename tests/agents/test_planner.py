@@ -1,0 +1,113 @@
+"""Planner and executor: when a subgoal begins, how it ends, and who is shown what."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agents.base import History, Reply
+from agents.chat import ChatAgent
+from agents.check import check_agent
+from agents.memory.base import Shown
+from agents.memory.window import Window
+from agents.planner import PLAN, PlannerExecutor
+from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
+
+
+class Speaks:
+    """A policy that says what it is given, in order: plans where a plan is asked for, actions elsewhere."""
+
+    def __init__(self, plans: list[str], acts: list[str]) -> None:
+        self.plans, self.acts = list(plans), list(acts)
+        self.shown: list[tuple[str, tuple[Message, ...]]] = []
+
+    async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
+        self.shown.append((role, tuple(messages)))
+        text = (self.plans if role == PLAN else self.acts).pop(0)
+        return Reply(text, Generation(Prompt((1,)), (len(self.shown), 7), (0.0, 0.0), Finish.STOP, 0, role=role))
+
+    def n_tokens(self, messages: Any) -> int:
+        return len(messages)
+
+
+def agent(**keys: Any) -> PlannerExecutor:
+    return PlannerExecutor(**{"plan_system": "", "executor": ChatAgent(system=""), **keys})
+
+
+def play(made: PlannerExecutor, plans: list[str], acts: list[str], n_turns: int) -> tuple[Speaks, tuple[Turn, ...]]:
+    policy, turns = Speaks(plans, acts), ()
+    for i in range(n_turns):
+        action = asyncio.run(made.act(History(Task("t"), "opening", turns), policy))
+        turns = (*turns, Turn(action, action.error or f"seen {i}"))
+    return policy, turns
+
+
+def texts(shown: tuple[str, tuple[Message, ...]]) -> list[str]:
+    return [m.content if m.role is Role.USER else f"> {m.content}" for m in shown[1]]
+
+
+@pytest.mark.parametrize("memory", [{}, {"memory": Window(turns=1)}], ids=["full", "window"])
+def test_it_keeps_the_contract_of_an_agent(memory: dict[str, Any]) -> None:
+    report = check_agent(agent(executor=ChatAgent(system="", **memory)))
+    assert report.ok, str(report)
+
+
+def test_a_subgoal_holds_until_the_executor_says_done() -> None:
+    acts = ["go east", "take key", "done", "go west", "open"]
+    _, turns = play(agent(), ["find the key", "open the door"], acts, 4)
+    assert [t.action.text for t in turns] == ["go east", "take key", "go west", "open"]
+    assert [[g.role for g in t.generations] for t in turns] == [["plan", ""], [""], ["", "plan", ""], [""]]
+    assert [dict(t.action.notes) for t in turns] == [
+        {"subgoal": "find the key"},
+        {},
+        {"subgoal ended": "done", "subgoal": "open the door"},
+        {},
+    ]
+
+
+def test_the_planner_sees_subgoals_and_the_executor_the_turns_of_its_own() -> None:
+    policy, _ = play(agent(), ["find the key", "open the door"], ["go east", "take key", "done", "go west", "open"], 4)
+    plans = [texts(s) for s in policy.shown if s[0] == PLAN]
+    assert plans == [["opening\nNext subgoal:"], ["opening\n1. find the key: done\nseen 1\nNext subgoal:"]]
+    acts = [texts(s) for s in policy.shown if s[0] != PLAN]
+    assert acts[1] == ["Subgoal: find the key\nopening", "> go east", "seen 0"]
+    assert acts[3] == ["opening\nSubgoal: open the door\nseen 1"]
+    assert acts[4] == ["opening\nSubgoal: open the door\nseen 1", "> go west", "seen 2"]
+
+
+def test_a_subgoal_that_never_ends_is_ended() -> None:
+    _, turns = play(agent(max_turns_per_subgoal=3), ["one", "two", "three"], ["go"] * 7, 7)
+    assert [t.action.notes.get("subgoal") for t in turns] == ["one", None, None, "two", None, None, "three"]
+    assert turns[3].action.notes["subgoal ended"] == "out of turns"
+
+
+def test_a_planner_that_loops_is_told_to_act() -> None:
+    policy, turns = play(agent(), ["a", "b", "c"], ["done", "done", "go"], 2)
+    assert turns[0].action.error and "'done' was said 2 times" in turns[0].action.error
+    assert [g.role for g in turns[0].generations] == ["plan", "", "plan", ""]
+    # The subgoal named last is still there; the executor reads why nothing was done.
+    assert turns[1].action.text == "go" and len(turns[1].generations) == 1
+    assert texts(policy.shown[-1])[-1] == turns[0].action.error
+
+
+def test_a_plan_of_nothing_and_one_without_end_are_bounded() -> None:
+    _, turns = play(agent(max_turns_per_subgoal=1, max_subgoal_chars=10), ["", "word " * 1000], ["go", "go"], 2)
+    assert [t.action.notes["subgoal"] for t in turns] == ["(none)", "word word "]
+
+
+def test_what_is_demonstrated_is_what_it_would_say() -> None:
+    made = agent()
+    assert made.write(Shown("go east", subgoal="find the key", role=PLAN)) == "find the key"
+    assert made.write(Shown("go east", subgoal="find the key", before="find the key")) == "go east"
+    # A subgoal that is reached is first said to be, then the next is named, then something is done.
+    assert made.write(Shown("go west", subgoal="open the door", before="find the key")) == "done"
+    assert made.write(Shown("go west", subgoal="open the door", before="find the key", n_calls=2)) == "go west"
+
+
+def test_episodes_hold_nothing_in_the_agent() -> None:
+    made = agent()
+    first, second = (play(made, ["a", "b"], ["x", "done", "y"], 2)[1] for _ in range(2))
+    assert first == second
+    assert isinstance(first[0].action, Action)

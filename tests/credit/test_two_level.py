@@ -1,0 +1,176 @@
+"""Two-level credit: options, what they earn, and whom each level compares, from worked numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.credit.dr_grpo import DrGRPO
+from rlhf.credit.estimator import credit_of
+from rlhf.credit.gae import GAE
+from rlhf.credit.grpo import GRPO
+from rlhf.credit.turn_gae import TurnGAE
+from rlhf.credit.two_level import PLAN, TwoLevel, options_of
+from rlhf.data import (
+    Action,
+    Finish,
+    Generation,
+    Outcome,
+    Prompt,
+    Score,
+    ScoredGroup,
+    Trajectory,
+    Turn,
+    Values,
+    Verdict,
+)
+from rlhf.errors import DataError
+
+#: A turn: (its calls in order, `p:...` naming a subgoal and `.` acting; its reward; the state it began in).
+Told = tuple[list[str], float, str | None]
+
+
+def call(said: str) -> Generation:
+    role = PLAN if said.startswith("p:") else ""
+    return Generation(Prompt((1,)), (5, 7) if role else (6,), (0.0, 0.0) if role else (0.0,), Finish.STOP, 0, role=role)
+
+
+def attempt(i: int, told: list[Told], outcome: Outcome = Outcome.FAILED) -> tuple[Trajectory, Score]:
+    turns = []
+    for calls, reward, state in told:
+        named = [c[2:] for c in calls if c.startswith("p:")]
+        notes = {"subgoal": named[-1]} if named else {}
+        turns.append(Turn(Action("a", tuple(map(call, calls)), notes=notes), "", reward, state))
+    rewards = tuple(r for _, r, _ in told)
+    return Trajectory("t", i, "o", tuple(turns), outcome), Score({}, rewards, sum(rewards))
+
+
+def group(*attempts: list[Told]) -> ScoredGroup:
+    made = [attempt(i, told) for i, told in enumerate(attempts)]
+    return ScoredGroup("t", tuple(t for t, _ in made), tuple(s for _, s in made))
+
+
+#: Attempt A pursues the key for two turns and the door for one; B needs one turn for each.
+A: list[Told] = [(["p:key", "."], 0.0, "x"), (["."], 1.0, "y"), (["p:door", "."], 2.0, "z")]
+B: list[Told] = [(["p:key", "."], 0.0, "x"), ([".", "p:door", "."], 1.0, "w")]
+
+
+def test_a_turn_belongs_to_the_option_that_acted_in_it() -> None:
+    options = options_of(group(A, B))
+    assert [(o.owner, o.subgoal, o.plan, o.own, o.turns) for o in options] == [
+        (0, "key", 0, (1, 2), range(0, 2)),
+        (0, "door", 3, (4,), range(2, 3)),
+        # B's second turn begins with the executor's word that the key is found: a call of the first option.
+        (1, "key", 0, (1, 2), range(0, 1)),
+        (1, "door", 3, (4,), range(1, 2)),
+    ]
+    assert [o.state_key for o in options] == ["x", "z", "x", "w"]
+
+
+def test_the_high_level_compares_discounted_returns_of_options() -> None:
+    # γ = ½. A: 0 + ½·1 and ¼·2, in all 1; B: 0 and ½·1, in all ½. Mean ¾, deviation √(2·¼²) = .353553.
+    credit = TwoLevel(high=GRPO(), low=None, gamma=0.5)(group(A, B))
+    credit.check(group(A, B))
+    assert credit.tokens_GNT[0][0] == pytest.approx((0.707105, 0.707105), abs=1e-6)
+    assert credit.tokens_GNT[1][3] == pytest.approx((-0.707105, -0.707105), abs=1e-6)
+    assert credit.tokens_GNT[0][1] == (0.0,), "the executor is not trained"
+    assert credit.metrics["credit/n_options"] == 4
+
+
+@pytest.mark.parametrize(
+    ("compare", "expected", "n_alone"),
+    [
+        # Returns within the options: A 0 + 1 = 1 and 2; B 0 and 1. All together: less their mean 1.
+        ("all", [[0.0, 0.0, 1.0], [-1.0, -1.0, 0.0]], 0),
+        # The two keys have mean ½, the two doors 1½.
+        ("subgoal", [[0.5, 0.5, 0.5], [-0.5, -0.5, -0.5]], 0),
+        # The doors begin in different states: each is alone.
+        ("state", [[0.5, 0.5, 0.0], [-0.5, -0.5, 0.0]], 2),
+    ],
+)
+def test_the_low_level_compares_options_with_their_like(compare: Any, expected: Any, n_alone: int) -> None:
+    credit = TwoLevel(high=None, low=DrGRPO(), compare=compare)(group(A, B))
+    got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
+    assert got == [pytest.approx(row) for row in expected]
+    assert all(x == 0.0 for rows in credit.tokens_GNT for n in (0, 3) for x in rows[n])
+    assert credit.metrics["credit/n_lone_options"] == n_alone
+
+
+def test_subgoals_are_compared_as_they_read() -> None:
+    other: list[Told] = [(["p: KEY ", "."], 0.0, "x"), (["p:door", "."], 1.0, "w")]
+    credit = TwoLevel(high=None, low=DrGRPO())(group(A, other))
+    assert credit.tokens_GNT[1][1] == (-0.5,)
+
+
+def test_without_plans_it_is_the_low_estimator() -> None:
+    flat = group([(["."], 1.0, None), (["."], 0.0, None)], [(["."], 0.0, None)])
+    credit = TwoLevel()(flat)
+    assert credit.tokens_GNT == GRPO()(flat).tokens_GNT
+    assert credit.metrics["credit/n_options"] == 2
+
+
+def test_actions_before_the_first_plan_are_an_option_whose_reward_goes_to_it() -> None:
+    late: list[Told] = [(["."], 4.0, "x"), (["p:key", "."], 1.0, "y")]
+    both = group(late, [(["p:key", "."], 0.0, "x")])
+    credit = TwoLevel(high=DrGRPO(), low=None)(both)
+    assert credit.tokens_GNT[0][1] == (2.5, 2.5), "5 in all, against a mean of 2½"
+    assert TwoLevel(high=None, low=DrGRPO())(both).tokens_GNT[0][0] == (0.0,), "it has nothing to be compared with"
+
+
+def test_a_named_reward_is_what_the_executor_is_trained_on() -> None:
+    made = group(A, B)
+    scores = tuple(
+        Score({"near": Verdict(sum(v), per_turn=v)}, s.turns, s.total)
+        for s, v in zip(made.scores, ((1.0, 1.0, 0.0), (0.0, 0.0)), strict=True)
+    )
+    named = ScoredGroup("t", made.trajectories, scores)
+    credit = TwoLevel(high=DrGRPO(), low=DrGRPO(), low_reward="near")(named)
+    assert credit.tokens_GNT[0][1] == (1.0,) and credit.tokens_GNT[0][4] == (0.0,)
+    assert credit.tokens_GNT[0][0] == TwoLevel(high=DrGRPO(), low=None)(made).tokens_GNT[0][0]
+    with pytest.raises(DataError, match="says nothing of single turns"):
+        TwoLevel(low_reward="far")(named)
+
+
+def test_a_critic_serves_both_levels_and_an_option_is_cut_where_the_next_is_planned() -> None:
+    one = group(A)
+    v = (((1.0, 0.0), (2.0,), (3.0,), (4.0, 0.0), (5.0,)),)
+    values = Values(v, (0.0,))
+    made = TwoLevel(high=TurnGAE(gamma=1, lam=1, whiten=False), low=GAE(gamma=1, lam=1, whiten=False))
+    [credit] = credit_of(made, [one], [values])
+    credit.check(one)
+    # High: options earn 1 and 2; 1 + 2 − 1 = 2 for the first, 2 − 4 = −2 for the second.
+    assert credit.tokens_GNT[0][0] == pytest.approx((2.0, 2.0))
+    assert credit.tokens_GNT[0][3] == pytest.approx((-2.0, -2.0))
+    # Low: the key's option is cut in the state worth 4: 0 + 1 + 4 − 2 = 3, then 1 + 4 − 3 = 2; the door's ends: 2 − 5.
+    assert [credit.tokens_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([3.0, 2.0, -3.0])
+    assert credit.returns_GNT is not None
+    assert [row[0] for row in credit.returns_GNT[0]] == pytest.approx([3.0, 5.0, 5.0, 2.0, 2.0])
+    with pytest.raises(DataError, match="needs the values of a critic"):
+        made(one)
+
+
+turns = st.tuples(
+    st.lists(st.sampled_from(["p:a", "p:b", ".", "."]), max_size=3),
+    st.floats(-3, 3),
+    st.sampled_from(["x", "y", None]),
+)
+
+
+@given(st.lists(st.lists(turns, min_size=1, max_size=6), min_size=1, max_size=5), st.floats(0.1, 1))
+def test_every_token_gets_a_number_and_options_part_the_turns(told: list[list[Told]], gamma: float) -> None:
+    made = group(*told)
+    for compare in ("subgoal", "state", "all"):
+        TwoLevel(gamma=gamma, compare=compare)(made).check(made)
+    for i, trajectory in enumerate(made.trajectories):
+        own = [o for o in options_of(made) if o.owner == i]
+        assert [t for o in own for t in o.turns] == list(range(len(trajectory.turns)))
+        numbers = sorted(n for o in own for n in (*o.own, *(() if o.plan is None else (o.plan,))))
+        assert numbers == list(range(len(trajectory.generations)))
+
+
+def test_something_has_to_be_trained() -> None:
+    with pytest.raises(ValueError, match="nothing would be trained"):
+        TwoLevel(high=None, low=None)
