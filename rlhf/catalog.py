@@ -43,6 +43,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
         "search_qa": Entry("environments.search_qa:SearchQA", "questions to search for, with BM25", extra="search"),
         "tools": Entry("environments.tools:Tools", "sums and look-ups with tools called in JSON"),
+        "text_to_sql": Entry("environments.text_to_sql:TextToSql", "questions to a SQLite database, with tries"),
         "processes": Entry("environments.pool:Processes", "another environment, in worker processes"),
     },
     "agent": {

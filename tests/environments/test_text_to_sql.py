@@ -1,0 +1,159 @@
+"""Text to SQL: what is drawn, what a query may do and take, how rows are compared, promises and the oracle."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from environments.base import StepResult
+from environments.check import check_environment
+from environments.text_to_sql import Problem, TextToSql, TextToSqlEpisode, draw
+from environments.worlds import draw_for
+from rewards.sql import SqlResult
+from rlhf.errors import EnvError
+from tests.environments.worlds import is_shown, openings, oracle_figures, page, play, transcript
+
+SETUP = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y'), (3, 'y');"
+BAG = Problem("Which a have the b y?", "t(a, b)", SETUP, "SELECT a FROM t WHERE b = 'y'")
+ORDERED = Problem("All a from most to least?", "t(a, b)", SETUP, "SELECT a FROM t ORDER BY a DESC")
+
+
+def ask(*actions: str, problem: Problem = BAG, **keys: object) -> tuple[TextToSqlEpisode, list[StepResult]]:
+    episode = TextToSqlEpisode(problem, TextToSql(**keys))  # type: ignore[arg-type]
+    results = [episode.act(action) for action in actions]
+    episode.database.close()
+    return episode, results
+
+
+def test_a_query_is_tried_and_another_submitted() -> None:
+    episode, results = ask("SELECT * FROM t", "SELECT a FROM t WHERE b = 'z'", "submit SELECT a FROM t WHERE a > 1;")
+    assert episode.opening.reply == "Which a have the b y?\nt(a, b)"
+    assert [r.reply for r in results] == ["a | b\n1 | x\n2 | y\n3 | y", "No rows.", "Right."]
+    assert [r.reward for r in results] == [0, 0, 1] and results[-1].success
+    assert len({r.state_key for r in results} | {episode.opening.state_key}) == 4
+
+
+@pytest.mark.parametrize(
+    ("actions", "right"),
+    [
+        (["SELECT a FROM t WHERE b = 'y'", "submit"], True),
+        (["```sql\nSELECT 1\n```", "Submit:"], False),
+        (["submit ```sql\nSELECT a FROM t WHERE b = 'y' ORDER BY a DESC\n```"], True),
+        (["submit SELECT 3 UNION ALL SELECT 2"], True),
+        (["answer: SELECT a FROM t"], False),
+        (["submit SELECT a, b FROM t WHERE b = 'y'"], False),
+        (["submit SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 3"], False),
+        (["submit SELECT 2.0 UNION ALL SELECT 3"], True),
+        (["submit SELECT nothing FROM t"], False),
+    ],
+)
+def test_rows_are_compared_in_any_order_and_as_often_as_they_come(actions: list[str], right: bool) -> None:
+    episode, results = ask(*actions)
+    assert (episode.solved, results[-1].reply) == (right, "Right." if right else "Wrong.")
+
+
+def test_an_order_that_is_asked_for_counts() -> None:
+    assert ask("submit SELECT a FROM t ORDER BY -a", problem=ORDERED)[0].solved
+    assert not ask("submit SELECT a FROM t ORDER BY a", problem=ORDERED)[0].solved
+
+
+@pytest.mark.parametrize(
+    "query", ["SELECT 3 UNION ALL SELECT 2", "SELECT a FROM t", "SELECT b FROM", "VALUES (2), (3)"]
+)
+@pytest.mark.parametrize("problem", [BAG, ORDERED])
+def test_the_reward_of_the_same_name_judges_alike(query: str, problem: Problem) -> None:
+    assert SqlResult()(query, problem.reference).value == ask(f"submit {query}", problem=problem)[0].score
+
+
+@pytest.mark.parametrize("text", ["", "hello", "submit", "DROP TABLE t", "submit DELETE FROM t", "'; DROP TABLE --"])
+def test_what_is_no_query_is_not_understood(text: str) -> None:
+    episode, [result] = ask(text)
+    assert not result.valid and not episode.done and result.reply.startswith("Unknown action.")
+
+
+FOREVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT"
+
+
+@pytest.mark.parametrize(
+    ("query", "reply"),
+    [
+        ("SELECT c FROM t", "Error: no such column: c"),
+        (f"{FOREVER} COUNT(*) FROM c", "Error: the query takes too long."),
+        (f"{FOREVER} x FROM c", "Error: more than 1000 rows."),
+        ("SELECT random()", "Error: not authorized"),
+        ("SELECT printf('%.*c', 1000000000, 'x')", "Error: not authorized"),
+        ("SELECT date('now')", "Error: not authorized"),
+        ("SELECT zeroblob(1000000000)", "Error: string or blob too big"),
+        ("SELECT load_extension('x')", "Error: not auth"),
+        ("SELECT 1; DELETE FROM t", "Error: You can only execute one statement"),
+        ("SELECT '" + "a" * 1500 + "'", "Error: "),
+        ("WITH x AS (SELECT 1) DELETE FROM t", "Error: not authorized"),
+        ("SELECT * FROM pragma_table_info('t')", "Error: "),
+        ("SELECT NULL, 1.5, 2.0", "NULL | 1.5 | 2"),
+    ],
+)
+def test_a_query_can_only_read_and_only_so_much(query: str, reply: str) -> None:
+    _, results = ask(query, "SELECT COUNT(*) AS n FROM t")
+    shown = results[0].reply.rpartition("\n")[2]
+    assert shown.startswith(reply) and results[0].valid
+    assert results[1].reply == "n\n3"  # the database is as it was
+
+
+def test_of_many_rows_a_few_are_shown() -> None:
+    assert ask("SELECT a FROM t", n_shown=2)[1][0].reply == "a\n1\n2\n... and 1 more"
+
+
+def test_steps_run_out_and_the_database_is_closed() -> None:
+    world = TextToSql(max_steps=2)
+    task = world.tasks("test")[0]
+    last = play(world, task, ["SELECT 1", "SELECT 1"])[-1]
+    assert (last.truncated, last.success) == (True, False)
+    assert world.plan(task, ["SELECT 1", "SELECT 1"]) is None and world.plan(task, ["submit SELECT 0"]) is None
+    episode, _ = ask("SELECT 1")
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        episode.act("SELECT 1")
+
+
+@given(
+    seed=st.integers(0, 29_999_999),
+    kind=st.sampled_from(["filter", "aggregate", "join", "group"]),
+    n=st.integers(4, 40),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_query_finds_something(seed: int, kind: Any, n: int) -> None:
+    problem = draw_for("text_to_sql", seed, lambda rng: draw(rng, kind, n))
+    database = sqlite3.connect(":memory:")
+    database.executescript(problem.setup)
+    rows = database.execute(problem.query).fetchall()
+    database.close()
+    assert rows and None not in rows[0]
+    assert TextToSqlEpisode(problem, TextToSql()).act(f"submit {problem.query}").success
+
+
+def test_no_database_is_in_two_splits() -> None:
+    world = TextToSql(questions=("filter",), n_rows=4)
+    drawn = {split: openings(world, split, 200) for split in ("train", "dev", "test")}
+    assert not drawn["train"] & drawn["test"] and not drawn["train"] & drawn["dev"] and not drawn["dev"] & drawn["test"]
+    with pytest.raises(EnvError, match="no such split"):
+        world.tasks("valid")
+
+
+@pytest.mark.parametrize("kind", ["filter", "aggregate", "join", "group"])
+def test_what_the_page_says_of_the_oracle(kind: Any) -> None:
+    assert oracle_figures(TextToSql(questions=(kind,)), f"`questions: [{kind}]`") in page()
+
+
+def test_the_transcript_of_the_page() -> None:
+    world = TextToSql()
+    task = world.tasks("test")[1]
+    actions = ["SELECT * FROM films", *(world.plan(task, ()) or ())]
+    assert is_shown(transcript(play(world, task, actions), actions))
+
+
+def test_all_promises_are_kept() -> None:
+    report = check_environment(TextToSql())
+    assert report.ok, str(report)
