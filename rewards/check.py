@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from rewards.base import GroupReward
+from rewards.sandboxed import Sandboxed
 from rewards.verified import is_verifier
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
 from rlhf.data.report import Report, Walk, shorten
@@ -60,7 +61,8 @@ def check_reward(
     (task, trajectory), and an object with `over_group` as one of (task, trajectories). Sync or async is the same.
 
     A reward for references of one form has an attribute `examples`, (answer, reference) pairs that deserve full marks;
-    one that starts processes has `slow_s`, the seconds that a call may take, which else is 1.
+    one that starts processes has `slow_s`, the seconds that a call may take, which else is 1. One that runs programs,
+    without examples and without records, is not ok: nothing that is made up here is a program.
 
     Args:
         reward: the object or function, as a recipe would build it.
@@ -176,6 +178,9 @@ async def _check_reward(
 ) -> None:
     note = judge.walk.note
     _check_names(judge)
+    if isinstance(judge.reward, Sandboxed) and not records:
+        got = "none: nothing that is tried here is a program, so no program would be run"
+        note(bool(examples), "examples: programs that deserve full marks, to try it with", got)
     right = [_example(*pair) for pair in examples]
     for task, trajectory in [*right, *records, *_made_up([task for task, _ in records or right] or _TASKS)]:
         before, during = repr((task, trajectory)), f"{task.id}, {len(trajectory.turns)} turns, {trajectory.outcome}"

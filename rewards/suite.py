@@ -136,7 +136,12 @@ async def _awaited(given: Any) -> Any:
 
 def report(verifier: Callable[..., Any], name: str, **options: Any) -> Report:
     """Return one finding per category, kept where every case in it got the verdict it deserves."""
-    judged = run(verifier, load(name), **options)
+    return report_on(verifier, load(name), f"the suite '{name}'", **options)
+
+
+def report_on(verifier: Callable[..., Any], cases: Iterable[Case], name: str, **options: Any) -> Report:
+    """Return the same of any cases, under the `name` that the reader knows them by."""
+    judged = run(verifier, cases, **options)
     findings = [_finding(category, of) for category, of in by_category(judged).items()]
     said = sorted(j.took_s for j in judged)
     n_wrong = sum(j.false_negative for j in judged), sum(j.false_positive for j in judged)
@@ -146,7 +151,7 @@ def report(verifier: Callable[..., Any], name: str, **options: Any) -> Report:
     )
     findings.append(Finding(not any(n_wrong), "all cases", total))
     title = getattr(verifier, "__name__", type(verifier).__name__)
-    return Report(f"verifier {title} on the suite '{name}'", tuple(findings))
+    return Report(f"verifier {title} on {name}", tuple(findings))
 
 
 def by_category(judged: Iterable[Judged]) -> dict[str, list[Judged]]:

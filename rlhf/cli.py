@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import browse, check, compare, evaluate, export, extrapolate, serve, show, train
+from rlhf.commands import browse, check, compare, evaluate, export, extrapolate, score, serve, show, train
 from rlhf.commands.output import STATE
 
 
@@ -43,6 +43,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("leaderboard")(compare.leaderboard)
+app.command("score")(score.score)
 app.command("export")(export.export)
 app.command("extrapolate")(extrapolate.extrapolate)
 app.command("serve")(serve.serve)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rewards.check import check_reward
+from rewards.sandboxed import Sandboxed
 from rlhf.data import Outcome, Task, Trajectory, Verdict
 from rlhf.data.report import Report
 from rlhf.errors import RecipeError
@@ -242,3 +243,16 @@ def test_broken_rewards_of_groups_are_caught(reward: Any, promise: str, got: str
     details = [finding.detail for finding in report.broken if finding.promise == promise]
     assert details, str(report)
     assert got in details[0]
+
+
+def test_a_reward_that_runs_programs_needs_examples_for_a_check_to_mean_anything() -> None:
+    class Runs(Sandboxed):
+        def __call__(self, task: Task, trajectory: Trajectory) -> float:
+            return 0.0
+
+    promise = "examples: programs that deserve full marks, to try it with"
+    assert broken(check_reward(Runs())) == [promise]
+    record = (Task(id="real", reference="{}"), Trajectory("real", 0, "Go.", (), Outcome.FAILED))
+    assert check_reward(Runs(), [record]).ok
+    report = check_reward(Runs(), answers=[("```python\nprint(1)\n```", "{}")])
+    assert broken(report) == ["call: full marks for its examples"]

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.commands.check_on import on_answers, on_attempts, show_worst
 from rlhf.commands.output import TO_MEND, AsJson, command, print_json, results
+from rlhf.errors import RecipeError
 
 if TYPE_CHECKING:
     from rlhf.data import Task, Trajectory
@@ -43,19 +45,31 @@ def check(
     suite: Annotated[
         str | None, typer.Option(help="Of a verifier: also judge a suite of answers whose verdicts are known, as math.")
     ] = None,
+    on: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN|FILE", help="Of a reward: also judge a run's attempts, or answers in a .jsonl file."),
+    ] = None,
+    worst: Annotated[int, typer.Option(min=0, help="Show so many of the attempts that are worth reading.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Check an environment, a reward, an agent, or a recipe with all three.
 
     Examples: rlhf check environment ./maze.py:Maze size=5; rlhf check reward ./mine.py:judge --suite math
     """
-    reports = _recipe(target, fields or []) if what is What.recipe else [_part(what.value, target, fields or [])]
+    attempts: list[dict[str, Any]] = []
+    if on is not None:
+        reports, attempts = _on(what, target, fields or [], on)
+    else:
+        reports = _recipe(target, fields or []) if what is What.recipe else [_part(what.value, target, fields or [])]
     if suite is not None:
         reports.append(_suite(what, target, fields or [], suite))
     for report in reports:
         results().print(str(report), soft_wrap=True, markup=False)
+    if attempts and worst:
+        show_worst(attempts[:worst])
     if as_json:
-        print_json({"ok": all(r.ok for r in reports), "reports": [_plain(r) for r in reports]})
+        found = {"attempts": attempts[:worst]} if on is not None else {}
+        print_json({"ok": all(r.ok for r in reports), "reports": [_plain(r) for r in reports], **found})
     if not all(report.ok for report in reports):
         raise typer.Exit(TO_MEND)
 
@@ -73,10 +87,25 @@ def _built(section: str, target: str, fields: list[str]) -> Any:
     return build_part(section, {"kind": target, **parse_fields(fields)}, section, base=Path.cwd())
 
 
+def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Report], list[dict[str, Any]]]:
+    """The reports on a reward among attempts or answers, and attempts that are worth reading."""
+    if what is not What.reward:
+        raise RecipeError(
+            "attempts are judged by a reward",
+            where="--on",
+            got=f"{what.value} {target}",
+            expected="rlhf check reward TARGET --on RUN",
+            hint="leave --on out",
+        )
+    part = _built("reward", target, fields)
+    if on.is_file() and on.suffix != ".parquet":
+        return [_walk("reward", part), on_answers(part, target, on)], []
+    return on_attempts(part, target, on)
+
+
 def _suite(what: What, target: str, fields: list[str], name: str) -> Report:
     from rewards import suite
     from rewards.verified import is_verifier
-    from rlhf.errors import RecipeError
 
     part: Any = _built("reward", target, fields) if what is What.reward else None
     if not is_verifier(part):

@@ -1,0 +1,135 @@
+"""Stored attempts and the tasks they were made at, for commands that judge them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import RecipeError, RlhfError
+
+if TYPE_CHECKING:
+    from rlhf.data import Task
+    from rlhf.evaluation.rows import TrajectoryRecord
+
+
+@dataclass
+class Stored:
+    """The attempts of a run or an evaluation, read and never written.
+
+    Attributes:
+        folder: of the run or the evaluation.
+        records: its attempts, those left out that ended by the failure of a part.
+        problem: why tasks could not be made again; empty where they could.
+    """
+
+    folder: Path
+    records: list[TrajectoryRecord]
+    problem: str = ""
+    _tasks: dict[str, Task] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, run: Path, *, phase: str | None = None, step: int | None = None) -> Stored:
+        """Read a folder, or one file of its `trajectories`.
+
+        Raises:
+            DataError: a file is damaged.
+            RecipeError: there is nothing stored.
+        """
+        from rlhf.evaluation.store import list_steps, read_trajectories
+
+        file = run if run.suffix == ".parquet" and run.is_file() else None
+        folder = file.parent.parent if file else run
+        if not (folder / "trajectories").is_dir():
+            raise RecipeError(
+                "there are no stored attempts in this folder",
+                where=str(run),
+                got="no such folder" if not run.exists() else "no folder trajectories/",
+                expected="a folder that `rlhf train` or `rlhf evaluate --out` made",
+                hint="look into runs/",
+            )
+        stored = [s for s in list_steps(folder / "trajectories") if file is None or s.path.name == file.name]
+        names = {(s.stage, s.phase, s.step) for s in stored}
+        records = [
+            record
+            for record in read_trajectories(folder / "trajectories", steps=None if step is None else [step])
+            if (record.stage, record.phase, record.step) in names and phase in (None, record.phase)
+        ]
+        if not records:
+            raise RecipeError(
+                "no stored attempt is like this",
+                where=str(run),
+                got=f"{len(stored)} files of attempts",
+                expected="at least one attempt that no part failed in",
+                hint="leave out --phase and --step",
+            )
+        return cls(folder, records)
+
+    def make_tasks(self) -> None:
+        """Make the tasks again, as far as that is possible; what stands in the way is kept as `problem`."""
+        try:
+            for environment, splits in _environments(self.folder):
+                for split in splits:
+                    self._tasks |= _by_id(environment, split)
+        except RlhfError as error:
+            self.problem = str(error)
+        missing = sum(self._known(record.task_id) is None for record in self.records)
+        if missing and not self.problem:
+            self.problem = f"the environment has no task of that id any more, for {missing} of them"
+
+    def task(self, task_id: str) -> Task:
+        """The task of an attempt; where it cannot be made again, one that has its id and nothing else."""
+        from rlhf.data import Task
+
+        return self._known(task_id) or Task(task_id)
+
+    def _known(self, task_id: str) -> Task | None:
+        if task_id in self._tasks:
+            return self._tasks[task_id]
+        origin = self._tasks.get(task_id.rpartition("@")[0])  # a task that begins in the middle is of another
+        return replace(origin, id=task_id) if origin else None
+
+    def refuse_without_references(self, reward: Any, where: str) -> None:
+        """Raise RecipeError where a verifier would have nothing to compare with."""
+        from rewards.verified import Verified
+
+        if not isinstance(reward, Verified) or any(self.task(r.task_id).reference is not None for r in self.records):
+            return
+        raise RecipeError(
+            "this reward compares answers with the references of tasks, and there are none",
+            where=where,
+            got=f"the tasks cannot be made again: {self.problem}" if self.problem else "tasks whose reference is null",
+            expected="tasks with Task.reference",
+            hint="run this where the environment of the run is installed, or use a reward of (task, trajectory)",
+        )
+
+
+def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
+    """The environments of a run or an evaluation, with the splits that were attempted."""
+    from rlhf.recipe.builder import build_environment
+    from rlhf.recipe.text import parse
+
+    plan, recipe = folder / "evaluation.yaml", folder / "recipe.yaml"
+    if plan.is_file():
+        parts = parse(plan.read_text("utf-8"), str(plan))["suite"]["parts"]
+        for name, part in parts.items():
+            made = build_environment(part["environment"], f"parts.{name}.environment", base=folder)
+            yield made, [part["tasks"]["split"]]
+        return
+    if not recipe.is_file():
+        raise RecipeError("there is no recipe", where=str(folder), got="no recipe.yaml", expected="recipe.yaml")
+    values = parse(recipe.read_text("utf-8"), str(recipe))
+    asked = values.get("evaluation", {})
+    splits = [stage.get("split") for stage in values["stages"]] + [asked.get("split"), asked.get("watch_split")]
+    made = build_environment(values["environment"], "environment", base=folder)
+    yield made, list(dict.fromkeys(split for split in splits if split))
+
+
+def _by_id(environment: Any, split: str) -> dict[str, Task]:
+    from environments.base import properties_of
+    from rlhf.rollout.tasks import tasks_of
+
+    if split not in properties_of(environment).splits:
+        return {}
+    return {task.id: task for task in tasks_of(environment, split)}

@@ -1,0 +1,183 @@
+"""Stored attempts judged again by other rewards: what each says of them, beside what was said when they were made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlhf.data import Failure, ScoredGroup, Task
+from rlhf.evaluation.rows import TrajectoryRecord
+from rlhf.evaluation.statistics import Estimate, mean_interval
+from rlhf.rollout.score import Weighted, score_group
+
+#: Name under which the reward is asked.
+_NAME = "again"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One attempt before and after.
+
+    Attributes:
+        record: the stored attempt.
+        before: what was stored.
+        after: what the other reward says; None where it fails.
+        why: its reason, or what went wrong.
+    """
+
+    record: TrajectoryRecord
+    before: float
+    after: float | None
+    why: str
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Stage and phase of the attempt."""
+        return self.record.stage, self.record.phase
+
+
+def stored_value(record: TrajectoryRecord, against: str) -> float | None:
+    """What was stored of an attempt: `score`, `success`, or the name of a reward, trained on or watched."""
+    if against == "success":
+        return float(record.trajectory.solved)
+    if record.score is None:
+        return None
+    if against == "score":
+        return record.score.total
+    verdict = {**record.score.parts, **record.score.watched}.get(against)
+    return None if verdict is None else verdict.value
+
+
+def stored_names(records: Iterable[TrajectoryRecord]) -> list[str]:
+    """What attempts can be compared by."""
+    names = dict.fromkeys(n for r in records if r.score for n in (*r.score.parts, *r.score.watched))
+    return ["score", "success", *names]
+
+
+async def judge_again(
+    records: Sequence[TrajectoryRecord],
+    reward: Any,
+    task_of: Callable[[str], Task],
+    against: str,
+    *,
+    timeout_s: float,
+    on_group: Callable[[], object] = lambda: None,
+) -> list[Judgement]:
+    """Ask `reward` about stored attempts, those at one task in one step together.
+
+    Args:
+        records: attempts, in any order.
+        reward: of a task and a trajectory, or of a group.
+        task_of: the task of an id.
+        against: what was stored and is compared with; attempts without it are left out.
+        timeout_s: limit of each call.
+        on_group: called after each group.
+    """
+    groups: dict[tuple[str, str, int, str], list[TrajectoryRecord]] = {}
+    for record in records:
+        groups.setdefault((record.stage, record.phase, record.step, record.task_id), []).append(record)
+    found = []
+    for (_, _, _, task_id), group in groups.items():
+        scored = await score_group(
+            task_of(task_id),
+            [record.trajectory for record in group],
+            {_NAME: Weighted(_NAME, 1.0, reward)},
+            timeout_s=timeout_s,
+        )
+        found += _judgements(group, scored, against)
+        on_group()
+    return found
+
+
+def _judgements(group: Sequence[TrajectoryRecord], scored: ScoredGroup, against: str) -> Iterable[Judgement]:
+    said = {
+        t.attempt: (s.parts[_NAME].value, s.parts[_NAME].why)
+        for t, s in zip(scored.trajectories, scored.scores, strict=True)
+    }
+    failed: dict[int, Failure] = {f.attempt: f for f in scored.failures}
+    for record in group:
+        before, attempt = stored_value(record, against), record.trajectory.attempt
+        if before is not None:
+            after, why = said[attempt] if attempt in said else (None, failed[attempt].message)
+            yield Judgement(record, before, after, why)
+
+
+def figures(judged: Sequence[Judgement], passes: float) -> dict[str, Any]:
+    """Compare before and after over attempts that the reward could judge.
+
+    Means have Student's t intervals, clustered by task. Flipped attempts are those of which one value is at least
+    `passes` and the other is not.
+    """
+    kept = [(j.record.task_id, j.before, j.after) for j in judged if j.after is not None]
+    tasks, before, after = (list(column) for column in zip(*kept, strict=True)) if kept else ([], [], [])
+    up = sum(a < passes <= b for a, b in zip(before, after, strict=True))
+    down = sum(b < passes <= a for a, b in zip(before, after, strict=True))
+    return {
+        "n": len(kept),
+        "n_failed": len(judged) - len(kept),
+        "before": _plain(mean_interval(before, tasks)),
+        "after": _plain(mean_interval(after, tasks)),
+        "rank_correlation": rank_correlation(before, after),
+        "n_up": up,
+        "n_down": down,
+    }
+
+
+def flipped(judged: Sequence[Judgement], passes: float) -> list[Judgement]:
+    """The attempts whose verdict flipped, those that moved most first."""
+    found = [j for j in judged if j.after is not None and (j.before >= passes) != (j.after >= passes)]
+    return sorted(found, key=lambda j: -abs((j.after or 0.0) - j.before))
+
+
+def worst(judged: Sequence[Judgement]) -> list[Judgement]:
+    """Attempts to read first: those that could not be judged, then those that the environment contradicts most.
+
+    An attempt that was not solved is contradicted by how far it lies above the mean of the solved ones, one that was
+    solved by how far it lies below the mean of the others. Where all ended alike, the lowest values come first.
+    """
+    failed = [j for j in judged if j.after is None]
+    values: dict[bool, list[float]] = {True: [], False: []}
+    for j in judged:
+        if j.after is not None:
+            values[j.record.trajectory.solved].append(j.after)
+    means = {solved: sum(found) / len(found) if found else math.nan for solved, found in values.items()}
+
+    def gap(j: Judgement) -> float:
+        solved, value = j.record.trajectory.solved, j.after or 0.0
+        if not (values[True] and values[False]):
+            return -value
+        return means[False] - value if solved else value - means[True]
+
+    return [*failed, *sorted((j for j in judged if j.after is not None), key=gap, reverse=True)]
+
+
+def commonest_failure(judged: Sequence[Judgement]) -> tuple[str, int]:
+    """What went wrong most often, and how often anything did; an empty text where nothing did."""
+    messages = Counter(j.why for j in judged if j.after is None)
+    return (messages.most_common(1)[0][0], sum(messages.values())) if messages else ("", 0)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's coefficient: the correlation of ranks, equal values sharing the mean of theirs.
+
+    1, 2, 3 against 1, 3, 2: ½. None where one of the two does not vary.
+    """
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(values: Any) -> Any:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+def _plain(estimate: Estimate) -> Mapping[str, float | None]:
+    values = {"mean": estimate.value, "low": estimate.low, "high": estimate.high}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
