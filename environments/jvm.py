@@ -71,6 +71,7 @@ class Jvm:
         folder: where the machine runs.
         call_limit_s: a call that takes longer has hung; the machine is then ended.
         start_limit_s: the same for the start.
+        flags: what the machine itself is told.
 
     Raises:
         EnvError: it did not start; the message holds what Java said.
@@ -84,10 +85,11 @@ class Jvm:
         *,
         call_limit_s: float = 30.0,
         start_limit_s: float = 60.0,
+        flags: Sequence[str] = FLAGS,
     ) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        command = [str(java), *FLAGS, "-classpath", os.pathsep.join([find_jar_path(), *map(str, classpath)])]
+        command = [str(java), *flags, "-classpath", os.pathsep.join([find_jar_path(), *map(str, classpath)])]
         # The gateway runs any Java code it is sent, so other users of this machine must not reach it: it asks for a
         # password. It ends when its standard input ends, which the death of this process brings about.
         command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]

@@ -361,6 +361,7 @@ def versions(environment: Environment) -> dict[str, Any]:
         "minigrid",
         "textworld",
         "jericho",
+        "scienceworld",
     ):
         try:
             packages[name] = metadata.version(name)

@@ -38,6 +38,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "textworld": Entry(
             "environments.textworld:TextWorld", "cooking, coins, treasure: games by TextWorld", extra="textworld"
         ),
+        "scienceworld": Entry(
+            "environments.scienceworld:ScienceWorld", "30 tasks of school science, by ScienceWorld", extra="scienceworld"
+        ),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change and are asked for much later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
@@ -211,6 +214,7 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "twx": ("textworld_express",),
     "babyai": ("minigrid",),
     "textworld": ("textworld", "jericho"),
+    "scienceworld": ("scienceworld",),
     "search": ("bm25s",),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
 }
