@@ -25,7 +25,8 @@ from rlhf.trainers.policy import Lora
 from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.scoring_models import save, scoring_model, split_by_task
 from rlhf.trainers.trl_trainers import load_trl, train_reward_model
-from tests.trainers import runs, tiny
+from tests import test_resume as resume
+from tests.trainers import runs, tiny, words
 from tests.trainers.test_attempts import OUTCOME, START
 
 try:
@@ -148,6 +149,25 @@ def test_a_policy_learns_from_its_scores(done: runs.Done, tmp_path: Path) -> Non
     assert learnt.result["success_after"] > learnt.result["success_before"] + 0.1, learnt.result
     rewards_seen = runs.curve(learnt.folder, "reward/learned")
     assert rewards_seen[-1] > rewards_seen[0]
+
+
+def test_a_stage_that_was_stopped_begins_again_and_comes_out_the_same(done: runs.Done, tmp_path: Path) -> None:
+    short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 1, "batch_size": 8}
+    policy = {"kind": "pretrained", "path": str(runs.newest(done.folder) / "policy")}
+    path = runs.write(tmp_path, [short, short], policy=policy, rewards=OUTCOME, evaluation={"n_tasks": 6})
+    calls: list[int] = []
+    with words.on_every_step(path, lambda: calls.append(1)):
+        whole = runs.run(path, tmp_path / "whole")
+    third = len(calls) // 3
+    assert resume.run_with_interruptions(path, tmp_path / "stopped", [third, third]) == 2
+    assert resume.everything(tmp_path / "stopped") == resume.everything(whole.folder)
+    # The models that were learnt lie beside the checkpoints.
+    learnt = [
+        sorted((run / "reward_model").glob("*/model.safetensors")) for run in (whole.folder, tmp_path / "stopped")
+    ]
+    assert len(learnt[0]) == 2 and [p.parent.name for p in learnt[0]] == [p.parent.name for p in learnt[1]]
+    for one, other in zip(*learnt, strict=True):
+        assert one.read_bytes() == other.read_bytes()
 
 
 # --- as a reward -----------------------------------------------------------------------------------------------------
