@@ -3,11 +3,13 @@
     python benchmarks/credit.py --out runs/credit
     python benchmarks/credit.py grpo gigpo 'gigpo, γ = 1={kind: gigpo, gamma: 1.0}' --chart docs/images/credit.svg
     python benchmarks/credit.py grpo gigpo --tune 100
+    python benchmarks/credit.py archer grpo --rooms 3 --seeds 0 1 2 --out runs/credit-small
 
 The task is `environments/keyhole.py`. For each seed a model is made from scratch and imitates spoilt demonstrations;
 all estimators of that seed start from it. Success is measured on fixed unseen tasks as environment steps go by, and
 each run is stopped once it has had its budget of them. Every run leaves a file under `--out` and is not repeated, so
-the whole can be stopped and started again. `--tune SEED` tries the learning rates of `RATES` instead.
+the whole can be stopped and started again. `--tune SEED` tries the learning rates of `RATES` instead. `--rooms 3` takes
+houses of 3 x 3 rooms, for what needs too many steps in those of 4 x 4.
 """
 
 from __future__ import annotations
@@ -31,22 +33,45 @@ from rlhf.evaluation.figures import Band, Series, line_chart
 from rlhf.evaluation.statistics import Estimate, mean_interval
 from rlhf.sinks import read_metrics
 
-#: Environment steps of training that each run has.
-BUDGET = 20_000
 #: Learning rates that `--tune` tries, the same for every estimator.
 RATES = (5e-4, 1e-3)
 
-TASK: Mapping[str, Any] = {
-    "environment": {"kind": "keyhole", "rows": 4, "columns": 4, "loops": 6, "max_steps": 16},
-    "agent": {"kind": "chat", "system": ""},
-    "rewards": {"success": {"kind": "outcome"}},
-    "limits": {"max_turns": 16, "max_tokens": 6, "max_concurrent": 128},
+
+@dataclass(frozen=True)
+class Houses:
+    """The task.
+
+    Attributes:
+        environment: keys of `keyhole`.
+        random_share: of the demonstrations' actions, so that the start solves some of the houses.
+        budget: environment steps of training that each run has.
+    """
+
+    environment: Mapping[str, Any]
+    random_share: float
+    budget: int
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The keys of a recipe that say what the task is."""
+        return {
+            "environment": {"kind": "keyhole", **self.environment},
+            "agent": {"kind": "chat", "system": ""},
+            "rewards": {"success": {"kind": "outcome"}},
+            "limits": {"max_turns": self.environment["max_steps"], "max_tokens": 6, "max_concurrent": 128},
+        }
+
+
+#: By the number of rooms on each side.
+HOUSES: Mapping[int, Houses] = {
+    4: Houses({"rows": 4, "columns": 4, "loops": 6, "max_steps": 16}, 0.75, 20_000),
+    3: Houses({"rows": 3, "columns": 3, "loops": 4, "max_steps": 10}, 0.55, 12_000),
 }
 MODEL: Mapping[str, Any] = {
     "kind": "from_scratch", "hidden_size": 96, "n_layers": 2, "n_heads": 3, "vocab_size": 512, "max_context": 768,
 }  # fmt: skip
 SUPERVISED: Mapping[str, Any] = {
-    "kind": "supervised", "n_demonstrations": 1500, "random_share": 0.75, "observation_weight": 0.5, "epochs": 3,
+    "kind": "supervised", "n_demonstrations": 1500, "observation_weight": 0.5, "epochs": 3,
     "batch_size": 8, "optimizer": {"lr": 3e-3, "schedule": "cosine", "warmup_steps": 20},
 }  # fmt: skip
 #: One update per step, on samples of the present policy: no loss has to correct for older ones. The number of steps is
@@ -56,12 +81,14 @@ POLICY_GRADIENT: Mapping[str, Any] = {
     "checkpoint_every": 0,
 }  # fmt: skip
 
-#: In a step, Q is learnt from as many trajectories as eight steps make.
+#: A critic of turns learns before the policy moves: its first advantages are noise. In a step, Q is learnt from ten
+#: times as many trajectories as the step has.
 ARCHER: Mapping[str, Any] = {
     "kind": "archer",
-    "updates_per_step": 16,
+    "updates_per_step": 20,
     "batch_size": 32,
     "bootstrap": False,
+    "warmup_steps": 5,
     "optimizer": {"lr": 1e-3},
 }
 
@@ -82,7 +109,7 @@ class Arm:
 
 
 #: Of every critic of what follows: the limit on steps is part of this task, so a state that it cuts has no future.
-CRITIC: Mapping[str, Any] = {"bootstrap": False, "warmup_steps": 3, "optimizer": {"lr": 1e-3}}
+CRITIC: Mapping[str, Any] = {"bootstrap": False, "warmup_steps": 1, "optimizer": {"lr": 1e-3}}
 
 #: Each with its defaults and the loss it is usually given; critics with what docs/critics.md advises.
 ARMS: Mapping[str, Arm] = {
@@ -93,10 +120,10 @@ ARMS: Mapping[str, Arm] = {
         Arm("stratified", {"advantage": {"kind": "stratified"}}),
         Arm("gigpo", {"advantage": {"kind": "gigpo"}}),
         Arm("hgpo", {"advantage": {"kind": "hgpo"}}),
-        Arm("gae", {"advantage": {"kind": "gae", "lam": 0.95}, "critic": CRITIC}),
-        Arm("turn_gae", {"advantage": {"kind": "turn_gae", "lam": 0.95}, "critic": CRITIC}),
-        Arm("bilevel_gae", {"advantage": {"kind": "bilevel_gae", "lam": 0.95}, "critic": CRITIC}),
-        Arm("archer", {"advantage": {"kind": "archer"}, "critic": ARCHER, "loss": {"kind": "reinforce"}}, lr=1e-3),
+        Arm("gae", {"advantage": {"kind": "gae"}, "critic": CRITIC}),
+        Arm("turn_gae", {"advantage": {"kind": "turn_gae"}, "critic": CRITIC}),
+        Arm("bilevel_gae", {"advantage": {"kind": "bilevel_gae"}, "critic": CRITIC}),
+        Arm("archer", {"advantage": {"kind": "archer"}, "critic": ARCHER, "loss": {"kind": "reinforce"}}),
     )
 }
 
@@ -133,7 +160,7 @@ def arm_of(text: str) -> Arm:
     return Arm(label, {**known.stage, "advantage": advantage}, known.lr)
 
 
-def start(seed: int, out: Path) -> Path:
+def start(houses: Houses, seed: int, out: Path) -> Path:
     """Return the folder of the weak policy that every run of `seed` starts from; made once."""
     folder = out / f"start-seed{seed}"
     stage = {
@@ -141,10 +168,10 @@ def start(seed: int, out: Path) -> Path:
         "seed": seed,
         "policy": MODEL,
         "evaluation": {"n_tasks": 200},
-        "stages": [SUPERVISED],
+        "stages": [{**SUPERVISED, "random_share": houses.random_share}],
     }
     if not (folder / "result.json").is_file():
-        subprocess.run(command(folder, {**TASK, **stage}), check=True)
+        subprocess.run(command(folder, {**houses.recipe, **stage}), check=True)
     return max((folder / "checkpoints").glob("*/policy"))
 
 
@@ -160,42 +187,37 @@ def beside(folder: Path, ending: str) -> Path:
     return folder.with_name(f"{folder.name}.{ending}")
 
 
-def run(arm: Arm, lr: float, seed: int, split: str, out: Path) -> Curve:
+def run(houses: Houses, arm: Arm, lr: float, seed: int, split: str, out: Path) -> Curve:
     """Train one estimator with one seed until its budget is spent, unless that is done already."""
     folder = out / f"{arm.label.replace(' ', '')}-lr{lr:g}-seed{seed}"
     result = beside(folder, "json")
     if not result.is_file():
         stage = {**POLICY_GRADIENT, **arm.stage, "optimizer": {"lr": lr}}
         recipe = {
-            **TASK,
+            **houses.recipe,
             "name": "credit",
             "seed": seed,
-            "policy": {"kind": "pretrained", "path": str(start(seed, out).resolve())},
-            "evaluation": {
-                "split": split,
-                "n_tasks": 100,
-                "watch_split": split,
-                "watch_n_tasks": 100,
-                "allow_overlap": True,
-            },
+            "policy": {"kind": "pretrained", "path": str(start(houses, seed, out).resolve())},
+            "evaluation": {"split": split, "n_tasks": 100, "watch_split": split, "watch_n_tasks": 100},
             "stages": [stage],
         }
         begun = time.perf_counter()
         with beside(folder, "log").open("a") as log:
-            curve = until_spent(subprocess.Popen(command(folder, recipe), stdout=log, stderr=log), folder)
+            process = subprocess.Popen(command(folder, recipe), stdout=log, stderr=log)
+            curve = until_spent(process, folder, houses.budget)
         time_s = time.perf_counter() - begun
-        print(f"{folder.name}: {curve.area(BUDGET):.1%} in {time_s:.0f} s", file=sys.stderr, flush=True)
+        print(f"{folder.name}: {curve.area(houses.budget):.1%} in {time_s:.0f} s", file=sys.stderr, flush=True)
         result.write_text(json.dumps({"steps": curve.steps, "success": curve.success, "time_s": time_s}))
     found = json.loads(result.read_text())
     return Curve(found["steps"], found["success"])
 
 
-def until_spent(process: subprocess.Popen[bytes], folder: Path) -> Curve:
+def until_spent(process: subprocess.Popen[bytes], folder: Path, budget: int) -> Curve:
     """Wait until a run was measured after its budget was spent, and stop it then."""
     try:
         while True:
             curve = curve_of(folder)
-            if curve.steps and curve.steps[-1] >= BUDGET:
+            if curve.steps and curve.steps[-1] >= budget:
                 return curve
             if process.poll() is not None:
                 raise SystemExit(f"{folder} ended before its budget was spent; see {folder.with_suffix('.log')}")
@@ -220,24 +242,26 @@ def curve_of(folder: Path) -> Curve:
     return Curve(steps, success)
 
 
-def tune(arms: Sequence[Arm], seed: int, out: Path, n_workers: int) -> None:
+def tune(houses: Houses, arms: Sequence[Arm], seed: int, out: Path, n_workers: int) -> None:
     """Print mean success over the budget for each learning rate, on tasks of the split `dev`."""
-    start(seed, out)
+    start(houses, seed, out)
     print(f"| estimator | {' | '.join(f'{lr:g}' for lr in RATES)} |\n|---|{'---|' * len(RATES)}")
     with ThreadPoolExecutor(n_workers) as pool:
         pairs = [(arm, lr) for arm in arms for lr in RATES]
-        areas = list(pool.map(lambda pair: run(pair[0], pair[1], seed, "dev", out).area(BUDGET), pairs))
+        curves = pool.map(lambda pair: run(houses, pair[0], pair[1], seed, "dev", out), pairs)
+        areas = [curve.area(houses.budget) for curve in curves]
     for i, arm in enumerate(arms):
         found = areas[i * len(RATES) : (i + 1) * len(RATES)]
         print(f"| {arm.label} | {' | '.join(f'{area:.1%}' for area in found)} |", flush=True)
 
 
-def row(label: str, curves: Sequence[Curve], first: Sequence[Curve]) -> str:
+def row(label: str, curves: Sequence[Curve], first: Sequence[Curve], budget: int) -> str:
     """Return one row of the table; `first` are the runs of the same seeds that it is compared with."""
-    areas, bases = ([curve.area(BUDGET) for curve in found] for found in (curves, first))
-    last = [curve.at([BUDGET])[0] for curve in curves]
+    areas, bases = ([curve.area(budget) for curve in found] for found in (curves, first))
+    begun, last = ([curve.at([at])[0] for curve in curves] for at in (0, budget))
     more = "" if curves is first else points(mean_interval([a - b for a, b in zip(areas, bases, strict=True)]))
-    return f"| {label} | {share(mean_interval(areas))} | {more} | {share(mean_interval(last))} |"
+    risen = points(mean_interval([b - a for a, b in zip(begun, last, strict=True)]))
+    return f"| {label} | {share(mean_interval(areas))} | {more} | {share(mean_interval(last))} | {risen} |"
 
 
 def share(found: Estimate) -> str:
@@ -249,9 +273,9 @@ def points(found: Estimate) -> str:
     return f"{100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
-def chart(curves: Mapping[str, Sequence[Curve]]) -> str:
+def chart(curves: Mapping[str, Sequence[Curve]], budget: int) -> str:
     """Draw the mean over the seeds of each estimator with its 95% interval."""
-    grid = [BUDGET * i / 32 for i in range(33)]
+    grid = [budget * i / 32 for i in range(33)]
     lines, bands = [], []
     for label, found in curves.items():
         means = [mean_interval(values) for values in zip(*(curve.at(grid) for curve in found), strict=True)]
@@ -268,29 +292,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="*", default=["grpo", "gigpo"], help=f"{', '.join(ARMS)}, or others")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--rooms", type=int, choices=HOUSES, default=4, help="on each side of a house")
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, one core each")
     parser.add_argument("--tune", type=int, metavar="SEED")
     parser.add_argument("--chart", type=Path, metavar="FILE")
     settings = parser.parse_args()
     settings.out.mkdir(parents=True, exist_ok=True)
-    arms = [arm_of(text) for text in settings.arms]
+    arms, houses = [arm_of(text) for text in settings.arms], HOUSES[settings.rooms]
     if settings.tune is not None:
-        return tune(arms, settings.tune, settings.out, settings.workers)
+        return tune(houses, arms, settings.tune, settings.out, settings.workers)
     with ThreadPoolExecutor(settings.workers) as pool:
-        list(pool.map(lambda seed: start(seed, settings.out), settings.seeds))
+        list(pool.map(lambda seed: start(houses, seed, settings.out), settings.seeds))
         pairs = [(arm, seed) for seed in settings.seeds for arm in arms]
-        done = pool.map(lambda pair: run(pair[0], pair[0].lr, pair[1], "test", settings.out), pairs)
+        done = pool.map(lambda pair: run(houses, pair[0], pair[0].lr, pair[1], "test", settings.out), pairs)
         found = dict(zip(((arm.label, seed) for arm, seed in pairs), done, strict=True))
     curves = {arm.label: [found[arm.label, seed] for seed in settings.seeds] for arm in arms}
     first = curves[arms[0].label]
-    print(f"| estimator | mean success over the budget | points more than {arms[0].label} | success at its end |")
-    print("|---|---|---|---|")
+    more = f"points more than {arms[0].label}"
+    print(f"| estimator | mean success over the budget | {more} | success at its end | points above the start |")
+    print("|---|---|---|---|---|")
     for label, runs in curves.items():
-        print(row(label, runs, first))
+        print(row(label, runs, first, houses.budget))
     if settings.chart:
         settings.chart.parent.mkdir(parents=True, exist_ok=True)
-        settings.chart.write_text(chart(curves))
+        settings.chart.write_text(chart(curves, houses.budget))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ class PolicyGradient:
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
     """The estimator that gives each sampled token its number."""
     critic: CriticKind | None = None
-    """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`, `archer`."""
+    """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`, `archer`,
+    `sweet`."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """What is minimised."""
     reference_reset: ReferenceReset | None = None
