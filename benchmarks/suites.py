@@ -6,6 +6,7 @@
 
 Everything lies in --out: an evaluation for each suite and policy, and for each suite a run. What is there is not made
 again, and what was interrupted goes on, so the command may be stopped and given again, and again when suites are added.
+Rows of the page stay where nothing newer is in --out.
 
 The small model has 0.2 million parameters and is made from scratch. It imitates demonstrations of the oracle, of tasks
 of the parts' training splits, half of whose actions are random, and plays a few steps of GiGPO; `untrained` is the same
@@ -108,17 +109,37 @@ def evaluated(name: str, policy: str, out: Path) -> bool:
     return rlhf(["evaluate", target, "--suite", name, "--out", folder], out / f"{name}-{policy}.log")
 
 
-def tables(names: Sequence[str], out: Path) -> str:
-    """The boards of what is there, in Markdown."""
+def tables(names: Sequence[str], out: Path, page: str = "") -> str:
+    """The boards of what is there, in Markdown; rows of `page` stay where nothing newer takes their place."""
     found = [(name, policy, out / f"{name}-{policy}") for name in names for policy in POLICIES]
     there = {str(f): policy for _, policy, f in found if (f / "summary.json").is_file()}
-    lines = []
+    rows = written(page)
     for board in boards([Path(folder) for folder in there]):
-        lines += [f"**{title_of(board)}**", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-        for row in board["rows"]:
-            lines.append(f"| {' | '.join(cells({**row, 'policy': there[row['folder']]}))} |")
+        own = rows.setdefault(title_of(board), {})
+        own |= {there[row["folder"]]: cells({**row, "policy": there[row["folder"]]}) for row in board["rows"]}
+    lines = []
+    for title in sorted(rows):
+        lines += [f"**{title}**", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+        lines += [f"| {' | '.join(row)} |" for row in sorted(rows[title].values(), key=lambda row: -share(row[1]))]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def written(page: str) -> dict[str, dict[str, list[str]]]:
+    """Title of a board -> policy -> cells, as a page has them between its two marks."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for line in page.split(MARK)[1].splitlines() if page else ():
+        if line.startswith("**"):
+            rows = found.setdefault(line.strip("*"), {})
+        elif line.startswith("| ") and not line.startswith("| policy"):
+            row = [cell.strip() for cell in line.strip("|").split("|")]
+            rows[row[0]] = row
+    return found
+
+
+def share(text: str) -> float:
+    """The number that a percentage says; what is not known comes last."""
+    return float(text.rstrip("%")) if text.endswith("%") else -1.0
 
 
 def main() -> None:
@@ -135,10 +156,11 @@ def main() -> None:
         for name in asked.suites:
             done = evaluated(name, policy, asked.out)
             print(f"{name} {policy}: {'done' if done else 'failed, see the logs'}", file=sys.stderr, flush=True)
-    shown = tables(known, asked.out)
+    page = asked.page.read_text("utf-8") if asked.page is not None else ""
+    shown = tables(known, asked.out, page)
     print(shown)
     if asked.page is not None:
-        before, _, after = asked.page.read_text("utf-8").split(MARK)
+        before, _, after = page.split(MARK)
         asked.page.write_text(f"{before}{MARK}\n{shown}{MARK}{after}", "utf-8")
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+from environments.base import can_demonstrate
 from rlhf.catalog import CATALOG
 from rlhf.cli import app
+from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
+from rlhf.recipe import load
 from rlhf.recipe.suites import Suite, list_suites, load_suite
+from rlhf.rollout.tasks import tasks_of
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
@@ -57,6 +65,39 @@ def test_the_suite_that_the_page_shows_is_one(tmp_path: Path) -> None:
     suite = load_suite(str(tmp_path / "mine.yaml"))
     assert {name: len(tasks) for name, tasks in suite.tasks().items()} == {"small": 100, "large": 50}
     assert (suite.name, suite.attempts, [p.limits.max_turns for p in suite.parts]) == ("houses", 4, [16, 24])
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    """`benchmarks/suites.py`, which makes the tables of the page."""
+    spec = importlib.util.spec_from_file_location("suites_benchmark", ROOT / "benchmarks" / "suites.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_model_can_be_trained_for_it(
+    name: str, suites: dict[str, Suite], tables: ModuleType, tmp_path: Path
+) -> None:
+    suite = suites[name]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tables.recipe_of(suite)))
+    demonstrated = all(can_demonstrate(part.environment) for part in suite.parts)
+    with nullcontext() if demonstrated else pytest.raises(RecipeError, match="cannot demonstrate"):
+        recipe = load(str(path))
+        # learns from other tasks than those it is judged on, of the very environments of the suite
+        trained = {task.id for task in tasks_of(recipe.environment, recipe.stages[0].split, 50)}  # type: ignore[union-attr]
+        assert trained and not trained & {task.id for tasks in suite.tasks().values() for task in tasks}
+
+
+def test_rows_of_the_page_stay_where_nothing_newer_is_there(tables: ModuleType, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    shown = page.split(tables.MARK)[1]
+    assert {"random", "oracle"} <= set(tables.written(page)["keyhole (400 tasks)"])
+    assert tables.tables(NAMES, tmp_path, page) == shown.lstrip("\n")
+    assert tables.tables(NAMES, tmp_path) == "\n"
 
 
 def test_they_are_listed() -> None:
