@@ -41,6 +41,16 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "scienceworld": Entry(
             "environments.scienceworld:ScienceWorld", "30 tasks of school science, by ScienceWorld", extra="scienceworld"
         ),
+        "sokoban": Entry("environments.sokoban:Sokoban", "push boxes onto goals, in rooms carved by seed"),
+        "countdown": Entry("environments.countdown:Countdown", "make a target out of numbers by arithmetic"),
+        "sat": Entry("environments.sat:Sat", "truth values that satisfy a formula of clauses"),
+        "knights_and_knaves": Entry("environments.knights:Knights", "who lies and who does not, by what they say"),
+        "wordle": Entry("environments.wordle:Wordle", "a word of five letters, by guesses answered in marks"),
+        "twenty_questions": Entry(
+            "environments.twenty_questions:TwentyQuestions", "the thing that is meant, by questions with yes or no"
+        ),
+        "bandit": Entry("environments.bandit:Bandit", "levers that pay at random; regret is the score"),
+        "matrix_game": Entry("environments.matrix_game:MatrixGame", "repeated games against players with a rule"),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change and are asked for much later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
