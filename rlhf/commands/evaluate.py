@@ -108,7 +108,7 @@ def _report(summary: dict[str, Any], asked: Asked, out: Path | None, as_json: bo
     else:
         show_summary(summary, results())
         if out is not None:
-            results().print(f"kept in {out}", soft_wrap=True)
+            results().print(f"kept in {out}, with report.html", soft_wrap=True)
 
 
 def _verify(folder: Path, as_json: bool) -> None:

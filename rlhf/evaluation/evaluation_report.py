@@ -164,7 +164,7 @@ def _figures(data: EvaluationData) -> str:
         ("success, errors left out", _share(found["success"])),
         ("success, errors as failures", _share(found["if_errors_failed"])),
         ("mean score", _number(found["score"])),
-        ("mean score of a task, bootstrap", _number(found["score_bootstrap"])),
+        *(("mean score of a task, bootstrap", _number(one)) for one in [found.get("score_bootstrap")] if one),
         *((f"pass@{k}", _share(each["at"])) for k, each in found["pass"].items() if int(k) > 1),
         *((f"pass^{k}", _share(each["all"])) for k, each in found["pass"].items() if int(k) > 1),
         ("mean turns", number_text(found["turns_mean"])),
