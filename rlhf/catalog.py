@@ -88,6 +88,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "judge": Entry("rewards.judge:Judge", "a language model compares the attempts, in both orders"),
         "grade": Entry("rewards.judge:Grade", "a language model gives points, or says yes or no"),
         "principles": Entry("rewards.judge:Principles", "log p(Yes) - log p(No) of a model, on each principle"),
+        "subgoals": Entry("rewards.guides:Subgoals", "subgoals named by a language model, paid when reached"),
+        "feedback": Entry("rewards.guides:Feedback", "new replies that a language model takes for progress"),
         "majority": Entry("rewards.majority:Majority", "1 if the answer is the commonest of the group's; no labels"),
         "math": Entry("rewards.maths:Maths", "1 if the answer equals the reference as mathematics", extra="rewards"),
         "process_model": Entry("rewards.reward_model:ProcessModelScore", "what each turn did to that, by a model"),

@@ -25,7 +25,7 @@ ENTRIES = [
 ]
 #: Keys that an entry cannot do without.
 #: Rewards that ask a model, which tests of all rewards cannot: they have tests of their own.
-MODELS = ("reward_model", "outcome_model", "process_model", "judge", "grade", "principles")
+MODELS = ("reward_model", "outcome_model", "process_model", "judge", "grade", "principles", "subgoals", "feedback")
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
@@ -34,6 +34,8 @@ NEEDED = {
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "overlong"): {"max_tokens": 100, "buffer": 20},
     ("reward", "judge"): {"url": "http://127.0.0.1:8000", "model": "judge"},
+    ("reward", "subgoals"): {"url": "http://127.0.0.1:8000", "model": "judge"},
+    ("reward", "feedback"): {"url": "http://127.0.0.1:8000", "model": "judge"},
     ("reward", "grade"): {"url": "http://127.0.0.1:8000", "model": "judge"},
     ("reward", "principles"): {"path": "somewhere", "principles": ["it is short"]},
     ("reward", "outcome_model"): {"path": "somewhere"},

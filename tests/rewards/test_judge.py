@@ -331,7 +331,7 @@ def test_a_local_model_is_asked_in_the_same_way(tmp_path: Path) -> None:
 )
 def test_a_judge_is_at_one_place(settings: dict[str, Any]) -> None:
     for kind in (Judge, Grade):
-        with pytest.raises(ValidationError, match="url|model"):
+        with pytest.raises(ValidationError, match=r"url|model"):
             kind(**settings)
 
 
