@@ -57,6 +57,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "search_qa": Entry("environments.search_qa:SearchQA", "questions to search for, with BM25", extra="search"),
         "tools": Entry("environments.tools:Tools", "sums and look-ups with tools called in JSON"),
         "text_to_sql": Entry("environments.text_to_sql:TextToSql", "questions to a SQLite database, with tries"),
+        "shop": Entry("environments.shop:Shop", "find and buy what is wanted, as in WebShop", extra="search"),
         "processes": Entry("environments.pool:Processes", "another environment, in worker processes"),
     },
     "agent": {
