@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import browse, check, compare, evaluate, export, extrapolate, score, serve, show, train
+from rlhf.commands import browse, check, compare, evaluate, export, extrapolate, new, score, serve, show, train
 from rlhf.commands.output import STATE
 
 
@@ -49,6 +49,7 @@ app.command("extrapolate")(extrapolate.extrapolate)
 app.command("serve")(serve.serve)
 app.command("show")(show.show)
 app.command("check")(check.check)
+app.command("new")(new.new)
 app.command("recipes")(browse.recipes)
 app.command("trajectories")(browse.trajectories)
 app.command("report")(browse.report)

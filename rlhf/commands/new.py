@@ -1,0 +1,86 @@
+"""`rlhf new`: write a part of your own to begin with, a test of it, and a recipe that trains with it."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from rlhf.commands.output import AsJson, command, print_json, results
+from rlhf.errors import RecipeError, disk
+
+#: Names that a file beside a recipe must not have: it would be found in place of what it is made of.
+_TAKEN = frozenset({"rlhf", "rewards", "environments", "agents", "random", "math", "asyncio", "dataclasses", "typing"})
+
+
+class Part(StrEnum):
+    """What can be written."""
+
+    reward = "reward"
+    environment = "environment"
+    agent = "agent"
+
+
+@command
+def new(
+    part: Annotated[Part, typer.Argument(help="What to write.")],
+    name: Annotated[str, typer.Argument(help="Its name: small letters, digits and underscores.")],
+    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Write a reward, an environment or an agent to begin with: the part, its test, and a recipe that trains with it.
+
+    Example: rlhf new reward near; rlhf check recipe near.yaml; rlhf train near.yaml
+    """
+    _refuse_name(name)
+    written = {folder / file: text for file, text in texts_of(part.value, name).items()}
+    for path in written:
+        if path.exists():
+            raise RecipeError(
+                "this file exists, and nothing is overwritten",
+                where=str(path),
+                got="a file that is there",
+                expected="a new name",
+                hint="give another name, or --folder",
+            )
+    with disk("the new files", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in written.items():
+            path.write_text(text, "utf-8")
+    if as_json:
+        print_json({"part": part.value, "name": name, "files": [str(path) for path in written]})
+        return
+    recipe = folder / f"{name}.yaml"
+    results().print("\n".join(str(path) for path in written), soft_wrap=True, markup=False)
+    results().print(f"next: rlhf check recipe {recipe}; rlhf train {recipe}", soft_wrap=True, markup=False)
+
+
+def texts_of(part: str, name: str) -> dict[str, str]:
+    """File name -> text of the files of a part, the part itself first."""
+    words = {"name": name, "Class": "".join(word.capitalize() for word in name.split("_"))}
+    found = {}
+    for file in sorted(files("rlhf.templates").iterdir(), key=lambda f: ("yaml" in f.name, "test_" in f.name, f.name)):
+        if file.name.startswith(f"{part}.") and file.name.endswith(".txt"):
+            target = file.name.removeprefix(f"{part}.").removesuffix(".txt").replace("NAME", name)
+            found[target] = Template(file.read_text("utf-8")).substitute(words)
+    return found
+
+
+def _refuse_name(name: str) -> None:
+    is_name = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
+    if is_name and name not in _TAKEN and not name.startswith("test_"):
+        return
+    suggested = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_").removeprefix("test_")
+    raise RecipeError(
+        "this cannot name a part",
+        where="NAME",
+        got=name,
+        expected="small letters, digits and underscores, a letter first, and no name that Python or rlhf has taken",
+        hint=f"rlhf new PART my_{suggested}" if suggested else "rlhf new reward near",
+    )

@@ -1,0 +1,111 @@
+"""`rlhf new`: what it writes passes its own test and its check at once, and trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.commands.new import Part, texts_of
+from tests.commands import last_json, run
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = [part.value for part in Part]
+#: The part that a check is told of, by what was written.
+TARGETS = {"reward": "./my_part.py:judge", "environment": "./my_part.py:MyPart", "agent": "./my_part.py:MyPart"}
+
+
+def shell(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command as somebody in `folder` gives it."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds all three parts, each in files of its own."""
+    made = tmp_path_factory.mktemp("new")
+    for part in PARTS:
+        files = last_json(run("new", part, "my_part", "--folder", made / part, "--json"))["files"]
+        assert files[0] == str(made / part / "my_part.py") and all(Path(file).is_file() for file in files)
+    return made
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_written_passes_its_test(folder: Path, part: str) -> None:
+    done = shell(folder / part, "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_it_passes_its_check(folder: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / part)
+    for what, target in ((part, TARGETS[part]), ("recipe", "my_part.yaml")):
+        result = run("check", what, target)
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_it_is_formatted_as_this_project_is(folder: Path, part: str) -> None:
+    done = shell(folder / part, "ruff", "format", "--check", "--line-length", "120", ".")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_from_nothing_to_a_run_with_ones_own_verifier(tmp_path: Path) -> None:
+    # After `git clone` and `make install`, the three commands of the README, as a new user gives them; fewer steps.
+    fewer = ["stages.0.epochs=1", "stages.1.steps=3", "stages.1.tasks_per_step=4", "evaluation.n_tasks=5"]
+    commands = [
+        ["new", "reward", "near"],
+        ["check", "recipe", "near.yaml"],
+        ["train", "near.yaml", *fewer, "--json"],
+    ]
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    for words in commands:
+        said = " ".join(word for word in words if "=" not in word and word != "--json")
+        assert f"rlhf {said}" in readme
+        done = shell(tmp_path, "rlhf.cli", *words)
+        assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert (tmp_path / result["report"]).is_file()
+    logged = [json.loads(line) for line in (tmp_path / result["run"] / "metrics.jsonl").read_text().splitlines()]
+    values = [line["reward/near"] for line in logged if "reward/near" in line]
+    assert len(values) == 3 and 0 <= sum(values) / 3 <= 1
+
+
+def test_names_become_classes_and_nothing_is_left_open() -> None:
+    for part in PARTS:
+        for file, text in texts_of(part, "red_ball_2").items():
+            assert "red_ball_2" in file and "$" not in text, file
+    assert "class RedBall2:" in texts_of("agent", "red_ball_2")["red_ball_2.py"]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "near.yaml").write_text("mine")
+    result = run("new", "reward", "near", "--folder", tmp_path)
+    assert result.exit_code == 2 and "this file exists, and nothing is overwritten" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["near.yaml"]
+
+
+@pytest.mark.parametrize("name", ["Near", "my-part", "2nd", "class", "rewards", "random", "test_me", "", "a/b", "ä"])
+def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
+    result = run("new", "reward", name, "--folder", tmp_path)
+    assert result.exit_code == 2 and "this cannot name a part" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_part_is_named() -> None:
+    result = run("new", "rewards", "near")
+    assert result.exit_code == 2 and "reward" in result.output
