@@ -25,7 +25,11 @@ from typing import Any
 
 import yaml
 
+from rlhf.build_evaluation import evaluate
+from rlhf.commands.evaluate import recipe_and_checkpoint
+from rlhf.errors import RlhfError
 from rlhf.evaluation.leaderboard import COLUMNS, boards, cells, title_of
+from rlhf.recipe.asked import Asked
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.model import plain_rewards
 from rlhf.recipe.suites import Suite, list_suites, load_suite
@@ -100,13 +104,20 @@ def evaluated(name: str, policy: str, out: Path) -> bool:
     folder = out / f"{name}-{policy}"
     if (folder / "summary.json").is_file():
         return True
-    target: str | Path = policy
-    if policy in ("untrained", "trained"):
-        run = trained(name, load_suite(name), out)
-        if run is None:
-            return False
-        target = run / FIRST if policy == "untrained" else run
-    return rlhf(["evaluate", target, "--suite", name, "--out", folder], out / f"{name}-{policy}.log")
+    try:
+        if policy in ("untrained", "trained"):
+            run = trained(name, load_suite(name), out)
+            if run is None:
+                return False
+            target, checkpoint = recipe_and_checkpoint(str(run / FIRST if policy == "untrained" else run), None)
+            asked = Asked(target=target, checkpoint=str(checkpoint), suite=name)
+        else:
+            asked = Asked(target=policy, suite=name)
+        evaluate(asked, out=folder)
+    except RlhfError as error:
+        print(f"{name} {policy}: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def tables(names: Sequence[str], out: Path, page: str = "") -> str:
@@ -155,7 +166,7 @@ def main() -> None:
     for policy in asked.policies:
         for name in asked.suites:
             done = evaluated(name, policy, asked.out)
-            print(f"{name} {policy}: {'done' if done else 'failed, see the logs'}", file=sys.stderr, flush=True)
+            print(f"{name} {policy}: {'done' if done else 'not done'}", file=sys.stderr, flush=True)
     page = asked.page.read_text("utf-8") if asked.page is not None else ""
     shown = tables(known, asked.out, page)
     print(shown)
