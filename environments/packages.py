@@ -23,6 +23,14 @@ from rlhf.errors import EnvError, MissingPackageError
 #: The environment variable that says where generated games and plans are kept.
 CACHE_VARIABLE = "RLHF_CACHE"
 
+#: Extras that pip cannot make: what they need names other versions of packages that are needed here.
+_BY_HAND = {"bfcl": "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath"}
+
+
+def how_to_install(extra: str) -> str:
+    """The command that brings what an extra stands for."""
+    return _BY_HAND.get(extra, f"pip install 'rlhf-agents[{extra}]'")
+
 
 @cache
 def version_of(distribution: str, extra: str) -> str:
@@ -107,5 +115,5 @@ def _missing(distribution: str, extra: str, error: Exception) -> MissingPackageE
         f"the package {distribution} is missing",
         where=distribution,
         got=str(error),
-        hint=f"pip install rlhf-agents[{extra}]",
+        hint=how_to_install(extra),
     )

@@ -362,6 +362,7 @@ def versions(environment: Environment) -> dict[str, Any]:
         "textworld",
         "jericho",
         "scienceworld",
+        "bfcl-eval",
     ):
         try:
             packages[name] = metadata.version(name)

@@ -41,6 +41,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "scienceworld": Entry(
             "environments.scienceworld:ScienceWorld", "30 tasks of school science, by ScienceWorld", extra="scienceworld"
         ),
+        "bfcl": Entry("environments.bfcl:BFCL", "multi-turn function calls of BFCL, to evaluate on", extra="bfcl"),
         "sokoban": Entry("environments.sokoban:Sokoban", "push boxes onto goals, in rooms carved by seed"),
         "countdown": Entry("environments.countdown:Countdown", "make a target out of numbers by arithmetic"),
         "sat": Entry("environments.sat:Sat", "truth values that satisfy a formula of clauses"),
@@ -228,6 +229,7 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "babyai": ("minigrid",),
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld",),
+    "bfcl": ("bfcl_eval", "mpmath"),
     "search": ("bm25s",),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
 }

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from environments.packages import how_to_install
 from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
 from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
 
@@ -97,7 +98,7 @@ def _from_table(section: str, kind: str, where: str) -> Any:
                 where=where,
                 got=f"no module named {package}",
                 expected=f"the extra '{entry.extra}'",
-                hint=f"pip install 'rlhf-agents[{entry.extra}]'",
+                hint=how_to_install(entry.extra or ""),
             )
     module, _, name = entry.target.partition(":")
     return getattr(_imported(module, where), name)
