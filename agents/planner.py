@@ -54,7 +54,7 @@ class PlannerExecutor:
     """
 
     executor: ChatAgent = Field(default_factory=ChatAgent)
-    """How actions are asked for and read: an agent of kind `chat`, with any memory."""
+    """How actions are asked for and read: the keys of an agent of kind `chat`, with any memory."""
     plan_system: str = "You plan for an agent in a text environment. Name the next subgoal, on one line."
     """Instruction of the planner. Empty: no system message at all."""
     ask: str = "Next subgoal:"
