@@ -19,11 +19,11 @@ from rlhf.settings import STRICT
 class Subgoals(AsksModel):
     """Subgoals that a model names for a task, each paid on the turn in which an attempt first reaches it.
 
-    The model reads what the agent is told at the beginning and names up to `most` subgoals, once for all attempts at the
+    The model reads what the agent is told at the beginning and names up to `most` subgoals, once for all attempts at a
     task. Then it reads each attempt and says which action reached which of them. A subgoal is worth `bonus` / n, with n
     subgoals; an attempt earns between 0 and `bonus`, however often it does something again.
 
-    What was said is fenced: see docs/learned_rewards.md. A group of G takes 1 + G requests. A model that does not answer,
+    What was said is fenced: see docs/learned_rewards.md. A group of G takes 1 + G requests. A model that says nothing,
     names no subgoal, or an action that there was not, is a failure of the reward for all attempts at the task.
 
     Source: CALM, arXiv 2409.12798.
@@ -46,7 +46,7 @@ class Subgoals(AsksModel):
     def _propose(self, told: str) -> Callable[[Asker], Awaitable[list[str]]]:
         wanted = (
             f"Name the subgoals that an agent reaches on its way, one to {self.most}, in their order, each something "
-            "that can be seen to have happened. Reason first. Then write a line SUBGOAL {mark}: and the subgoal, for each."
+            "that can be seen to have happened. Reason first. Then write for each a line SUBGOAL {mark}: subgoal."
         )
         question = asked([("What the agent is told", told)], wanted)
         return lambda asker: asker.verdict(question, lambda reply: named(reply, question.mark)[: self.most])
