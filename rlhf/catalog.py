@@ -59,6 +59,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "tools": Entry("environments.tools:Tools", "sums and look-ups with tools called in JSON"),
         "text_to_sql": Entry("environments.text_to_sql:TextToSql", "questions to a SQLite database, with tries"),
         "shop": Entry("environments.shop:Shop", "find and buy what is wanted, as in WebShop", extra="search"),
+        "collaborate": Entry("environments.collaborate:Collaborate", "ask a partner what is wanted, then submit"),
         "processes": Entry("environments.pool:Processes", "another environment, in worker processes"),
     },
     "agent": {
