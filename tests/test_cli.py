@@ -239,6 +239,10 @@ def test_a_critic_takes_memory_for_what_it_holds_and_trains(echo: Path, lora: st
     assert own == 4 * frozen > adapted > frozen
     assert bytes_of("{trunk: policy, gradient: trunk}") > 0 == bytes_of("{trunk: policy}")
     assert 4 * bytes_of("{kind: archer}", "archer") == 5 * own
+    # One that is told the answer keeps what it began as.
+    told = ["stages.1.advantage={kind: sweet}", "stages.1.critic={kind: sweet, warmup_steps: 1}"]
+    recipe = load(echo, [*told, f"policy.lora={lora}", "policy.vocab_size=300"])
+    assert 4 * arithmetic(recipe)["memory_bytes"]["critic"] == 5 * own
 
 
 # --- check, recipes, version -----------------------------------------------------------------------------------------

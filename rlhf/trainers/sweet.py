@@ -107,8 +107,8 @@ class RatioModel(KeptModel):
 
     def _apply(self, fn: Any, recurse: bool = True) -> RatioModel:
         if self._frozen[0] is not None:
-            self._frozen[0]._apply(fn, recurse)
-        super()._apply(fn, recurse)
+            self._frozen[0]._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     @contextmanager
