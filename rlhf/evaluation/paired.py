@@ -2,7 +2,7 @@
 
 Each task gives one difference, so that a task with many attempts counts once. Both tests are mid-p: half of the
 probability of what was observed counts. On discrete data an exact test rejects a true null far less often than it
-says; mid-p keeps near the level, at times a little above it (`benchmarks/coverage.py`).
+says; mid-p keeps near the level, at times a little above it (`benchmarks/intervals.py`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def success_estimate(
     With several attempts per task the interval uses the effective number of episodes, n / deff, where
     deff = (variance clustered by task) / (p(1−p)/n), and t for the tasks' degrees of freedom in place of the normal
     quantile. An estimated deff below 1 is chance where tasks are alike; it counts, down to 1/2, because an interval
-    that is only ever widened by chance covers too much (`benchmarks/coverage.py`). Where all episodes agree deff is
+    that is only ever widened by chance covers too much (`benchmarks/intervals.py`). Where all episodes agree deff is
     unknown and the tasks are counted. One attempt per task gives the plain interval.
     Source: E. L. Korn, B. I. Graubard, Survey Methodology 24 (1998), 193-201, who do not let it narrow at all.
 

@@ -1,4 +1,4 @@
-"""Intervals and tests keep their word on simulated evaluations; `benchmarks/coverage.py` has the whole table."""
+"""Intervals and tests keep their word on simulated evaluations; `benchmarks/intervals.py` has the whole table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAWS = 1500  # of a share of 95%: one standard error is 0.56 points, so 2 point
 
 @pytest.fixture(scope="module")
 def simulated() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("coverage_benchmark", ROOT / "benchmarks" / "coverage.py")
+    spec = importlib.util.spec_from_file_location("intervals_benchmark", ROOT / "benchmarks" / "intervals.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for their annotations

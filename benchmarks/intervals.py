@@ -1,7 +1,7 @@
 """Do intervals cover as often as they say, and do tests reject a true null as seldom? By simulation, known truth.
 
-    python benchmarks/coverage.py                # 10,000 draws: about a minute on a quiet core
-    python benchmarks/coverage.py --draws 1000
+    python benchmarks/intervals.py                # 10,000 draws: about a minute on a quiet core
+    python benchmarks/intervals.py --draws 1000
 
 Each draw is an evaluation: tasks with their own chance of success, attempts at each. Tasks are alike (one chance for
 all) or differ (chances from a Beta distribution with the same mean, a + b = 2). The functions that make the reports'
