@@ -34,6 +34,7 @@ from rlhf.errors import EnvError, RlhfError
 #: Exit code of a worker that took more memory than it may.
 TOO_MUCH_MEMORY = 86
 
+_READ_BYTES = 1 << 18
 _LOOK_EVERY_S = 0.2
 _COUNT_CHILDREN_EVERY = 10  # looks: it means reading the list of all processes
 _MOST_SAID_BYTES = 1 << 20
@@ -47,12 +48,13 @@ class Server:
     Args:
         environment: as the recipe has it; None where it could not be loaded.
         refusal: why it could not be; raised by every call.
-        channel: to the parent, not blocking.
+        channel: to the parent.
         watch: knows the memory.
     """
 
     def __init__(self, environment: Any, refusal: BaseException | None, channel: socket.socket, watch: Watch) -> None:
         self._environment, self._refusal, self._channel, self._watch = environment, refusal, channel, watch
+        self._needs_loop = False
         self._episodes: dict[int, Any] = {}
         self._lists: dict[str, tuple[int, Iterator[Any]]] = {}
         self._calls: dict[str, Callable[..., Any]] = {
@@ -66,18 +68,41 @@ class Server:
     async def serve(self, frames: Frames) -> None:
         """Answer calls until the parent closes the channel, then close what is left open."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self._channel, frame(READY, None))
+        loop.set_task_factory(self._make_task)
+        loop.call_soon(self._need_loop)
+        await self._send(frame(READY, None))
         data = b""
         while True:
             for number, payload in frames.feed(data):
-                await loop.sock_sendall(self._channel, await self._answered(number, payload))
-            data = await loop.sock_recv(self._channel, 1 << 18)
+                await self._send(await self._answered(number, payload))
+            data = await self._received()
             if not data:
                 break
         for episode in list(self._episodes.values()):
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_CLOSE_LIMIT_S):
                     await _settled(episode.close())
+
+    async def _received(self) -> bytes:
+        """Wait for bytes, on the event loop only if the environment has anything there: it is quicker without."""
+        if self._needs_loop:
+            return await asyncio.get_running_loop().sock_recv(self._channel, _READ_BYTES)
+        return self._channel.recv(_READ_BYTES)
+
+    async def _send(self, data: bytes) -> None:
+        if self._needs_loop:
+            await asyncio.get_running_loop().sock_sendall(self._channel, data)
+        else:
+            self._channel.sendall(data)
+
+    def _need_loop(self) -> None:
+        """Called when the loop runs at all, which it does once something is waited for."""
+        self._needs_loop = True
+        self._channel.setblocking(False)
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **how: Any) -> asyncio.Task[Any]:
+        self._need_loop()
+        return asyncio.Task(work, loop=loop, **how)
 
     async def _answered(self, number: int, payload: bytes) -> bytes:
         try:
@@ -206,7 +231,7 @@ def main(descriptor: int, parent: int, max_memory_mb: int, dies_with_thread: int
     channel = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     frames = Frames()
-    while (data := channel.recv(1 << 18)) and (job := next(frames.feed(data), None)) is None:
+    while (data := channel.recv(_READ_BYTES)) and (job := next(frames.feed(data), None)) is None:
         pass
     if not data or job is None:
         return
@@ -215,7 +240,6 @@ def main(descriptor: int, parent: int, max_memory_mb: int, dies_with_thread: int
         [environment] = unpacked(pickle.loads(job[1]))
     except Exception as error:
         refusal = error
-    channel.setblocking(False)
     asyncio.run(Server(environment, refusal, channel, watch).serve(frames))
 
 

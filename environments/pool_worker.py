@@ -111,12 +111,13 @@ class Worker:
         call = _Call(next(_numbers), name, self.loop.create_future(), self._limit_s())
         self._calls.append(call)
         self._out += frame(call.number, (name, *arguments))
-        if not self._is_flushing and not self._is_writing:
-            # Calls of several episodes within one turn of the loop go in one piece.
-            self._is_flushing = True
-            self.loop.call_soon(self._flush)
         if len(self._calls) == 1:
             self._begin_next()
+            self._flush()
+        elif not self._is_flushing and not self._is_writing:
+            # While the process is at work, calls of several episodes within one turn of the loop go in one piece.
+            self._is_flushing = True
+            self.loop.call_soon(self._flush)
         try:
             return await call.future
         except asyncio.CancelledError:

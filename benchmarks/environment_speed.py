@@ -1,0 +1,179 @@
+"""Steps per second of each environment of the catalogue: by itself, through one worker process, through all cores.
+
+    OMP_NUM_THREADS=1 python benchmarks/environment_speed.py [--json] [--seconds 2] [--repeats 3] [--kinds babyai]
+
+Random admissible actions on the first tasks of the first split, episodes of at most 30 steps; starts and closes count.
+The ways take turns, so that a busy neighbour slows all of them. With one worker, what a step costs there on the
+processor is compared with what it costs the environment by itself: on the clock two processes share the work, which a
+crowded machine treats better than one. What a step costs when nothing else is under way to hide the journey is said
+apart. Kinds that run on the event loop need no workers, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from environments.base import most_at_once, properties_of
+from environments.pool import Processes
+from environments.transcript import awaited
+from rlhf.catalog import CATALOG
+from rlhf.errors import MissingPackageError
+from rlhf.recipe.builder import build_part
+
+#: Keys that a kind cannot do without, or that make it the size of a recipe.
+KEYS: Mapping[str, Mapping[str, Any]] = {
+    "textworld_express": {"game": "twc"},
+    "babyai": {"level": "GoToLocal"},
+}
+#: Kinds that are others in another coat.
+WRAPPERS = ("graded", "objectives", "processes")
+MAX_STEPS, N_TASKS, AT_ONCE = 30, 4, 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one way made of its time: steps, seconds on the clock, and on the processor of those who do the steps."""
+
+    n_steps: int
+    clock_s: float
+    processor_s: float
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def processor_s(pids: list[int]) -> float:
+    """Processor time of processes and all that they have started."""
+    total = 0.0
+    for pid in pids:
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+async def one_episode(environment: Any, task: Any, rng: random.Random, until: float) -> int:
+    """Play at random; return the number of steps."""
+    episode = await awaited(environment.start(task))
+    now, n = episode.opening, 0
+    while n < MAX_STEPS and not (now.terminated or now.truncated) and time.perf_counter() < until:
+        now = await awaited(episode.step(rng.choice(now.admissible_actions or ("look", "1", "yes"))))
+        n += 1
+    await awaited(episode.close())
+    return n
+
+
+async def pace(environment: Any, tasks: list[Any], seconds: float, at_once: int, seed: int) -> Pace:
+    """Play for so long, so many episodes at once."""
+    is_served = isinstance(environment, Processes)
+    pids = environment._pool().pids() if is_served else [os.getpid()]
+    begin, before = time.perf_counter(), processor_s(pids)
+    until = begin + seconds
+
+    async def player(number: int) -> int:
+        rng, n = random.Random(f"{seed}/{number}"), 0
+        while time.perf_counter() < until:
+            n += await one_episode(environment, rng.choice(tasks), rng, until)
+        return n
+
+    n_steps = sum(await asyncio.gather(*map(player, range(at_once))))
+    return Pace(n_steps, time.perf_counter() - begin, processor_s(pids) - before)
+
+
+async def measured(raw: Any, seconds: float, repeats: int) -> dict[str, Any]:
+    """The three ways, in turns."""
+    tasks = list(islice(raw.tasks(properties_of(raw).splits[0]), N_TASKS))
+    one, many = Processes(environment=raw, n_workers=1), Processes(environment=raw)
+    in_one, in_many = min(AT_ONCE, most_at_once(one) or 1), min(AT_ONCE * cores(), most_at_once(many) or 1)
+    ways = {"raw": (raw, 1), "alone": (one, 1), "one": (one, in_one), "many": (many, in_many)}
+    found: dict[str, list[Pace]] = {way: [] for way in ways}
+    try:
+        for environment, room in ways.values():  # games are made, processes are up
+            for task in tasks:
+                await asyncio.gather(*(one_episode(environment, task, random.Random(0), 1e99) for _ in range(room)))
+        for i in range(repeats):
+            for way, (environment, room) in ways.items():
+                found[way].append(await pace(environment, tasks, seconds, room, i))
+    finally:
+        one.close()
+        many.close()
+    return summary(found) | {"inline": properties_of(raw).inline, "at_once": in_one}
+
+
+def summary(found: dict[str, list[Pace]]) -> dict[str, Any]:
+    """Medians over the repeats, ratios within each."""
+
+    def rate(way: str) -> float:
+        return statistics.median(p.n_steps / p.clock_s for p in found[way])
+
+    def ratio(way: str, of: str) -> float:
+        pairs = zip(found["raw"], found[way], strict=True)
+        return statistics.median((p.n_steps / getattr(p, of)) / (r.n_steps / getattr(r, of)) for r, p in pairs)
+
+    def step_us(way: str, of: str) -> float:
+        return 1e6 * statistics.median(getattr(p, of) / max(1, p.n_steps) for p in found[way])
+
+    return {
+        "raw_per_s": round(rate("raw")),
+        "one_per_s": round(rate("one")),
+        "many_per_s": round(rate("many")),
+        "one_of_raw": round(ratio("one", "clock_s"), 2),
+        "one_of_raw_processor": round(ratio("one", "processor_s"), 2),
+        "many_of_raw": round(ratio("many", "clock_s"), 2),
+        "overhead_us": round(step_us("one", "processor_s") - step_us("raw", "processor_s")),
+        "overhead_alone_us": round(step_us("alone", "clock_s") - step_us("raw", "clock_s")),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kinds", nargs="*", default=[k for k in CATALOG["environment"] if k not in WRAPPERS])
+    asked = parser.parse_args()
+    # The names of these scripts are not to be taken for those of packages, here or in the workers.
+    sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != Path(__file__).resolve().parent]
+    rows: dict[str, Any] = {}
+    for kind in asked.kinds:
+        try:
+            raw = build_part("environment", {"kind": kind, **KEYS.get(kind, {})}, "environment", base=Path.cwd())
+            rows[kind] = asyncio.run(measured(raw, asked.seconds, asked.repeats))
+        except MissingPackageError as error:
+            rows[kind] = {"skipped": error.got}
+        if not asked.json:
+            print(f"{kind:20} {rows[kind]}", flush=True)
+    about = {"cores": cores(), "load": os.getloadavg(), "repeats": asked.repeats}
+    if asked.json:
+        print(json.dumps({"environments": rows, **about}))
+        return
+    print(f"\n{about}\n")
+    print("| | raw, steps/s | one worker | of raw | on the processor | all cores | of raw | a step more | alone |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for kind, row in rows.items():
+        if "skipped" not in row:
+            print(
+                f"| `{kind}`{', inline' * row['inline']} | {row['raw_per_s']:,} | {row['one_per_s']:,} "
+                f"| {row['one_of_raw']:.2f} | {row['one_of_raw_processor']:.2f} | {row['many_per_s']:,} "
+                f"| {row['many_of_raw']:.2f} | {row['overhead_us']} us | {row['overhead_alone_us']} us |"
+            )
+
+
+if __name__ == "__main__":
+    main()
