@@ -53,7 +53,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "bandit": Entry("environments.bandit:Bandit", "levers that pay at random; regret is the score"),
         "matrix_game": Entry("environments.matrix_game:MatrixGame", "repeated games against players with a rule"),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
-        "long_memory": Entry("environments.long_memory:LongMemory", "facts that change and are asked for much later"),
+        "long_memory": Entry("environments.long_memory:LongMemory", "facts that change, and are asked for later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
         "search_qa": Entry("environments.search_qa:SearchQA", "questions to search for, with BM25", extra="search"),
         "tools": Entry("environments.tools:Tools", "sums and look-ups with tools called in JSON"),
