@@ -103,12 +103,10 @@ class Worker:
             CallHung: this call took too long; the process is ended.
             WorkerLost: the process ended, or another call of it took too long.
         """
-        assert self.loop is not None or self.lost is not None
-        if self.lost is not None or self.loop is None:
-            raise WorkerLost(
-                "the worker process of this episode is gone", where=f"worker {self.pid}", got=self.lost or ""
-            )
-        call = _Call(next(_numbers), name, self.loop.create_future(), self._limit_s())
+        if self.lost is not None:
+            raise WorkerLost("the worker process of this episode is gone", where=f"worker {self.pid}", got=self.lost)
+        loop = self._here()
+        call = _Call(next(_numbers), name, loop.create_future(), self._limit_s())
         self._calls.append(call)
         self._out += frame(call.number, (name, *arguments))
         if len(self._calls) == 1:
@@ -117,12 +115,23 @@ class Worker:
         elif not self._is_flushing and not self._is_writing:
             # While the process is at work, calls of several episodes within one turn of the loop go in one piece.
             self._is_flushing = True
-            self.loop.call_soon(self._flush)
+            loop.call_soon(self._flush)
         try:
             return await call.future
         except asyncio.CancelledError:
             self._abandon(call)
             raise
+
+    def _here(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs; an episode may outlive the one that it was started on, and is never on two at a time."""
+        loop = asyncio.get_running_loop()
+        if self.loop is not loop:
+            if self.loop is not None and not self.loop.is_closed():
+                raise EnvError("an episode is on one event loop at a time", where=f"worker {self.pid}")
+            self._calls.clear()
+            self._timer, self._is_flushing, self._is_writing = None, False, False
+            self.attach(loop)
+        return loop
 
     def _flush(self) -> None:
         self._is_flushing = False

@@ -380,6 +380,13 @@ def test_loops_and_threads_may_take_turns_and_overlap(shared: Processes) -> None
     assert found == ["1"] * 3
 
 
+def test_an_episode_may_outlive_the_loop_it_was_started_on(shared: Processes) -> None:
+    episode: Any = asyncio.run(shared.start(TASK))
+    assert [asyncio.run(episode.step("go")).reply for _ in range(2)] == ["1", "2"]
+    asyncio.run(episode.close())
+    assert play(shared)[0] == episode.opening, "in the same worker, which is free again"
+
+
 def test_it_keeps_the_contract() -> None:
     report = check_environment(Processes(environment=Words(n_turns=2), n_workers=1), n_tasks=1)
     assert [f for f in report.findings if not f.ok] == []
