@@ -129,6 +129,12 @@ class Collaborate(Seeded):
         episode.after(taken)
         return episode.way_out()
 
+    def recall(self, task: Task, taken: Sequence[str]) -> str:
+        """Say what the partner is known to want after `taken`."""
+        episode = self.start(task)
+        episode.after(taken)
+        return episode.worth_keeping()
+
     def _wish(self, seed: int) -> Wish:
         return _drawn(seed, self.n_points, self.n_told, self.n_free)
 
@@ -211,6 +217,13 @@ class CollaborateEpisode(Attempt):
         n_left = len(open_points) if patience is None else max(0, patience - self._n_asked)
         asks = [f"ask {point}" for point in open_points[: min(n_left, self.steps_left - 1)]]
         return (*asks, f"submit {', '.join(self._wanted.values())}")
+
+    def worth_keeping(self) -> str:
+        """Say what was told and answered: `shape round; any size`."""
+        known = {*self._wish.told, *self._answered}
+        return "; ".join(
+            f"any {p}" if p in self._wish.free else f"{p} {v}" for p, v in self._wanted.items() if p in known
+        )
 
     def state(self) -> str:
         """Return the wish, the answers, the notes, and whether they are submitted."""

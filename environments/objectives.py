@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Environment, Episode, Properties, properties_of
+from environments.base import Environment, Episode, Properties, can_demonstrate, most_at_once, properties_of
 from environments.objectives_chain import Chain, chained, plan_of
 from environments.worlds import FIRST_SEED, NAMES, PLACES, Attempt, Seeded, draw_for, name_of, named, plain, words
 from rlhf.data import Task
@@ -112,6 +112,27 @@ class Objectives(Seeded):
             oracle=True,
             splits=tuple(FIRST_SEED),
         )
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether there is a `plan`: where an environment is given, whether that has one."""
+        return self.environment is None or can_demonstrate(self.environment)
+
+    @property
+    def inline(self) -> bool:
+        """Whether calls run on the event loop, or only wait there."""
+        return self.properties.inline or getattr(self.environment, "inline", False) is True
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether the environment limits calls itself."""
+        return getattr(self.environment, "keeps_limits", False) is True
+
+    @property
+    def max_episodes(self) -> int | None:
+        """How many episodes may be alive at a time: side by side, each is k of the environment's."""
+        most = most_at_once(self.environment)
+        return most if most is None or self.mode == "in_turn" else max(1, most // self.k)
 
     @property
     def max_steps(self) -> int | None:

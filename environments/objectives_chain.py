@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from environments.base import Environment, Episode, Oracle, StepResult
+from environments.base import Environment, Episode, Oracle, StepResult, can_demonstrate
 from environments.transcript import awaited
 from rlhf.data import Message, Role, Task
 from rlhf.errors import EnvError
@@ -186,7 +186,7 @@ def plan_of(
     None where one of them knows no way, has failed already, or where the steps left are too few. Raises EnvError where
     the environment cannot demonstrate.
     """
-    if not isinstance(environment, Oracle):
+    if not isinstance(environment, Oracle) or not can_demonstrate(environment):
         raise EnvError(
             "this environment cannot demonstrate",
             where="Objectives.plan",

@@ -233,6 +233,12 @@ class SearchQA(Seeded):
         episode.after(taken)
         return episode.way_out()
 
+    def recall(self, task: Task, taken: Sequence[str]) -> str:
+        """Say what was found on the way to the answer until after `taken`."""
+        episode = self.start(task)
+        episode.after(taken)
+        return episode.worth_keeping()
+
 
 @lru_cache(maxsize=8192)
 def _question(seed: int, hops: int) -> Question:
@@ -323,6 +329,13 @@ class SearchQAEpisode(Attempt):
             answer = json.loads(answer)[0]
         actions = (*searches, f"answer[{answer}]")
         return actions if len(actions) <= self.steps_left else None
+
+    def worth_keeping(self) -> str:
+        """Say which links of the chain have been read: `founder of Celline Kim Vale`."""
+        read = {self._library.names[i][0] for i in self._read if self._library.names[i]}
+        question = self._question
+        links = zip(question.chain, question.relations, question.chain[1:], strict=False)
+        return "; ".join(f"{word} of {name} {other}" for name, word, other in links if name in read)
 
     def state(self) -> str:
         """Return the world and the documents read."""

@@ -81,6 +81,14 @@ def test_a_terse_partner_answers_the_first_of_them_alone() -> None:
     assert talk("size and shape?", partner="terse")[1] == ["I do not mind the size."]
 
 
+def test_what_is_known_is_worth_keeping() -> None:
+    world = Collaborate()
+    task = world.tasks("test")[0]
+    plan = world.plan(task, ())
+    assert plan is not None and world.recall(task, plan[:-1]).replace("; ", ", ") == task.reference
+    assert world.recall(task, ()).count(" ") == 1  # the one point that is told
+
+
 def test_patience_runs_out() -> None:
     episode, replies = talk("ask size", "dance", "ask shape", "ask shape", patience=2)
     assert replies[2:] == ["The shape is to be round.", "I have no time for more questions."]

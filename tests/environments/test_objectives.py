@@ -286,6 +286,26 @@ def test_any_environment_can_be_joined() -> None:
         world.plan(world.tasks("test")[0], ())
 
 
+class Roomy(Plain):
+    """The same, with room for seven episodes at a time, and calls that it limits itself."""
+
+    max_episodes, keeps_limits, inline, demonstrates = 7, True, True, False
+
+    def plan(self, task: Task, taken: Sequence[str]) -> list[str]:
+        return ["yes"]
+
+
+def test_what_an_environment_says_of_itself_holds_for_its_chains() -> None:
+    in_turn, together = Objectives(environment=Roomy(), k=2), Objectives(environment=Roomy(), k=2, mode="together")
+    assert (in_turn.max_episodes, together.max_episodes) == (7, 3)  # seven have room for three times two
+    assert in_turn.keeps_limits and in_turn.inline and not in_turn.demonstrates
+    with pytest.raises(EnvError, match="cannot demonstrate"):
+        in_turn.plan(in_turn.tasks("test")[0], ())
+    plain = Objectives(environment=Plain(), k=2, mode="together")
+    assert plain.max_episodes is None and not plain.keeps_limits and not plain.inline and not plain.demonstrates
+    assert Objectives().inline and Objectives().demonstrates and Objectives(environment=HOUSES).demonstrates
+
+
 def test_keys_of_look_ups_mean_nothing_beside_an_environment() -> None:
     with pytest.raises(ValueError, match="hops is for look-ups"):
         Objectives(environment=HOUSES, hops=2)

@@ -126,6 +126,8 @@ def test_a_plan_goes_on_from_anywhere_that_is_not_lost() -> None:
     task = world.tasks("test")[0]
     plan = world.plan(task, ())
     assert plan is not None and world.plan(task, plan[:2]) == plan[2:] and world.plan(task, plan) == ()
+    assert world.recall(task, ()) == "" and world.recall(task, plan).endswith(str(task.reference))
+    assert world.recall(task, plan[:2]).count("; ") == 1
     assert world.plan(task, ["answer[nobody]"]) is None and world.plan(task, ["search[x]"] * 6) is None
     assert play(world, task, ["search[x]"] * 8)[-1].truncated
 
