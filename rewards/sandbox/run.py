@@ -305,8 +305,9 @@ def _listen(
         selector.register(warden.stdout, selectors.EVENT_READ, told.stdout)
         selector.register(warden.stderr, selectors.EVENT_READ, told.stderr)
         while selector.get_map() and time.monotonic() < deadline and not given_up.is_set():
-            events = selector.select(_LOOK_S)
-            if not events and warden.poll() is not None:
+            has_ended = warden.poll() is not None  # asked first: what it said last is then there to be read
+            events = selector.select(0 if has_ended else _LOOK_S)
+            if not events and has_ended:
                 break  # what still holds the pipes is no child of the warden's
             for key, _ in events:
                 chunk = os.read(key.fd, 1 << 16)
