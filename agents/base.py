@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rlhf.data import Action, Generation, Message, Role, Task, Turn
 
@@ -31,17 +31,26 @@ class Reply:
 class PolicyHandle(Protocol):
     """The policy as one episode sees it."""
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
         """Render `messages` and sample one reply.
 
         Args:
             messages: the prompt.
             max_tokens: limit on new tokens, beside the recipe's.
             role: what is asked for; stays with the generation, and tells a demonstration what to answer.
+            tools: definitions of functions for a chat template that knows `tools`; plain JSON values.
 
         Raises:
             EngineError: the engine failed; ContextFull when the prompt leaves no room.
             AgentError: too many calls in one turn.
+            DataError: tools for a template that does not know them.
         """
         ...
 

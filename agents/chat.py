@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -71,15 +71,17 @@ class ChatAgent:
         while True:
             recalled = await self.memory.recall(past, policy, notes)
             notes |= recalled.notes
-            reply = await policy.generate((*self._instructions(), *history.task.messages, *recalled.messages))
+            messages = (*self.instructions(history), *history.task.messages, *recalled.messages)
+            tools = self.offered(history)
+            reply = await (policy.generate(messages, tools=tools) if tools else policy.generate(messages))
             generations += [*recalled.generations, reply.generation]
             read = self._memory.read(split_thoughts(reply.text).answer, past, notes)
             notes |= read.notes
             if not read.again:
                 break
         was_cut = reply.generation.finish is Finish.LENGTH
-        parsed = self._read(reply.text, read.text, history.admissible_actions, was_cut)
-        return Action(parsed.text, tuple(generations), parsed.error, notes)
+        parsed = self.parsed(reply.text, read.text, history, was_cut)
+        return Action(parsed.text, tuple(generations), parsed.error, notes, parsed.parts)
 
     def past(self, history: History) -> tuple[Exchange, ...]:
         """Everything that was said, from the opening to the observation that waits for an answer."""
@@ -96,17 +98,16 @@ class ChatAgent:
         """Read the action in a whole reply. Never raises."""
         return self._read(text, split_thoughts(text).answer, admissible, was_cut)
 
-    def _read(self, text: str, answer: str, admissible: tuple[str, ...], was_cut: bool) -> Parsed:
+    def parsed(self, text: str, answer: str, history: History, was_cut: bool) -> Parsed:
         """Read the action in `answer`, which is what the memory has left of `text`."""
-        thoughts = split_thoughts(text)
-        problem = ""
-        if self.think == "off" and thoughts.thought:
-            problem = "<think> is not allowed here"
-        elif not thoughts.is_finished:
-            problem = "your reply was cut off before </think>" if was_cut else "</think> is missing"
-        elif self.think == "require" and thoughts.thought is None:
-            problem = "<think>...</think> is missing before the action"
-        if problem:
+        return self._read(text, answer, history.admissible_actions, was_cut)
+
+    def offered(self, history: History) -> Sequence[Mapping[str, Any]]:
+        """The tools that the chat template is to show."""
+        return ()
+
+    def _read(self, text: str, answer: str, admissible: tuple[str, ...], was_cut: bool) -> Parsed:
+        if problem := self._problem_of_thoughts(text, was_cut):
             return Parsed("", f"No action was taken: {problem}. {self._how_to_answer()}")
         return parse_action(
             answer,
@@ -117,20 +118,38 @@ class ChatAgent:
             max_chars=self.max_action_chars,
         )
 
+    def _problem_of_thoughts(self, text: str, was_cut: bool) -> str:
+        """What is wrong with the thoughts of a reply; empty if nothing is."""
+        thoughts = split_thoughts(text)
+        if self.think == "off" and thoughts.thought:
+            return "<think> is not allowed here"
+        if not thoughts.is_finished:
+            return "your reply was cut off before </think>" if was_cut else "</think> is missing"
+        if self.think == "require" and thoughts.thought is None:
+            return "<think>...</think> is missing before the action"
+        return ""
+
     def write(self, shown: Shown) -> str:
         """Write the reply that a demonstration gives; `read` understands it as the demonstrated action."""
         if shown.role == MEMORY:
             return shown.recall
-        text = f"<action>{shown.action}</action>" if self.format == "tagged" else shown.action
-        text = self._memory.write(text, shown)
+        text = self._memory.write(self.written(shown.action), shown)
         thought = shown.recall if self._memory.needs_thoughts else ""
         return f"<think>\n{thought}\n</think>\n\n{text}" if self.think == "require" else text
+
+    def written(self, action: str) -> str:
+        """How the policy writes an action of the environment."""
+        return f"<action>{action}</action>" if self.format == "tagged" else action
 
     def _how_to_answer(self) -> str:
         how = how_to_answer(self.format == "tagged")
         return " ".join(filter(None, [_THINK_ABOUT[self.think], how, self._memory.instruction]))
 
-    def _instructions(self) -> tuple[Message, ...]:
+    def _thinking(self) -> str:
+        return " ".join(filter(None, [_THINK_ABOUT[self.think], self._memory.instruction]))
+
+    def instructions(self, history: History) -> tuple[Message, ...]:
+        """What the policy is told first."""
         return (Message(Role.SYSTEM, f"{self.system} {self._how_to_answer()}"),) if self.system else ()
 
     def _reply(self, turn: Turn) -> Message:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.base import History, Reply
@@ -54,7 +54,14 @@ class ScriptedPolicy:
         self.replies: list[Reply] = []
         self.prompts: list[tuple[Message, ...]] = []
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
         """Say the next text. Raises EngineError after 200 calls, so that an agent that never decides is stopped."""
         if len(self.replies) >= _MOST_CALLS:
             raise EngineError("the script is at its end", where="scripted policy", got=f"{_MOST_CALLS} calls")
@@ -75,7 +82,14 @@ class ScriptedPolicy:
 class _BrokenPolicy:
     called = False
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
         self.called = True
         raise EngineError("the engine has stopped", where="scripted policy")
 

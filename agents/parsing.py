@@ -24,10 +24,12 @@ class Parsed:
     Attributes:
         text: the action; empty where there is an error.
         error: what was wrong, as a sentence for the policy; None where nothing was.
+        parts: see `Action.parts`.
     """
 
     text: str
     error: str | None = None
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

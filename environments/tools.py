@@ -55,6 +55,14 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 #: Tool -> its one argument.
 TOOLS: Mapping[str, str] = {"lookup": "name", "calculator": "expression", "python": "code", "answer": "value"}
 
+_WHAT = {
+    "lookup": "Tells what a thing costs.",
+    "calculator": "Works out a sum with + - * / // % ** and brackets.",
+    "python": "Runs a program and returns what it prints.",
+    "answer": "Gives the final answer, a number.",
+}
+_TYPES = {key: {"type": "string"} for key in TOOLS} | {"answer": {"type": "number"}}
+
 
 @plain_dataclass(frozen=True, slots=True)
 class Problem:
@@ -121,7 +129,12 @@ class Tools(Seeded):
         """List the tasks of a split, each with its answer as `reference`. Raises EnvError for an unknown split."""
         prefix = f"tools/{'+'.join(self.questions)}-{self.n_goods}/{split}"
         return [
-            Task(id=f"{prefix}/{seed}", seed=seed, reference=str(self._problem(seed).answer))
+            Task(
+                id=f"{prefix}/{seed}",
+                seed=seed,
+                reference=str(self._problem(seed).answer),
+                info={"tools": definitions(self.python)},
+            )
             for seed in self.seeds(split)
         ]
 
@@ -249,6 +262,22 @@ class ToolsEpisode(Attempt):
     def possible(self) -> tuple[str, ...]:
         """Nothing can be listed."""
         return ()
+
+
+def definitions(python: bool) -> list[dict[str, Any]]:
+    """The tools as JSON schemas of functions, as agents and chat templates take them."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool,
+                "description": _WHAT[tool],
+                "parameters": {"type": "object", "properties": {name: _TYPES[tool]}, "required": [name]},
+            },
+        }
+        for tool, name in TOOLS.items()
+        if tool != "python" or python
+    ]
 
 
 def written(tool: str, argument: object) -> str:

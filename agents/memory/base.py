@@ -11,7 +11,7 @@ past merely makes an episode several rows for the trainer; nothing is tokenised 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 from agents.base import PolicyHandle
@@ -31,6 +31,7 @@ class Exchange:
         reply: what the policy answered, with the ids it sampled; None for the observation that waits for an answer.
         action: what was read in the reply.
         notes: what was left with the turn.
+        role: who says the observation: the user, or a tool.
     """
 
     observation: str
@@ -38,16 +39,21 @@ class Exchange:
     reply: Message | None = None
     action: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
+    role: Role = Role.USER
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The exchange as a conversation has it."""
-        shown = Message(Role.USER, self.observation)
+        shown = Message(self.role, self.observation)
         return (shown,) if self.reply is None else (shown, self.reply)
+
+    def as_from(self, role: Role) -> Exchange:
+        """The exchange with an observation that another says."""
+        return replace(self, role=role)
 
     def with_observation(self, text: str) -> tuple[Message, ...]:
         """The exchange with another text in the place of the observation."""
-        return (Message(Role.USER, text), *self.messages[1:])
+        return (Message(self.role, text), *self.messages[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ class Task:
         """
         if self.prefix:
             raise DataError("this task begins in the middle already", where="Task.started_after", got=self.id)
-        given = tuple(replace(t, action=Action(t.action.text)) for t in turns if t.action.error is None)
+        given = tuple(
+            replace(t, action=Action(t.action.text, parts=t.action.parts)) for t in turns if t.action.error is None
+        )
         if not given:
             return self
         name = f"{self.id}@{len(given)}" + (f"-{mark}" if mark else "")

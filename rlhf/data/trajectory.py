@@ -44,12 +44,20 @@ class Action:
             this as its next observation.
         notes: what the agent keeps of this turn for later ones, by name: a summary, a subgoal. An agent holds nothing
             between turns itself, so an episode can be replayed, branched and resumed from its turns alone.
+        parts: what the environment is given one after another in this turn, such as several calls of tools; empty where
+            it is given `text`, which otherwise holds all of them, each on a line of its own.
     """
 
     text: str
     generations: tuple[Generation, ...] = ()
     error: str | None = None
     notes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    parts: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What the environment is given in this turn, in order."""
+        return self.parts or (self.text,)
 
 
 @dataclass(frozen=True, slots=True)

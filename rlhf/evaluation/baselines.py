@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from rlhf.data import (
     Task,
     WeightsForm,
 )
-from rlhf.errors import AgentError, DeliveryError, EngineError, RecipeError
+from rlhf.errors import AgentError, DataError, DeliveryError, EngineError, RecipeError
 from rlhf.rollout.renderer import Renderer
 
 _BITS = 31
@@ -44,8 +44,16 @@ class WholeMessages(Renderer):
         self._ids: dict[tuple[Role, str], int] = {}
         self._messages: list[Message] = []
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """One id for each message; those of sampled replies are the sampled ones."""
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        """One id for each message; those of sampled replies are the sampled ones. Raises DataError for tools."""
+        if tools:
+            raise DataError(
+                "there is no chat template here that could show tools",
+                where="agent.through",
+                got="template",
+                expected="text",
+                hint="let the agent tell of the tools: agent.through: text",
+            )
         return Prompt(tuple(i for m in messages for i in (m.token_ids or (self.id_of(m.role, m.content),))))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -115,7 +123,7 @@ class NoEngine(NoModel):
 class OnlyDice(WholeMessages):
     """The renderer of `Dice`: what is said is of no account, and its replies are numbers."""
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Always the same."""
         return Prompt((0,))
 

@@ -80,6 +80,7 @@ _TURN = pa.struct(
         "valid": pa.bool_(),
         "n_generations": pa.int32(),
         "notes": pa.map_(pa.string(), pa.string()),
+        "parts": pa.list_(pa.string()),
     }
 )
 _GENERATION = pa.struct(
@@ -187,6 +188,7 @@ def _encode_turn(turn: Turn) -> Row:
         "valid": turn.valid,
         "n_generations": len(turn.generations),
         "notes": [(_text(name), _text(note)) for name, note in turn.action.notes.items()],
+        "parts": [_text(part) for part in turn.action.parts],
     }
 
 
@@ -252,7 +254,8 @@ def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[
                 t["text"],
                 tuple(next(generations) for _ in range(t["n_generations"])),
                 t["error"],
-                dict(t.get("notes") or ()),  # not in the files of older versions
+                dict(t.get("notes") or ()),  # these two are not in the files of older versions
+                tuple(t.get("parts") or ()),
             ),
             reply=t["reply"],
             reward=t["reward"],

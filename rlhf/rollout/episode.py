@@ -168,7 +168,14 @@ class _Policy:
         """Forget the calls of the last turn."""
         self._turn, self._n_calls, self.generations = turn, 0, []
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
         """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
         call, self._n_calls = self._n_calls, self._n_calls + 1
         if call >= self._limits.max_calls:
@@ -179,7 +186,7 @@ class _Policy:
                 expected=f"at most {self._limits.max_calls} (limits.max_calls)",
                 hint="let it decide after fewer calls, or raise limits.max_calls",
             )
-        prompt = self._renderer.prompt(messages)
+        prompt = self._renderer.prompt(messages, tools)
         generation = replace(await self._sample(prompt, call, max_tokens), role=role)
         self._watch.enter(Phase.AGENT)
         self.generations.append(generation)
@@ -256,7 +263,7 @@ class _Run:
         after = now
         try:
             if turn.action.error is None:
-                after = await live.step(turn.action.text)
+                after = await _do(live, turn.action)
             if problem := _another_way(turn, now, after):
                 raise Ended(Outcome.ENV_ERROR, f"{problem}; is the environment deterministic? `rlhf check environment`")
         except Ended as ended:
@@ -297,13 +304,29 @@ class _Run:
             self._add(Turn(action, action.error, state_key=now.state_key, valid=False), now)
             return now
         self._watch.enter(Phase.ENVIRONMENT)
-        after = await live.step(action.text)
+        after = await _do(live, action)
         self._add(Turn(action, after.reply, after.reward, now.state_key, after.valid), now)
         return after
 
     def _add(self, turn: Turn, before: StepResult) -> None:
         self.turns.append(turn)
         self._shown.append(before.admissible_actions)
+
+
+async def _do(live: LiveEpisode, action: Action) -> StepResult:
+    """Do all parts of an action, until the environment ends the episode. Raises Ended.
+
+    Replies are joined, rewards added up, and a turn is valid where all of its parts are.
+    """
+    first, *others = action.steps
+    now = await live.step(first)
+    for part in others:
+        if now.terminated or now.truncated:
+            break
+        after = await live.step(part)
+        reply = f"{now.reply}\n{after.reply}"
+        now = replace(after, reply=reply, reward=now.reward + after.reward, valid=now.valid and after.valid)
+    return now
 
 
 def _another_way(turn: Turn, before: StepResult, after: StepResult) -> str:
@@ -354,6 +377,8 @@ def _problem_of_action(action: object, sampled: Sequence[Generation]) -> str:
         return f"returned {type(action).__name__}, expected rlhf.data.Action"
     if not isinstance(action.text, str) or not isinstance(action.error, str | None):
         return "Action.text is no text, or Action.error neither text nor None"
+    if not isinstance(action.parts, tuple) or not all(isinstance(part, str) for part in action.parts):
+        return "Action.parts is no tuple of texts"
     notes = action.notes
     if not isinstance(notes, Mapping) or not all(isinstance(x, str) for pair in notes.items() for x in pair):
         return "Action.notes is no mapping of texts to texts"

@@ -13,6 +13,7 @@ marker. Each prompt therefore extends the previous prompt and its generation, al
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -72,12 +73,18 @@ class Renderer:
         self.opens_thinking = headed.rstrip().endswith(_THINK)
         self.stop_ids = self._find_stop_ids(closed, generation_config)
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Token ids of `messages` and of the header of the next reply.
 
+        Args:
+            messages: at least one before the first sampled reply.
+            tools: definitions of functions, which the template writes where it writes the beginning.
+
         Raises:
-            DataError: no messages, a conversation that opens with a sampled reply, or one the template refuses.
+            DataError: no messages, a conversation that opens with a sampled reply, or one the template refuses; tools
+                for a template that has no variable `tools`.
         """
+        shown = self._shown(tools)
         replies = [i for i, m in enumerate(messages) if m.role is Role.ASSISTANT and m.token_ids is not None]
         borders = [*replies, len(messages)]
         if borders[0] == 0:
@@ -87,7 +94,7 @@ class Renderer:
                 got=f"{len(messages)} messages",
                 expected="at least one message before the first sampled reply",
             )
-        ids = list(self._first(tuple(messages[: borders[0]])))
+        ids = list(self._first(tuple(messages[: borders[0]]), shown))
         for reply, following in zip(replies, borders[1:], strict=True):
             sampled = messages[reply].token_ids or ()
             ended_by = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
@@ -131,6 +138,7 @@ class Renderer:
         with boundary(ModelError, where="chat template"):
             template = str(self.tokenizer.get_chat_template())
         words = set(re.findall(r"\w+", template))
+        self._knows_tools = "tools" in words
         for name in self.chat_template_kwargs:
             if name not in words:
                 raise ModelError(
@@ -141,19 +149,33 @@ class Renderer:
                     hint=nearest(name, words),
                 )
 
-    def _make_first(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    def _shown(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Tools as one text that can be remembered; empty for none."""
+        if not tools:
+            return ""
+        if not self._knows_tools:
+            raise DataError(
+                "the chat template does not know tools",
+                where="Renderer.prompt",
+                got=f"{len(tools)} tools",
+                expected="a template with a variable `tools`",
+                hint="let the agent tell of them: agent.through: text",
+            )
+        return json.dumps(list(tools))
+
+    def _make_first(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
-            return self._encode(self._render(messages, header=True))
+            return self._encode(self._render(messages, header=True, tools=json.loads(tools) if tools else None))
 
     def _make_glue(self, between: tuple[Message, ...], ended_by: int | None) -> tuple[int, ...]:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
             glue = self._encode(self._after_marker(self._render((*_PROBE, *between), header=True)))
         return glue if ended_by is None else self._without_end(glue, ended_by)
 
-    def _render(self, messages: Sequence[Message], *, header: bool) -> str:
+    def _render(self, messages: Sequence[Message], *, header: bool, tools: Any = None) -> str:
         conversation = [{"role": m.role.value, "content": self._defused(m.content)} for m in messages]
         text = self.tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=header, **self.chat_template_kwargs
+            conversation, tools=tools, tokenize=False, add_generation_prompt=header, **self.chat_template_kwargs
         )
         return str(text)
 

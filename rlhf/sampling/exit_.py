@@ -115,7 +115,7 @@ class ExItTasks:
         by_id = {task.id: task for task in self.tasks}
         stored = {}
         for row in state["stored"]:
-            turns = [Turn(**{**turn, "action": Action(turn["action"])}) for turn in row["turns"]]
+            turns = [_turn(plain) for plain in row["turns"]]
             task = by_id[row["origin"]].started_after(turns, mark=_mark(turns))
             stored[row["id"]] = (task, float(row["priority"]))
         self.stored, self.n_steps, self.n_new = stored, int(state["n_steps"]), int(state["n_new"])
@@ -166,8 +166,15 @@ def _mark(turns: Sequence[Turn]) -> str:
 def _plain(turn: Turn) -> dict[str, Any]:
     return {
         "action": turn.action.text,
+        "parts": turn.action.parts,
         "reply": turn.reply,
         "reward": turn.reward,
         "state_key": turn.state_key,
         "valid": turn.valid,
     }
+
+
+def _turn(plain: Mapping[str, Any]) -> Turn:
+    """Return what `_plain` was given, but for its generations."""
+    action = Action(plain["action"], parts=tuple(plain.get("parts", ())))
+    return Turn(action, plain["reply"], plain["reward"], plain["state_key"], plain["valid"])

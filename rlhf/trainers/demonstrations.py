@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -279,7 +279,14 @@ class _Demonstrator:
     shown: Shown
     n_calls: int = 0
 
-    async def generate(self, messages: Sequence[Message], *, max_tokens: int | None = None, role: str = "") -> Reply:
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
         """Say what is shown; see `agents.base.PolicyHandle`."""
         self.n_calls += 1
         if self.n_calls > _MAX_CALLS:
@@ -287,7 +294,7 @@ class _Demonstrator:
                 "the agent asks without end for what is demonstrated", where="agent", got=f"{self.n_calls} calls"
             )
         ids = self.renderer.encode_reply(self.agent.write(replace(self.shown, role=role, n_calls=self.n_calls - 1)))
-        prompt = self.renderer.prompt(messages)
+        prompt = self.renderer.prompt(messages, tools)
         generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED, role=role)
         return Reply(self.renderer.reply_text(ids), generation)
 

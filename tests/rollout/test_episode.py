@@ -12,6 +12,7 @@ from small_world import CHATML, INLINE, ONE_THREAD, THINKING, THREADS, Corridor,
 from trouble import Synchronous, Troubled, blocks, is_slow, raises, waits
 
 from agents.base import History, PolicyHandle
+from agents.chat import ChatAgent
 from environments.base import StepResult
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, SamplingParams, Task
 from rlhf.errors import ContextFull, EngineError
@@ -511,3 +512,35 @@ def test_few_shot_messages_of_the_task_may_hold_replies_without_ids():
     got = play(agent=Shown(), task=replace(TASK, messages=shots))
     assert got.outcome is Outcome.SOLVED
     assert "Room 7." in tokenizer().decode(got.generations[0].prompt.token_ids)
+
+
+def test_the_parts_of_an_action_are_done_one_after_another_until_the_end():
+    class Hurries(Plain):
+        async def act(self, history, policy):
+            action = await super().act(history, policy)
+            return replace(
+                action, text="go north\nlook\ngo north\ngo north", parts=("go north", "look", *["go north"] * 2)
+            )
+
+    environment = Corridor(length=2)
+    got = play(environment, Hurries())
+    assert got.outcome is Outcome.SOLVED and len(got.turns) == 1
+    assert got.turns[0].reply.splitlines()[0] == "Room 1 of 0." and got.turns[0].reply.endswith("Room 2 of 0.")
+    assert len(got.turns[0].reply.splitlines()) == 3, "the fourth comes after the end"
+    assert got.turns[0].reward == 1.0 and got.turns[0].state_key == "room 0"
+    # What was recorded is replayed part by part.
+    halfway = replace(got.turns[0], action=replace(got.turns[0].action, parts=("go north", "look")))
+    halfway = replace(halfway, reply="\n".join(got.turns[0].reply.splitlines()[:2]), reward=0.0)
+    begun = TASK.started_after([halfway])
+    again = play(Corridor(length=2), ChatAgent(system=""), task=begun)
+    assert again.outcome is Outcome.SOLVED and again.n_given == 1 and len(again.turns) == 2
+
+
+def test_an_agent_that_asks_without_end_is_stopped():
+    class Asks(Plain):
+        async def act(self, history, policy):
+            while True:
+                await policy.generate([user("Well?")])
+
+    got = play(agent=Asks(), limits=replace(FAST, max_calls=5))
+    assert got.outcome is Outcome.AGENT_ERROR and "limits.max_calls" in got.detail and "turn 1" in got.detail

@@ -203,3 +203,16 @@ def test_messages_that_cannot_be_rendered_are_refused():
         renderer.prompt([said(renderer, "look"), user("b")])
     with pytest.raises(DataError, match="before the first reply"):
         renderer.prompt([])
+
+
+def test_tools_stand_where_the_template_writes_them_and_nowhere_else():
+    template = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}" + CHATML
+    tool = {"type": "function", "function": {"name": "search", "parameters": {}}}
+    renderer = Renderer(tokenizer(template))
+    plain, told = renderer.prompt([user("Who?")]), renderer.prompt([user("Who?")], [tool])
+    assert "search" in renderer.decode(told.token_ids) and "search" not in renderer.decode(plain.token_ids)
+    messages = [user("Who?"), said(renderer, "search"), Message(Role.TOOL, "Mia.")]
+    later = renderer.prompt(messages, [tool])
+    assert Renderer.extends(generation(told, messages[1].token_ids), later)
+    with pytest.raises(DataError, match="does not know tools"):
+        Renderer(tokenizer(CHATML)).prompt([user("Who?")], [tool])

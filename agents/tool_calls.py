@@ -1,0 +1,219 @@
+"""Calls of tools, as the families of models write them: read, never evaluated, and written back.
+
+| style | how a call looks | who writes it |
+|---|---|---|
+| `json` | `{"name": "f", "arguments": {"x": 1}}`, alone, in a list, or in a code fence | prompts of one's own |
+| `hermes` | `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>` | Hermes, Qwen2.5, Qwen3 |
+| `llama` | `{"name": "f", "parameters": {"x": 1}}`, with or without `<|python_tag|>` | Llama 3 |
+| `mistral` | `[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]` | Mistral |
+| `xml` | `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>` | Qwen3-Coder |
+| `python` | `[f(x=1), g()]` | Llama 4, BFCL |
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Style = Literal["json", "hermes", "llama", "mistral", "xml", "python"]
+
+_MOST_CHARS = 100_000
+_FENCE = re.compile(r"```(?:json|python|tool_code)?\s*(.*?)```", re.DOTALL)
+_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(.*)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?</parameter>", re.DOTALL)
+_LLAMA_TAG = "<|python_tag|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool.
+
+    Attributes:
+        name: of the tool.
+        arguments: JSON values by name.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The call in JSON, which is what an environment is given, however it was written."""
+        return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
+
+
+class Unreadable(ValueError):
+    """No call can be read; the message is a sentence for the policy."""
+
+
+def read_calls(text: str, style: Style) -> list[Call]:
+    """Read the calls in a reply without its thoughts, in order.
+
+    Text around the calls is passed over, and JSON is read from a code fence too. Nothing is evaluated.
+
+    Raises:
+        Unreadable: there is no call, or one of them is broken.
+    """
+    if len(text) > _MOST_CHARS:
+        raise Unreadable(f"your reply has {len(text)} characters, at most {_MOST_CHARS} are read")
+    try:
+        calls = list(_READERS[style](text))
+    except RecursionError:
+        raise Unreadable("your call is nested too deeply") from None
+    if not calls:
+        raise Unreadable(f"your reply has no call of a tool. {how_to_call(style)}")
+    return calls
+
+
+def write_calls(calls: Sequence[Call], style: Style) -> str:
+    """Write calls as a model of that family does; the inverse of `read_calls`."""
+    if style == "hermes":
+        return "\n".join(f"<tool_call>\n{call.text}\n</tool_call>" for call in calls)
+    if style == "llama":
+        return "; ".join(_json({"name": call.name, "parameters": call.arguments}) for call in calls)
+    if style == "mistral":
+        return f"[TOOL_CALLS]{_json([_plain(call) for call in calls])}"
+    if style == "xml":
+        return "\n".join(_xml(call) for call in calls)
+    if style == "python":
+        return "[" + ", ".join(_python(call) for call in calls) + "]"
+    return calls[0].text if len(calls) == 1 else _json([_plain(call) for call in calls])
+
+
+def how_to_call(style: Style) -> str:
+    """Say, by an example, how a call is to be written."""
+    return f"Write a call as {write_calls([Call('NAME', {'ARGUMENT': 'VALUE'})], style)}"
+
+
+def _of_json(text: str) -> Iterator[Call]:
+    fenced = _FENCE.search(text)
+    yield from _objects(fenced[1] if fenced else text)
+
+
+def _of_hermes(text: str) -> Iterator[Call]:
+    for inside in _HERMES.findall(text):
+        yield from _objects(inside, must=True)
+
+
+def _of_llama(text: str) -> Iterator[Call]:
+    yield from _objects(text.partition(_LLAMA_TAG)[2] if _LLAMA_TAG in text else text)
+
+
+def _of_mistral(text: str) -> Iterator[Call]:
+    if found := _MISTRAL.search(text):
+        yield from _objects(found[1], must=True)
+
+
+def _of_xml(text: str) -> Iterator[Call]:
+    for name, body in _FUNCTION.findall(text):
+        yield Call(name, {key: _value(value) for key, value in _PARAMETER.findall(body)})
+
+
+def _of_python(text: str) -> Iterator[Call]:
+    fenced = _FENCE.search(text)
+    source = (fenced[1] if fenced else text).strip()
+    begin = source.find("[")
+    source = source[begin:] if begin > 0 and source.endswith("]") else source
+    try:
+        body = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError):
+        return
+    for node in body.elts if isinstance(body, ast.List | ast.Tuple) else [body]:
+        if isinstance(node, ast.Call):
+            yield _of_node(node)
+
+
+def _of_node(node: ast.Call) -> Call:
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise Unreadable("arguments have to be named, as in f(x=1)")
+    try:
+        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        json.dumps(arguments)
+    except (ValueError, TypeError, SyntaxError, MemoryError):
+        raise Unreadable("an argument is no plain value, such as a number, a text or a list of them") from None
+    return Call(ast.unparse(node.func), arguments)
+
+
+def _objects(text: str, *, must: bool = False) -> Iterator[Call]:
+    """Yield the calls that JSON objects of `text`, or of lists in it, describe; with `must`, there has to be one."""
+    decoder, at, n = json.JSONDecoder(), 0, 0
+    while (found := re.search(r"[\[{]", text[at:])) is not None:
+        at += found.start()
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError as error:
+            if must or text[at] == "{":
+                raise Unreadable(f"your call is no valid JSON: {error}") from None
+            at += 1  # a bracket in a sentence
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if not (must or isinstance(one, dict)):
+                continue  # a list in a sentence
+            yield _of_object(one)
+            n += 1
+    if must and not n:
+        raise Unreadable("your call is no JSON object")
+
+
+def _of_object(value: Any) -> Call:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]  # as the API of OpenAI has it
+    name = value.get("name", value.get("tool")) if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
+        raise Unreadable("your call has no `name`")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError as error:
+            raise Unreadable(f"`arguments` is no valid JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise Unreadable("`arguments` is no JSON object")
+    return Call(name, arguments)
+
+
+def _value(text: str) -> Any:
+    """JSON where it is JSON and no text, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _plain(call: Call) -> dict[str, Any]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _xml(call: Call) -> str:
+    shown = ((key, _as_parameter(value)) for key, value in call.arguments.items())
+    inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in shown)
+    return f"<tool_call>\n<function={call.name}>\n{inside}</function>\n</tool_call>"
+
+
+def _as_parameter(value: Any) -> str:
+    """A text as it is, unless it would be read as something else; anything else in JSON."""
+    return value if isinstance(value, str) and _value(value) == value else _json(value)
+
+
+def _python(call: Call) -> str:
+    return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+
+
+_READERS = {
+    "json": _of_json,
+    "hermes": _of_hermes,
+    "llama": _of_llama,
+    "mistral": _of_mistral,
+    "xml": _of_xml,
+    "python": _of_python,
+}

@@ -1,0 +1,133 @@
+"""The tool agent: replies are calls of tools, in the form of the model's family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.base import History
+from agents.chat import ChatAgent
+from agents.memory.base import Exchange
+from agents.parsing import Parsed
+from agents.tool_calls import Call, Style, Unreadable, how_to_call, read_calls, write_calls
+from rlhf.data import Message, Role
+from rlhf.settings import STRICT
+
+#: Name in `Task.info` of the tools of a task: OpenAI's definitions of functions, as JSON values.
+TOOLS = "tools"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ToolAgent(ChatAgent):
+    """Shows which tools there are and reads calls of them; the environment is given each call as JSON.
+
+    A call looks as `style` has it (see `agents.tool_calls`) and reaches the environment as
+    `{"name": ..., "arguments": {...}}`. Several calls of one reply are carried out in order, in one turn. What is no
+    call, calls an unknown tool, lacks an argument or goes beyond a limit is an error that the policy reads next; the
+    environment is then not stepped.
+
+    An environment says in `Task.info["tools"]` which tools a task has, as a list of JSON schemas of functions. Where it
+    does not, its observations have to, and any name is passed on.
+    """
+
+    system: str = "You solve tasks by calling tools."
+    """Opening instruction; the tools and how to call them are added. Empty: no system message at all."""
+    style: Style = "json"
+    """How a call is written: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
+    through: Literal["text", "template"] = "text"
+    """Who tells the policy of the tools: the instruction, or the model's own chat template, which has to know `tools`;
+    replies of the environment to calls are then messages of the role `tool`."""
+    max_calls: Annotated[int, Field(ge=1)] = 4
+    """Most calls of one reply."""
+    max_uses: Mapping[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    """How often a tool may be called in an episode, by its name; any number of times where it is not named."""
+    max_action_chars: Annotated[int, Field(ge=1)] = 4000
+    """Longest call."""
+
+    def past(self, history: History) -> tuple[Exchange, ...]:
+        """As in a chat; answers to calls are a tool's where the template is to write them."""
+        past = super().past(history)
+        if self.through == "text":
+            return past
+        called = (False, *(turn.action.error is None for turn in history.turns))
+        return tuple(e.as_from(Role.TOOL) if was else e for e, was in zip(past, called, strict=True))
+
+    def instructions(self, history: History) -> tuple[Message, ...]:
+        """The instruction, with the tools of the task."""
+        tools = self.tools(history)
+        if not self.system:
+            return ()
+        text = [self.system]
+        if tools and self.through == "text":
+            text += ["Tools:", *(json.dumps(tool, ensure_ascii=False) for tool in tools)]
+        text += [how_to_call(self.style)] if self.through == "text" else []
+        text += [self._thinking()] if self._thinking() else []
+        return (Message(Role.SYSTEM, "\n".join(text)),)
+
+    def tools(self, history: History) -> Sequence[Mapping[str, Any]]:
+        """The definitions of the task's tools; none where the environment does not say."""
+        return tuple(history.task.info.get(TOOLS, ()))
+
+    def offered(self, history: History) -> Sequence[Mapping[str, Any]]:
+        """The tools that the chat template is to show."""
+        return self.tools(history) if self.through == "template" else ()
+
+    def parsed(self, text: str, answer: str, history: History, was_cut: bool) -> Parsed:
+        """Read the calls in `answer`."""
+        if problem := self._problem_of_thoughts(text, was_cut):
+            return Parsed("", f"No tool was called: {problem}.")
+        try:
+            calls = read_calls(answer, self.style)
+            self._check(calls, history)
+        except Unreadable as error:
+            cut = "your reply was cut off: " if was_cut else ""
+            return Parsed("", f"No tool was called: {cut}{error}")
+        texts = tuple(call.text for call in calls)
+        return Parsed("\n".join(texts), parts=texts if len(texts) > 1 else ())
+
+    def written(self, action: str) -> str:
+        """How the policy writes an action of the environment; one that is no call stands as it is."""
+        try:
+            return write_calls(read_calls(action, "json"), self.style)
+        except Unreadable:
+            return action
+
+    def _check(self, calls: Sequence[Call], history: History) -> None:
+        if len(calls) > self.max_calls:
+            raise Unreadable(f"your reply has {len(calls)} calls, at most {self.max_calls} are allowed")
+        known = {_function(tool).get("name"): _function(tool) for tool in self.tools(history)}
+        steps = [step for turn in history.turns if turn.action.error is None for step in turn.action.steps]
+        used = [call.name for call in _calls_of(steps)]
+        for i, call in enumerate(calls):
+            if known and call.name not in known:
+                raise Unreadable(f"there is no tool '{call.name[:80]}'; there are {', '.join(map(str, known))}")
+            if len(call.text) > self.max_action_chars:
+                raise Unreadable(f"a call has {len(call.text)} characters, at most {self.max_action_chars} are allowed")
+            needed = _function(known.get(call.name, {})).get("parameters", {}).get("required", ())
+            if missing := [name for name in needed if name not in call.arguments]:
+                raise Unreadable(f"the call of '{call.name}' lacks {', '.join(missing)}")
+            most = self.max_uses.get(call.name)
+            n = used.count(call.name) + sum(c.name == call.name for c in calls[: i + 1])
+            if most is not None and n > most:
+                raise Unreadable(f"'{call.name}' may be called {most} times in all")
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The definition itself, also where it is wrapped as `{"type": "function", "function": ...}`."""
+    inner = tool.get("function")
+    return inner if isinstance(inner, Mapping) else tool
+
+
+def _calls_of(steps: Sequence[str]) -> list[Call]:
+    """Calls that were made; what was none, in a turn that another played, counts for nothing."""
+    found: list[Call] = []
+    for step in steps:
+        try:
+            found += read_calls(step, "json")
+        except Unreadable:
+            continue
+    return found

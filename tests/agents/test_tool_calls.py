@@ -1,0 +1,178 @@
+"""Calls of tools in every style: what is written is read back, and what is broken is said in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from keyword import iskeyword
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.base import History, Reply
+from agents.check import check_agent
+from agents.memory.base import Shown
+from agents.tool_calls import Call, Style, Unreadable, read_calls, write_calls
+from agents.tools import ToolAgent
+from rlhf.data import Action, Finish, Generation, Prompt, Role, Task, Turn
+
+STYLES = get_args(Style)
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
+#: Texts without what ends a call in some style; white space at the ends of a parameter belongs to the style.
+TEXTS = st.text(st.characters(exclude_characters="<>[]`", exclude_categories=("Cs", "Cc")), max_size=12).map(str.strip)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=5,
+)
+CALLS = st.lists(st.builds(Call, NAMES, st.dictionaries(NAMES, VALUES, max_size=3)), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@given(calls=CALLS)
+def test_what_is_written_is_read_back(style: Style, calls: list[Call]) -> None:
+    assert read_calls(write_calls(calls, style), style) == calls
+
+
+@pytest.mark.parametrize("style", STYLES)
+@given(text=st.text() | st.text("[]{}()<>=\"',:tool_call/function ", max_size=60))
+def test_any_text_is_read_or_refused_in_a_sentence(style: Style, text: str) -> None:
+    try:
+        assert read_calls(text, style)
+    except Unreadable as error:
+        assert len(str(error)) > 10
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("json", 'I will search.\n```json\n{"name": "search", "arguments": {"query": "a"}}\n```'),
+        ("json", '{"tool": "search", "parameters": {"query": "a"}}'),
+        ("json", '[{"type": "function", "function": {"name": "search", "arguments": "{\\"query\\": \\"a\\"}"}}]'),
+        ("json", 'See [1]. {"name": "search", "arguments": {"query": "a"}} Done.'),
+        ("hermes", 'Sure.\n<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>'),
+        ("llama", '<|python_tag|>{"name": "search", "parameters": {"query": "a"}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}]'),
+        ("xml", "<tool_call>\n<function=search>\n<parameter=query>\na\n</parameter>\n</function>\n</tool_call>"),
+        ("python", "[search(query='a')]"),
+        ("python", '```python\nsearch(query="a")\n```'),
+    ],
+)
+def test_calls_as_models_write_them(style: Style, text: str) -> None:
+    assert read_calls(text, style) == [Call("search", {"query": "a"})]
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "says"),
+    [
+        ("json", "search for a", "no call of a tool"),
+        ("json", '{"name": "search", "arguments": {"query": ', "no valid JSON"),
+        ("json", '{"arguments": {}}', "has no `name`"),
+        ("json", '{"name": "f", "arguments": [1]}', "no JSON object"),
+        ("json", '{"name": "f", "arguments": "{1"}', "no valid JSON"),
+        ("json", "[" * 50_000, "no call of a tool|nested too deeply"),
+        ("hermes", "<tool_call>search</tool_call>", "no JSON object"),
+        ("hermes", "<tool_call>{", "no call of a tool"),
+        ("python", "[search('a')]", "have to be named"),
+        ("python", "[f(x=__import__('os').getpid())]", "no plain value"),
+        ("python", "[f(x=open)]", "no plain value"),
+        ("json", "x" * 200_000, "200000 characters"),
+    ],
+)
+def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str, says: str) -> None:
+    with pytest.raises(Unreadable, match=says):
+        read_calls(text, style)
+
+
+class Says:
+    """A policy that says one thing, and remembers what it was shown."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.shown, self.tools = text, (), ()
+
+    async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "", tools: Any = ()) -> Reply:
+        self.shown, self.tools = tuple(messages), tools
+        return Reply(self.text, Generation(Prompt((1,)), (5, 7), (0.0, 0.0), Finish.STOP, 0))
+
+    def n_tokens(self, messages: Any) -> int:
+        return len(messages)
+
+
+def call(query: str = "a", name: str = "search") -> str:
+    return json.dumps({"name": name, "arguments": {"query": query}})
+
+
+def act(agent: ToolAgent, text: str, *turns: Turn, tools: Any = (SEARCH,)) -> tuple[Action, Says]:
+    policy = Says(text)
+    task = Task("t", info={"tools": list(tools)})
+    return asyncio.run(agent.act(History(task, "Who is Mia?", turns), policy)), policy
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_an_agent_of_any_style_keeps_the_contract_and_gives_json(style: Style) -> None:
+    agent = ToolAgent(style=style)
+    report = check_agent(agent)
+    assert report.ok, str(report)
+    written = agent.write(Shown(call()))
+    action, _ = act(agent, written)
+    assert (action.text, action.error, action.parts) == (call(), None, ())
+    assert written == write_calls([Call("search", {"query": "a"})], style)
+
+
+def test_several_calls_are_parts_of_one_turn() -> None:
+    action, _ = act(ToolAgent(max_calls=2), f"[{call('a')}, {call('b')}]")
+    assert action.parts == action.steps == (call("a"), call("b")) and action.text == f"{call('a')}\n{call('b')}"
+    action, _ = act(ToolAgent(max_calls=1), f"[{call('a')}, {call('b')}]")
+    assert action.error and "2 calls, at most 1" in action.error
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (call(name="find"), "there is no tool 'find'; there are search"),
+        ('{"name": "search", "arguments": {}}', "lacks query"),
+        ("search Mia", "no call of a tool"),
+        (call("a" * 5000), "at most 4000"),
+        ("<think>so</think>" + call(), "<think> is not allowed"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_an_error_that_the_policy_reads(text: str, says: str) -> None:
+    action, _ = act(ToolAgent(), text)
+    assert action.text == "" and action.error and says in action.error
+
+
+def test_a_tool_may_be_called_only_so_often() -> None:
+    turn = Turn(Action(f"{call('a')}\n{call('b')}", parts=(call("a"), call("b"))), "found")
+    agent = ToolAgent(max_uses={"search": 3})
+    assert act(agent, call("c"), turn)[0].error is None
+    action, _ = act(agent, f"[{call('c')}, {call('d')}]", turn)
+    assert action.error and "'search' may be called 3 times in all" in action.error
+    refused = Turn(Action("", error="No tool was called"), "No tool was called", valid=False)
+    assert act(agent, call("c"), turn, refused)[0].error is None, "what was refused was not called"
+
+
+def test_the_instruction_tells_of_the_tools_or_the_template_does() -> None:
+    _, policy = act(ToolAgent(), call())
+    assert json.dumps(SEARCH) in policy.shown[0].content and not policy.tools
+    turn = Turn(Action(call(), (_generation(),)), "Mia is a baker.")
+    _, policy = act(ToolAgent(through="template", style="hermes"), call(), turn)
+    assert list(policy.tools) == [SEARCH] and "search" not in policy.shown[0].content
+    assert [m.role for m in policy.shown[1:]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+
+
+def test_without_definitions_any_name_is_passed_on() -> None:
+    action, policy = act(ToolAgent(), call(name="whatever"), tools=())
+    assert action.error is None and "Tools:" not in policy.shown[0].content
+
+
+def _generation() -> Generation:
+    return Generation(Prompt((1,)), (5, 7), (0.0, 0.0), Finish.STOP, 0)
