@@ -118,7 +118,8 @@ class TwoLevel:
         for estimator, level_of in ((self.high, self._high), (self.low, self._low)):
             levels = [level_of(group, options) for group, options in zip(groups, cut, strict=True)]
             counters.append(_estimate(estimator, levels, cut, per_group, found))
-        counts = {"credit/n_options": float(sum(map(len, cut))), "credit/n_lone_options": counters[1].pop("alone", 0.0)}
+        _, n_alone = (found_at_level.pop("alone", 0.0) for found_at_level in counters)
+        counts = {"credit/n_options": float(sum(map(len, cut))), "credit/n_lone_options": n_alone}
         metrics = counts | _merged(counters)
         return [rows.credit(metrics if i == 0 else {}) for i, rows in enumerate(found)]
 

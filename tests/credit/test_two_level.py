@@ -28,6 +28,7 @@ from rlhf.data import (
     Verdict,
 )
 from rlhf.errors import DataError
+from rlhf.metrics import METRICS
 
 #: A turn: (its calls in order, `p:...` naming a subgoal and `.` acting; its reward; the state it began in).
 Told = tuple[list[str], float, str | None]
@@ -97,6 +98,12 @@ def test_the_low_level_compares_options_with_their_like(compare: Any, expected: 
     assert got == [pytest.approx(row) for row in expected]
     assert all(x == 0.0 for rows in credit.tokens_GNT for n in (0, 3) for x in rows[n])
     assert credit.metrics["credit/n_lone_options"] == n_alone
+
+
+def test_its_counters_are_metrics_of_both_levels() -> None:
+    metrics = TwoLevel()(group(A, B)).metrics
+    assert metrics["credit/n_groups"] == 3, "one of the planner, and one for each subgoal"
+    assert all(name in METRICS for name in metrics)
 
 
 def test_subgoals_are_compared_as_they_read() -> None:
