@@ -83,6 +83,11 @@ class Story:
     said: tuple[str, ...]
     questions: tuple[Question, ...]
 
+    @property
+    def reference(self) -> str:
+        """All answers, in the order of the questions."""
+        return "; ".join(question.answer for question in self.questions)
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LongMemory(Seeded):
@@ -147,9 +152,11 @@ class LongMemory(Seeded):
         return -(-n_said // self.per_turn) + self.distance + self.n_questions
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of `train`, `dev` or `test`: one per seed. Raises EnvError where there is no such split."""
+        """List the tasks of a split; the reference is all answers, `Paris; 2`. Raises EnvError for another split."""
         prefix = f"long_memory/{self.n_facts}+{self.n_changes}+{self.distance}/{split}"
-        return [Task(id=f"{prefix}/{seed}", seed=seed) for seed in self.seeds(split)]
+        return [
+            Task(id=f"{prefix}/{seed}", seed=seed, reference=_story(self, seed).reference) for seed in self.seeds(split)
+        ]
 
     def start(self, task: Task) -> LongMemoryEpisode:
         """Begin one attempt."""
@@ -222,7 +229,7 @@ def worth_keeping(said: Sequence[str]) -> str:
     return "; ".join(f"{what} {value}" for what, value in sorted(holds.items()))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _story(settings: LongMemory, seed: int) -> Story:
     return draw_for("long_memory", seed, settings.draw)
 

@@ -65,6 +65,11 @@ class Facts:
     ways: tuple[tuple[str, ...], ...]
     objectives: tuple[Objective, ...]
 
+    @property
+    def reference(self) -> str:
+        """All answers, in the order of the objectives."""
+        return "; ".join(objective.answer for objective in self.objectives)
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Objectives(Seeded):
@@ -141,12 +146,18 @@ class Objectives(Seeded):
         return self.k * each if isinstance(each, int) else None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of a split. Raises EnvError where there is no such split, or too few tasks for one chain."""
+        """List the tasks of a split; the reference of look-ups is all answers, `goat; pig`.
+
+        Raises:
+            EnvError: there is no such split, or it has too few tasks for one chain.
+        """
         if self.environment is not None:
             n = {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}.get(split)
             return chained(self.environment.tasks(split), self.k, n)
         prefix = f"objectives/{self.k}x{self.hops}-{self.mode}/{split}"
-        return [Task(id=f"{prefix}/{seed}", seed=seed) for seed in self.seeds(split)]
+        return [
+            Task(id=f"{prefix}/{seed}", seed=seed, reference=self._facts(seed).reference) for seed in self.seeds(split)
+        ]
 
     def start(self, task: Task) -> Episode:
         """Begin one attempt."""
@@ -171,16 +182,18 @@ class Objectives(Seeded):
         return episode.worth_keeping()
 
     def _look_ups(self, task: Task) -> LookUps:
-        facts = _facts(task.seed, self.k, self.hops, self.n_people)
         assert self.max_steps is not None
-        return LookUps(facts, is_together=self.mode == "together", max_steps=self.max_steps)
+        return LookUps(self._facts(task.seed), is_together=self.mode == "together", max_steps=self.max_steps)
+
+    def _facts(self, seed: int) -> Facts:
+        return _drawn(seed, self.k, self.hops, self.n_people)
 
 
 _OWN = {"hops": 1, "n_people": 8, "steps_each": 4}
 
 
-@lru_cache(maxsize=1024)
-def _facts(seed: int, k: int, hops: int, n_people: int) -> Facts:
+@lru_cache(maxsize=8192)
+def _drawn(seed: int, k: int, hops: int, n_people: int) -> Facts:
     return draw_for("objectives", seed, lambda rng: draw(rng, k, hops, n_people))
 
 

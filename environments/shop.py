@@ -128,7 +128,7 @@ class Shop(Seeded):
         return episode.way_out()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _drawn(seed: int, n_products: int, n_attributes: int, options: bool) -> tuple[Catalogue, Goal]:
     products, goal = draw_for("shop", seed, lambda rng: draw(rng, n_products, n_attributes, options=options))
     return Catalogue(products), goal

@@ -152,6 +152,13 @@ def test_no_story_is_in_two_splits_even_where_there_are_few() -> None:
         world.tasks("valid")
 
 
+def test_the_reference_is_all_answers() -> None:
+    world = LongMemory()
+    [task, *_] = world.tasks("test")
+    assert task.reference is not None
+    assert play(world, task, ["next"] * 12 + task.reference.split("; "))[-1].success
+
+
 def test_a_plan_goes_on_from_anywhere() -> None:
     world = LongMemory()
     task = world.tasks("test")[0]
@@ -170,7 +177,9 @@ def test_a_plan_goes_on_from_anywhere() -> None:
     ],
 )
 def test_what_the_page_says_of_random_play_and_the_oracle(keys: str) -> None:
-    world = build_part("environment", {"kind": "long_memory", **yaml.safe_load(f"{{{keys}}}")}, "environment", base=HERE)
+    world = build_part(
+        "environment", {"kind": "long_memory", **yaml.safe_load(f"{{{keys}}}")}, "environment", base=HERE
+    )
     assert figures(world, f"`{keys}`" if keys else "the defaults") in page()
 
 
@@ -185,4 +194,3 @@ def test_the_transcript_of_the_page() -> None:
 def test_all_promises_are_kept(world: LongMemory) -> None:
     report = check_environment(world, other_process=world.per_turn == 1)
     assert report.ok, str(report)
-

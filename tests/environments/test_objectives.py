@@ -99,6 +99,13 @@ def test_actions_are_read_tolerantly(action: str, reply: str, valid: bool) -> No
     assert results[-1].reply.startswith(reply) and results[-1].valid is valid
 
 
+def test_the_reference_is_all_answers() -> None:
+    world = Objectives(k=3, mode="together")
+    [task, *_] = world.tasks("test")
+    assert task.reference is not None and world.start(task).opening.reply.count(" of ") == 3
+    assert play(world, task, [f"answer {task.reference}"])[-1].success
+
+
 def test_a_wrong_answer_is_not_told_and_cannot_be_made_good() -> None:
     episode, results = look("answer nurse")
     assert results[-1].reply == "Objective 2 of 2: the pet of the friend of Mia." and results[-1].reward == 0
