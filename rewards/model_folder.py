@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -73,6 +74,10 @@ class ModelReward:
             )
         return [self.verdict(t, rows) for t, rows in zip(trajectories, said, strict=True)]
 
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Score one attempt, as a part of another reward asks; raises what `over_group` raises."""
+        return self.over_group(task, [trajectory])[0]
+
     def rows(self, trajectory: Trajectory) -> list[Row]:
         """What is read of an attempt: everything up to the last sampled token, asked there; nothing where none was."""
         said = [generation for generation in trajectory.generations if generation.token_ids]
@@ -130,9 +135,17 @@ class ModelReward:
             )
 
 
-@lru_cache(maxsize=4)
 def load(path: str) -> tuple[Any, Any]:
-    """Model and tokenizer; loaded once in a process."""
+    """Model and tokenizer; loaded once in a process, whichever thread asks."""
+    with _LOADING:
+        return _loaded(path)
+
+
+_LOADING = threading.Lock()
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,21 @@ def check_sources(recipe: Recipe) -> None:
 def check_rewards(recipe: Recipe, tokenizer: Any) -> None:
     """Load the models that rewards ask. Raises ModelError where one cannot be had, or reads other tokens."""
     for weighted in recipe.rewards.values():
-        check = getattr(weighted.reward, "check_policy", None)
-        if callable(check):
-            check(tokenizer)
+        for reward in _with_parts(weighted.reward):
+            check = getattr(reward, "check_policy", None)
+            if callable(check):
+                check(tokenizer)
+
+
+def _with_parts(reward: Any) -> Iterator[Any]:
+    """Give a reward and all that it asks."""
+    yield reward
+    values = list(vars(reward).values()) if is_dataclass(reward) else []
+    for value in values:
+        inner = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, tuple) else [value]
+        for part in inner:
+            if is_dataclass(part):
+                yield from _with_parts(part)
 
 
 def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from rewards.model_folder import logits
 from rewards.reward_model import OutcomeModelScore, ProcessModelScore, RewardModelScore
 from rewards.step_rows import step_rows
+from rlhf.build_pairs import _with_parts
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import DataError, ModelError, RecipeError, RewardError, TrainingError
 from rlhf.recipe import load
+from rlhf.recipe.builder import build_part
+from rlhf.rollout.score import Weighted, score_group
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.scoring_models import save, scoring_model
@@ -184,6 +188,17 @@ def test_what_cannot_be_read_is_an_error(asked: tuple[Path, Any, ScoredGroup]) -
         with pytest.raises(RewardError, match="nothing to read") as caught:
             reward.over_group(Task("t"), [*asked[2].trajectories, silent])
         assert "attempt 3" in caught.value.where
+
+
+def test_a_model_can_be_a_part_of_another_reward(asked: tuple[Path, Any, ScoredGroup]) -> None:
+    folder, _, group = asked
+    alone = ProcessModelScore(path=str(folder))
+    part = {"reward": {"kind": "process_model", "path": str(folder)}, "weight": 2}
+    whole = build_part("reward", {"kind": "combine", "parts": {"learned": part}}, "r", base=Path())
+    scored = asyncio.run(score_group(Task("echoes/0"), group.trajectories, {"r": Weighted("r", 1.0, whole)}))
+    values = [v.value for v in alone.over_group(Task("t"), group.trajectories)]
+    assert [s.total for s in scored.scores] == pytest.approx([2 * x for x in values], abs=1e-5)
+    assert [type(r).__name__ for r in _with_parts(whole)] == ["Combine", "Part", "ProcessModelScore"]
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
