@@ -144,8 +144,8 @@ NOTES: Mapping[str, str] = {
     "reinforce_pp": _ALONE,
     **dict.fromkeys((*WITH_CRITIC, *WITH_TURN_CRITIC), f"{_ALONE} The critic has `bootstrap: false`."),
     "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that; "
-    "with a warm-up, a slower critic and three times the budget [it learns](../credit.md#a-critic-of-turns). One attempt "
-    "at each of 32 tasks, `bootstrap: false`.",
+    "with a warm-up, a slower critic and three times the budget [it learns](../credit.md#a-critic-of-turns). One "
+    "attempt at each of 32 tasks, `bootstrap: false`.",
     "sweet": "Tasks of keyhole have no reference, so its critic is told nothing. It learns from 128 attempts before "
     "the policy moves.",
     "tree_grpo": _TREES,
