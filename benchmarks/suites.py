@@ -8,9 +8,10 @@ Everything lies in --out: an evaluation for each suite and policy, and for each 
 again, and what was interrupted goes on, so the command may be stopped and given again, and again when suites are added.
 Rows of the page stay where nothing newer is in --out.
 
-The small model has 0.2 million parameters and is made from scratch. It imitates demonstrations of the oracle, of tasks
-of the parts' training splits, half of whose actions are random, and plays a few steps of GiGPO; `untrained` is the same
-model before its first update. It shows what a figure of a suite means, and not how far one could get.
+`trained` is a small model made from scratch: by a recipe that comes along where RECIPES names one, else by a short one
+for the suite's own parts, in which 0.2 million parameters imitate demonstrations, half of whose actions are random, and
+play a few steps of GiGPO. `untrained` is the same model before its first update. They show what a figure of a suite
+means, and not how far one could get.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rlhf.build_evaluation import evaluate
 from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.errors import RlhfError
 from rlhf.evaluation.leaderboard import COLUMNS, boards, cells, title_of
+from rlhf.recipe import list_recipes
 from rlhf.recipe.asked import Asked
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.model import plain_rewards
@@ -38,6 +40,15 @@ POLICIES = ("random", "oracle", "untrained", "trained")
 #: The checkpoint before the first update of a run.
 FIRST = Path("checkpoints") / "0-supervised-000000"
 MARK = "<!-- leaderboard -->"
+
+#: Suite -> the recipe whose policy is `trained`: it learns one part, from the training split, and is judged on all.
+RECIPES = {
+    "quick": "quickstart",
+    "babyai": "quickstart",
+    "graded": "quickstart",
+    "keyhole": "keyhole-gigpo",
+    "textworld_express": "coin-gigpo",
+}
 
 SMALL = {"kind": "from_scratch", "hidden_size": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 512, "max_context": 2048}
 STAGES: list[dict[str, Any]] = [
@@ -89,13 +100,19 @@ def rlhf(words: Sequence[str | Path], log: Path) -> bool:
 
 
 def trained(name: str, suite: Suite, out: Path) -> Path | None:
-    """The run of the small model on a suite, begun, gone on with, or there; None where it cannot be trained."""
-    run, log = out / f"{name}-run", out / f"{name}-run.log"
+    """The run of the trained model of a suite, begun, gone on with, or there; None where it cannot be trained."""
+    recipe = RECIPES.get(name, name)
+    run, log = out / f"{recipe}-run", out / f"{recipe}-run.log"
     if (run / "result.json").is_file():
         return run
-    recipe = out / f"{name}-recipe.yaml"
-    recipe.write_text(yaml.safe_dump(recipe_of(suite), sort_keys=False))
-    words = ["--resume", run] if (run / "recipe.yaml").is_file() else [recipe, "--out", run]
+    words: list[str | Path] = ["--resume", run]
+    if not (run / "recipe.yaml").is_file():
+        if name in RECIPES:
+            path = next(one.path for one in list_recipes() if one.name.rpartition("/")[2] == recipe)
+        else:
+            path = out / f"{name}-recipe.yaml"
+            path.write_text(yaml.safe_dump(recipe_of(suite), sort_keys=False))
+        words = [path, "--out", run]
     return run if rlhf(["train", *words], log) else None
 
 
