@@ -80,7 +80,6 @@ class Session:
         jar = Path(import_from("scienceworld.constants", "scienceworld", EXTRA).JAR_PATH)
         jvm: Any = importlib.import_module("environments.jvm")
         self.jvm: Jvm = jvm.Jvm(jvm.find_java(), [jar], jar.parent, call_limit_s=120.0, flags=_FLAGS)
-        self._folder = tempfile.TemporaryDirectory(prefix="rlhf-scienceworld-")
         self._java = self.jvm.call(lambda: self.jvm.view.scienceworld.runtime.pythonapi.PythonInterface())
 
     def begin(self, task: str, variation: int, simplifications: str, *, gold: bool = False) -> State:
@@ -115,7 +114,6 @@ class Session:
     def close(self) -> None:
         """End the machine."""
         self.jvm.close()
-        self._folder.cleanup()
 
     def _texts(self, listed: Any) -> tuple[str, ...]:
         text = self.jvm.call(lambda: self.jvm.view.java.lang.String.join("\n", listed))
@@ -123,11 +121,13 @@ class Session:
         return tuple(filter(None, text.split("\n")))
 
     def _key(self, text: str, score: int) -> str:
-        complaint = self.jvm.call(self._java.getObjectTree, self._folder.name)
-        if complaint:
-            raise EnvError("the simulator does not tell its state", where="scienceworld", got=str(complaint)[:300])
+        # The simulator tells its objects in a file only. A folder for each time: a worker that is ended leaves none.
+        with tempfile.TemporaryDirectory(prefix="rlhf-scienceworld-") as folder:
+            complaint = self.jvm.call(self._java.getObjectTree, folder)
+            if complaint:
+                raise EnvError("the simulator does not tell its state", where="scienceworld", got=str(complaint)[:300])
+            digest = hashlib.blake2b(Path(folder, "objectTree.json").read_bytes(), digest_size=8)
         progress = str(self.jvm.call(self._java.getGoalProgressStr))
-        digest = hashlib.blake2b(Path(self._folder.name, "objectTree.json").read_bytes(), digest_size=8)
         question = text if text.startswith(AMBIGUOUS) else ""
         digest.update(json.dumps([score, progress, question]).encode())
         return digest.hexdigest()
