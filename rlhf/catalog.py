@@ -52,6 +52,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         ),
         "bandit": Entry("environments.bandit:Bandit", "levers that pay at random; regret is the score"),
         "matrix_game": Entry("environments.matrix_game:MatrixGame", "repeated games against players with a rule"),
+        "toy_text": Entry("environments.toy_text:ToyText", "Gymnasium's lake, taxi, cliff, Blackjack", extra="toytext"),
+        "reasoning_gym": Entry(
+            "environments.reasoning_gym:ReasoningGym", "105 generators of problems", extra="reasoning-gym"
+        ),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change, and are asked for later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
@@ -227,6 +231,8 @@ DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "t
 PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "twx": ("textworld_express",),
     "babyai": ("minigrid",),
+    "toytext": ("gymnasium",),
+    "reasoning-gym": ("reasoning_gym",),
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld",),
     "bfcl": ("bfcl_eval", "mpmath"),
