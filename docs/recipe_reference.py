@@ -26,6 +26,7 @@ from rlhf.recipe.describe import expected
 from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
 from rlhf.recipe.text import to_text
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.watch import Watch
 from rlhf.trainers.attempts import Attempts
 from rlhf.trainers.expert import Expert
 from rlhf.trainers.optimizer import AdamW
@@ -45,6 +46,7 @@ _AS_YAML = {"None": "null", "True": "true", "False": "false"}
 PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("limits", Limits),
     ("evaluation", Evaluation),
+    ("rewards.NAME.watch", Watch),
     ("stages[i].optimizer", AdamW),
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),

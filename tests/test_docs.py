@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from rlhf.catalog import CATALOG
 from rlhf.cli import app
+from rlhf.commands.new import texts_of
 from rlhf.evaluation.store import read_trajectories
 from rlhf.losses.regularized import Regularized
 from rlhf.recipe import load
@@ -33,6 +34,7 @@ ALGORITHMS = DOCS / "algorithms"
 PAGES = [README, *sorted(DOCS.glob("**/*.md"))]
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
+NEW = re.compile(r"rlhf new (reward|environment|agent) ([a-z]\w*)")
 CHECKED = re.compile(r"`?(rlhf check (?:environment|reward|agent|recipe) [^`\n]*)")
 
 
@@ -47,7 +49,11 @@ def files_of(page: Path) -> dict[str, str]:
 
 
 def written(page: Path, folder: Path) -> Path:
+    """The files of a page, and those that its `rlhf new` commands write, in a folder."""
     folder.mkdir(exist_ok=True)
+    for part, name in NEW.findall(page.read_text("utf-8")):
+        for file, text in texts_of(part, name).items():
+            (folder / file).write_text(text)
     for name, text in files_of(page).items():
         (folder / name).write_text(text)
     return folder

@@ -51,7 +51,7 @@ def score(
 ) -> None:
     """Judge the stored attempts of a run again, with other rewards: before, after, and whose verdict flipped.
 
-    Examples: rlhf score runs/a --reward ./strict.py:judge; rlhf score runs/a --reward '{kind: numeric, relative: 0.05}'
+    Examples: rlhf score runs/a --reward ./strict.py:judge; rlhf score runs/a --reward '{kind: numeric, rel_tol: 0.05}'
     """
     _refuse_out(out, run)
     parts = [(name, target, _built(target)) for name, target in _named(reward)]
