@@ -110,15 +110,14 @@ class Arm:
 _SINGLE: Mapping[str, Any] = {"tasks_per_step": 32, "group_size": 1}
 #: The limit on steps is part of this task: a state that it cuts has no future, and is not to be valued as if it had.
 _ENDS: Mapping[str, Any] = {"bootstrap": False}
-#: Of a critic whose rate on tasks of seconds is too high for this one, and whose first advantages are noise.
-_SLOWER: Mapping[str, Any] = {"warmup_steps": 4, "optimizer": {"lr": 1e-3}}
+#: Of a critic whose rate on tasks of seconds is too high for this one. Tasks of keyhole have no reference.
+_SLOWER: Mapping[str, Any] = {"told": "", "warmup_steps": 4, "epochs": 4, "optimizer": {"lr": 3e-4}}
 _TREE: Mapping[str, Any] = {"rollout": {"kind": "tree", "branches_per_round": 3}}
 ESTIMATOR_STAGES: Mapping[str, Mapping[str, Any]] = {
     "reinforce_pp": _SINGLE,
     **{name: {**_SINGLE, "critic": {**CRITIC, **_ENDS}} for name in WITH_CRITIC},
     **{name: {**_SINGLE, "critic": {**TURN_CRITIC, **_ENDS}} for name in WITH_TURN_CRITIC},
-    # Tasks of keyhole have no reference.
-    **{name: {"critic": {**TOLD_CRITIC, **_SLOWER, "told": ""}} for name in WITH_TOLD_CRITIC},
+    **{name: {"critic": {**TOLD_CRITIC, **_SLOWER}} for name in WITH_TOLD_CRITIC},
     "tree_grpo": _TREE,
     "treerl": _TREE,
     "loop": {
