@@ -145,8 +145,8 @@ NOTES: Mapping[str, str] = {
     "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that; "
     "with a warm-up, a slower critic and three times the budget [it learns](../credit.md#a-critic-of-turns). One "
     "attempt at each of 32 tasks, `bootstrap: false`.",
-    "sweet": "Tasks of keyhole have no reference, so its critic is told nothing. It learns from 128 attempts before "
-    "the policy moves.",
+    "sweet": "Tasks of keyhole have no reference, so its critic is told nothing, and learns from 128 attempts before "
+    "the policy moves: that then finds what the critic likes and has not seen fail.",
     "tree_grpo": _TREES,
     "treerl": _TREES,
     "two_level": "A planner names subgoals and an executor acts, both GRPO; it imitates demonstrations with subgoals.",
