@@ -38,9 +38,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "textworld": Entry(
             "environments.textworld:TextWorld", "cooking, coins, treasure: games by TextWorld", extra="textworld"
         ),
-        "scienceworld": Entry(
-            "environments.scienceworld:ScienceWorld", "30 tasks of school science, by ScienceWorld", extra="scienceworld"
-        ),
+        "scienceworld": Entry("environments.scienceworld:ScienceWorld", "30 tasks of science", extra="scienceworld"),
         "bfcl": Entry("environments.bfcl:BFCL", "multi-turn function calls of BFCL, to evaluate on", extra="bfcl"),
         "sokoban": Entry("environments.sokoban:Sokoban", "push boxes onto goals, in rooms carved by seed"),
         "countdown": Entry("environments.countdown:Countdown", "make a target out of numbers by arithmetic"),
