@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/environment_speed.py [--json] [--seconds 2] [--repeats 3] [--kinds babyai]
 
-Random admissible actions on the first tasks of the first split, episodes of at most 30 steps; starts and closes count.
+Random admissible actions on the first task of the first split, episodes of at most 30 steps; starts and closes count.
 The ways take turns, so that a busy neighbour slows all of them. With one worker, what a step costs there on the
 processor is compared with what it costs the environment by itself: on the clock two processes share the work, which a
 crowded machine treats better than one. What a step costs when nothing else is under way to hide the journey is said

@@ -33,7 +33,7 @@ from tests.test_catalog import NEEDED
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = sorted(CATALOG["environment"])
 #: Keys beside those that a kind needs, where its defaults take minutes to demonstrate.
-QUICK = {"scienceworld": {"task": "find-plant", "list_actions": False}}
+QUICK = {"scienceworld": {"task": "find-plant"}}
 #: Strings of all kinds together, in the long version.
 N_STRINGS = 100_000
 #: Of the first split, tasks that are looked at.
@@ -302,7 +302,7 @@ def clean(environment: Any, **how: Any) -> None:
 
 def test_the_check_is_clean(environment: Any) -> None:
     # The other process is left to the replays above.
-    clean(environment, n_tasks=1, max_steps=4, other_process=False)
+    clean(environment, n_tasks=1, max_steps=6, other_process=False)
 
 
 @pytest.mark.extended
