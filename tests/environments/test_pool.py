@@ -266,7 +266,8 @@ def test_it_passes_through_what_the_environment_says_of_itself(shared: Processes
     assert (own.inline, own.thread_safe, own.isolated) == (False, True, False)
     assert shared.max_steps == 9 and can_demonstrate(shared)
     assert not hasattr(shared, "tools") and getattr(shared, "_secret", None) is None
-    assert f"2 actions, in process {shared._pool().pids()[-1]}" == shared.recall(TASK, ["go", "go"])
+    said = shared.recall(TASK, ["go", "go"])
+    assert said == f"2 actions, in process {shared._pool().pids()[-1]}"
     assert most_at_once(shared) == 32 and most_at_once(served(thread_safe=False, n_workers=3)) == 3
     assert most_at_once(served(episodes_at_once=5, n_workers=3)) == 15
     assert most_at_once(Planned(shared)) == 32 and most_at_once(Words()) is None
