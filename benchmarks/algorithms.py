@@ -81,7 +81,7 @@ POLICY_GRADIENT: Mapping[str, Any] = {
 }  # fmt: skip
 #: Label -> the agent that a run has in the place of the task's, and whose demonstrations its start imitates.
 AGENTS: Mapping[str, Mapping[str, Any]] = {
-    "two_level": {"kind": "planner", "plan_system": "", "executor": {"kind": "chat", "system": ""}},
+    "two_level": {"kind": "planner", "plan_system": "", "executor": {"system": ""}},
 }
 #: Of each measurement.
 N_TASKS = 64

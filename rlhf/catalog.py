@@ -62,6 +62,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "text_to_sql": Entry("environments.text_to_sql:TextToSql", "questions to a SQLite database, with tries"),
         "shop": Entry("environments.shop:Shop", "find and buy what is wanted, as in WebShop", extra="search"),
         "collaborate": Entry("environments.collaborate:Collaborate", "ask a partner what is wanted, then submit"),
+        "mcp": Entry("environments.mcp_tools:McpTools", "questions for the tools of an MCP server", extra="mcp"),
+        "openenv": Entry(
+            "environments.openenv:OpenEnv", "episodes of a server that speaks OpenEnv's protocol", extra="servers"
+        ),
         "processes": Entry("environments.pool:Processes", "another environment, in worker processes"),
     },
     "agent": {
@@ -235,6 +239,8 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "scienceworld": ("scienceworld",),
     "bfcl": ("bfcl_eval", "mpmath"),
     "search": ("bm25s",),
+    "mcp": ("mcp",),
+    "servers": ("aiohttp",),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
 }
 

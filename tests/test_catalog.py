@@ -30,6 +30,8 @@ NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
     ("environment", "processes"): {"environment": {"kind": "keyhole"}},
+    ("environment", "mcp"): {"questions": "questions.jsonl", "command": ["server"]},
+    ("environment", "openenv"): {"url": "http://127.0.0.1:1"},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "outcome_model"): {"path": "somewhere"},

@@ -36,3 +36,43 @@ def serve(
 
     quiet_libraries()
     run(loaded, checkpoint=folder, host=host, port=port, console=errors())
+
+
+@command
+def serve_environment(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="A kind of environment, or ./file.py:Name.")],
+    fields: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Whoever reaches it can play.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at a time.")] = 64,
+) -> None:
+    """Serve an environment in the protocol of OpenEnv, for other toolkits or other machines.
+
+    Examples: rlhf serve-environment keyhole rows=3 --port 8001
+    """
+    from rlhf.errors import MissingPackageError
+    from rlhf.recipe.builder import build_part
+    from rlhf.recipe.text import parse_fields
+
+    values = {"kind": kind, **parse_fields(fields or [])}
+    environment = build_part("environment", values, "environment", base=Path.cwd())
+    try:
+        from aiohttp import web
+    except ImportError as error:
+        raise MissingPackageError(
+            "serving needs a package that is not installed",
+            where="rlhf serve-environment",
+            got="no module named aiohttp",
+            expected="the extra 'servers'",
+            hint="pip install 'rlhf-agents[servers]'",
+        ) from error
+    from rlhf.rollout.openenv_server import Server
+
+    console = errors()
+
+    def say(line: str) -> None:
+        if "Running on" in line:
+            console.print(f"[bold]{kind}[/] by OpenEnv's protocol at {line.partition('Running on ')[2].split()[0]}")
+
+    app = Server(environment, max_sessions=max_sessions).application()
+    web.run_app(app, host=host, port=port, print=say, handle_signals=True)

@@ -1,0 +1,165 @@
+"""A real MCP server, over standard input and output and over HTTP, as a tool environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from environments.mcp_tools import McpTools, read
+from rlhf.errors import EnvError
+
+SERVER = '''
+import os, sys, time
+from mcp.server import MCPServer
+
+server = MCPServer("people")
+CITY = {"Mia": "Rome", "Ben": "Oslo"}
+seen = []
+
+@server.tool()
+def city(name: str) -> str:
+    """Where somebody lives."""
+    seen.append(name)
+    return CITY[name]
+
+@server.tool()
+def asked() -> str:
+    """Whom this session has asked for."""
+    return ", ".join(seen) or "nobody"
+
+@server.tool()
+def hang() -> str:
+    """Never answers."""
+    time.sleep(60)
+    return "late"
+
+@server.tool()
+def die() -> str:
+    """Ends the server."""
+    os._exit(3)
+
+if len(sys.argv) > 1:
+    server.run(transport="streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+else:
+    server.run(transport="stdio")
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("mcp")
+    (made / "server.py").write_text(SERVER)
+    rows = [
+        {"question": f"Where does {name} live?", "answer": city} for name, city in (("Mia", "Rome"), ("Ben", "Oslo"))
+    ]
+    (made / "questions.jsonl").write_text("".join(json.dumps(row | {"split": "test"}) + "\n" for row in rows))
+    return made
+
+
+def over_pipes(folder: Path, **keys: Any) -> McpTools:
+    return McpTools(questions=folder / "questions.jsonl", command=(sys.executable, str(folder / "server.py")), **keys)
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(folder / "server.py"), str(port)], stderr=subprocess.DEVNULL)
+    for _ in range(300):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+def call(tool: str, /, **arguments: Any) -> str:
+    return json.dumps({"name": tool, "arguments": arguments})
+
+
+async def play(environment: McpTools, actions: list[str], task: int = 0) -> list[Any]:
+    episode = await environment.start(list(environment.tasks("test"))[task])
+    try:
+        return [episode.opening, *[await episode.step(action) for action in actions]]
+    finally:
+        await episode.close()
+
+
+@pytest.mark.parametrize("way", ["pipes", "http"])
+def test_questions_are_answered_with_tools(way: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    if way == "pipes":
+        environment = over_pipes(folder)
+    else:
+        environment = McpTools(questions=folder / "questions.jsonl", url=request.getfixturevalue("address"))
+    task = environment.tasks("test")[0]
+    assert [tool["function"]["name"] for tool in task.info["tools"]] == ["city", "asked", "hang", "die", "answer"]
+    assert task.info["tools"][0]["function"]["parameters"]["required"] == ["name"]
+    said = asyncio.run(play(environment, [call("city", name="Mia"), call("answer", text="rome.")]))
+    assert [s.reply for s in said] == ["Where does Mia live?", "Rome", "The end."]
+    assert said[-1].success is True and said[-1].reward == 1.0
+    wrong = asyncio.run(play(environment, [call("answer", text="Oslo")]))
+    assert wrong[-1].success is False and wrong[-1].terminated
+
+
+def test_each_episode_has_a_server_of_its_own(folder: Path) -> None:
+    environment = over_pipes(folder)
+    for _ in range(2):
+        said = asyncio.run(play(environment, [call("asked"), call("city", name="Ben"), call("asked")]))
+        assert [s.reply for s in said[1:]] == ["nobody", "Oslo", "Ben"]
+
+
+def test_what_a_tool_refuses_is_read_and_costs_a_step(folder: Path) -> None:
+    actions = [call("city", name="Zoe"), call("city"), call("town", name="Mia"), "city Mia", "[1]", call("asked")]
+    said = asyncio.run(play(over_pipes(folder, max_steps=6), actions))
+    assert [s.valid for s in said[1:]] == [False] * 5 + [True]
+    assert all(s.reply.startswith("Error") for s in said[1:6])
+    assert said[-1].truncated and said[-1].success is False
+
+
+def test_a_tool_that_hangs_is_given_up(folder: Path) -> None:
+    begun = time.monotonic()
+    said = asyncio.run(play(over_pipes(folder, call_timeout_s=1.0), [call("hang"), call("answer", text="Rome")]))
+    assert "did not answer within 1 s" in said[1].reply and said[2].success
+    assert time.monotonic() - begun < 30
+
+
+def test_a_server_that_dies_is_an_error_of_the_environment(folder: Path) -> None:
+    with pytest.raises(EnvError, match="the MCP server"):
+        asyncio.run(play(over_pipes(folder, call_timeout_s=3.0), [call("die"), call("asked"), call("asked")]))
+
+
+@pytest.mark.parametrize("command", [("no-such-program",), (sys.executable, "-c", "print('hello')")])
+def test_a_server_that_does_not_begin_is_said_to(folder: Path, command: tuple[str, ...]) -> None:
+    made = McpTools(questions=folder / "questions.jsonl", command=command, connect_timeout_s=5.0)
+    with pytest.raises(EnvError, match="the MCP server cannot be used"):
+        made.tasks("test")
+
+
+def test_what_is_no_question_is_said_with_its_line(folder: Path) -> None:
+    bad = folder / "bad.jsonl"
+    bad.write_text('{"question": "a"}\n\n{"ask": 1}\n')
+    with pytest.raises(EnvError, match=r"bad\.jsonl:3"):
+        McpTools(questions=bad, command=(sys.executable, str(folder / "server.py"))).tasks("test")
+    with pytest.raises(ValueError, match="either a command or a url"):
+        McpTools(questions=bad)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 5000, "{}", '{"name": 1}', '{"name": "f", "arguments": 3}', "x" * 200_000]
+)
+def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
+    assert str(read(text, {"f"})).startswith("Error: ")
