@@ -90,7 +90,7 @@ watch_gap/*                     | 1          | mean of what is trained on less t
 watch_correlation/*             | 1          | correlation of the two over the attempts of the step
 watch_alarm/*                   | 1          | 1 where the one rises while the watched one falls, else 0
 watch_failures/*                | attempts   | attempts that the watched reward could not judge
-agent/*                         | 1          | notes of this name per episode (n_), their mean length in characters (chars_)
+agent/*                         | 1          | notes of this name per episode (n_), their mean characters (chars_)
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part
 credit/n_groups                 | groups     | groups credit was computed for
@@ -174,7 +174,7 @@ critic/target_std               | 1          | deviation of what the Q-values sh
 critic/n_stored                 | turns      | turns in the critic's buffer, those of the step included
 critic/sum_loss                 | 1          | squared error of what the turns contributed, summed, mean over updates
 critic/pair_loss                | 1          | loss of the critic on pairs of attempts at one task, mean over updates
-critic/pair_accuracy            | share      | pairs of attempts that the critic ranked rightly before the updates; equal is half
+critic/pair_accuracy            | share      | pairs of attempts that the critic ranks rightly before the updates; a tie is ½
 critic/n_pairs                  | pairs      | pairs of attempts at one task of which one earned more
 critic/n_updates                | updates    | parameter updates of the critic
 critic/n_skipped                | updates    | updates of the critic left out because the gradient was not finite

@@ -81,7 +81,7 @@ async def judge_again(
     groups: dict[tuple[str, str, int, str], list[TrajectoryRecord]] = {}
     for record in records:
         groups.setdefault((record.stage, record.phase, record.step, record.task_id), []).append(record)
-    found = []
+    found: list[Judgement] = []
     for (_, _, _, task_id), group in groups.items():
         scored = await score_group(
             task_of(task_id),

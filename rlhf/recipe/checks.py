@@ -333,6 +333,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *LORA_CHECKS,
     *START_CHECKS,
     *STAGE_CHECKS,
+    *STOPPING_CHECKS,
     *TRAINER_CHECKS,
     _check_watched,
     _check_overlong,
