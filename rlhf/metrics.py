@@ -174,7 +174,7 @@ critic/target_std               | 1          | deviation of what the Q-values sh
 critic/n_stored                 | turns      | turns in the critic's buffer, those of the step included
 critic/sum_loss                 | 1          | squared error of what the turns contributed, summed, mean over updates
 critic/pair_loss                | 1          | loss of the critic on pairs of attempts at one task, mean over updates
-critic/pair_accuracy            | share      | pairs of attempts that the critic ranks rightly before it learns, ties as ½
+critic/pair_accuracy            | share      | pairs of attempts that the critic ranks rightly before it learns; ties ½
 critic/n_pairs                  | pairs      | pairs of attempts at one task of which one earned more
 critic/n_updates                | updates    | parameter updates of the critic
 critic/n_skipped                | updates    | updates of the critic left out because the gradient was not finite

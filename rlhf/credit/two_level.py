@@ -68,10 +68,12 @@ class TwoLevel:
     so that the sum over options is the discounted return of the episode: the semi-Markov return, seen from its
     beginning. An estimator at this level needs no discount of its own (`gamma: 1`).
 
-    At the low level an option is a trajectory of its own with the rewards of its turns. It is compared with the options
-    of the group that have the same subgoal (`compare: subgoal`), which began in the same state with it (`state`), or
-    with all of the group (`all`). An option without its like gets what the estimator gives a lone trajectory: of one
-    that compares, 0. To a critic, an option that the next one follows is cut in the state that its plan is made in.
+    At the low level an option is a trajectory of its own. Its last turn also earns what the rest of the episode does
+    (`horizon: episode`), or it has the rewards of its own turns alone (`option`). It is compared with the options of
+    the group that have the same subgoal (`compare: subgoal`), which began in the same state with it (`state`), or with
+    all of the group (`all`). An option without its like gets what the estimator gives a lone trajectory: of one that
+    compares, 0. To a critic, an option with a horizon of its own that the next one follows is cut in the state that
+    that one is planned in.
 
     Without any generation of role `plan` a trajectory is one option, and this is `low`.
 
@@ -86,6 +88,9 @@ class TwoLevel:
     """Discount per turn of what an option earns."""
     compare: Literal["subgoal", "state", "all"] = "subgoal"
     """With which options of its group an option is compared."""
+    horizon: Literal["episode", "option"] = "episode"
+    """Whether the executor is judged by the rest of the episode too, or within its subgoal alone. The latter needs
+    rewards on the way."""
     low_reward: str | None = None
     """Name of the reward, a key of `rewards`, whose values per turn the low level is trained on; null is the score."""
 
@@ -117,7 +122,7 @@ class TwoLevel:
         counters: list[dict[str, float]] = []
         for estimator, level_of in ((self.high, self._high), (self.low, self._low)):
             levels = [level_of(group, options) for group, options in zip(groups, cut, strict=True)]
-            counters.append(_estimate(estimator, levels, cut, per_group, found))
+            counters.append(_estimate(estimator, self.horizon == "episode", levels, cut, per_group, found))
         _, n_alone = (found_at_level.pop("alone", 0.0) for found_at_level in counters)
         counts = {"credit/n_options": float(sum(map(len, cut))), "credit/n_lone_options": n_alone}
         metrics = counts | _merged(counters)
@@ -185,7 +190,10 @@ class TwoLevel:
             worth = rewards_K[t] if t in option.turns else 0.0
             turns.append(replace(turn, action=replace(turn.action, generations=own), reward=worth))
             earned.append(worth)
-        is_last = option.turns.stop == len(whole.turns)
+        if self.horizon == "episode" and earned:
+            earned[-1] += math.fsum(rewards_K[option.turns.stop :])
+            turns[-1] = replace(turns[-1], reward=earned[-1])
+        is_last = option.turns.stop == len(whole.turns) or self.horizon == "episode"
         outcome = whole.outcome if is_last else Outcome.TURN_LIMIT
         # Attempts are told apart by number: there may be several options of one attempt.
         trajectory = replace(whole, turns=tuple(turns), outcome=outcome, n_given=0, n_shared=0, parent=None)
@@ -269,6 +277,7 @@ def _frozen(rows_GN: Sequence[Sequence[tuple[float, ...]]]) -> TokensGNT:
 
 def _estimate(
     estimator: AdvantageEstimator | None,
+    whole: bool,
     levels: Sequence[_Level],
     cut: Sequence[Sequence[Option]],
     values: Sequence[Values | None],
@@ -281,7 +290,7 @@ def _estimate(
         return {}
     given: list[Values] | None = None
     if estimator.needs_values:
-        given = [_values_at(_needed(values[k]), places, cut[k], group) for k, group, places in flat]
+        given = [_values_at(_needed(values[k]), places, cut[k], group, whole) for k, group, places in flat]
     credits = credit_of(estimator, [group for _, group, _ in flat], given)
     for (k, _, places), credit in zip(flat, credits, strict=True):
         found[k].fill(places, credit)
@@ -300,9 +309,12 @@ def _needed(values: Values | None) -> Values:
 
 
 def _values_at(
-    values: Values, places: Sequence[Sequence[_Place]], options: Sequence[Option], group: ScoredGroup
+    values: Values, places: Sequence[Sequence[_Place]], options: Sequence[Option], group: ScoredGroup, whole: bool
 ) -> Values:
-    """What a critic says of the rows at `places`; an option that another follows is cut where that one is planned."""
+    """What a critic says of the rows at `places`; an option that another follows is cut where that one is planned.
+
+    With `whole`, an option has what follows among its rewards: it is cut where its episode is.
+    """
     tokens = tuple(tuple(values.tokens_GNT[i][n] for i, n in rows) for rows in places)
     actions = values.actions_GNT
     of_actions = actions and tuple(tuple(actions[i][n] for i, n in rows) for rows in places)
@@ -311,7 +323,7 @@ def _values_at(
     for rows, trajectory in zip(places, group.trajectories, strict=True):
         i, n = rows[-1]
         plan = follows.get((i, n))
-        if plan is not None and values.tokens_GNT[i][plan]:
+        if plan is not None and not whole and values.tokens_GNT[i][plan]:
             cuts.append(values.tokens_GNT[i][plan][0])
         else:
             cuts.append(values.cut_G[i] if trajectory.outcome in (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT) else 0.0)

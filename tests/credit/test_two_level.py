@@ -93,11 +93,22 @@ def test_the_high_level_compares_discounted_returns_of_options() -> None:
     ],
 )
 def test_the_low_level_compares_options_with_their_like(compare: Any, expected: Any, n_alone: int) -> None:
-    credit = TwoLevel(high=None, low=DrGRPO(), compare=compare)(group(A, B))
+    credit = TwoLevel(high=None, low=DrGRPO(), compare=compare, horizon="option")(group(A, B))
     got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
     assert got == [pytest.approx(row) for row in expected]
     assert all(x == 0.0 for rows in credit.tokens_GNT for n in (0, 3) for x in rows[n])
     assert credit.metrics["credit/n_lone_options"] == n_alone
+
+
+def test_a_longer_horizon_judges_an_option_by_what_followed_too() -> None:
+    # A's key earns 0 + 1 and the door's 2 after it, in all 3; B's 0 and 1. The doors have nothing after them: 2 and 1.
+    credit = TwoLevel(high=None, low=DrGRPO())(group(A, B))
+    got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
+    assert got == [pytest.approx([1.0, 1.0, 0.5]), pytest.approx([-1.0, -1.0, -0.5])]
+    # With a critic: 3 − 2 and 3 − 3 in the first option, which ends with the episode; 2 − 5 in the second.
+    values = Values((((1.0, 0.0), (2.0,), (3.0,), (4.0, 0.0), (5.0,)),), (0.0,))
+    [credit] = credit_of(TwoLevel(high=None, low=GAE(gamma=1, lam=1, whiten=False)), [group(A)], [values])
+    assert [credit.tokens_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([1.0, 0.0, -3.0])
 
 
 def test_its_counters_are_metrics_of_both_levels() -> None:
@@ -109,7 +120,7 @@ def test_its_counters_are_metrics_of_both_levels() -> None:
 def test_subgoals_are_compared_as_they_read() -> None:
     other: list[Told] = [(["p: KEY ", "."], 0.0, "x"), (["p:door", "."], 1.0, "w")]
     credit = TwoLevel(high=None, low=DrGRPO())(group(A, other))
-    assert credit.tokens_GNT[1][1] == (-0.5,)
+    assert credit.tokens_GNT[1][1] == (-1.0,), "0 and the 1 that follows, against 1 and 2: 3"
 
 
 def test_without_plans_it_is_the_low_estimator() -> None:
@@ -134,7 +145,7 @@ def test_a_named_reward_is_what_the_executor_is_trained_on() -> None:
         for s, v in zip(made.scores, ((1.0, 1.0, 0.0), (0.0, 0.0)), strict=True)
     )
     named = ScoredGroup("t", made.trajectories, scores)
-    credit = TwoLevel(high=DrGRPO(), low=DrGRPO(), low_reward="near")(named)
+    credit = TwoLevel(high=DrGRPO(), low=DrGRPO(), low_reward="near", horizon="option")(named)
     assert credit.tokens_GNT[0][1] == (1.0,) and credit.tokens_GNT[0][4] == (0.0,)
     assert credit.tokens_GNT[0][0] == TwoLevel(high=DrGRPO(), low=None)(made).tokens_GNT[0][0]
     with pytest.raises(DataError, match="says nothing of single turns"):
@@ -145,7 +156,8 @@ def test_a_critic_serves_both_levels_and_an_option_is_cut_where_the_next_is_plan
     one = group(A)
     v = (((1.0, 0.0), (2.0,), (3.0,), (4.0, 0.0), (5.0,)),)
     values = Values(v, (0.0,))
-    made = TwoLevel(high=TurnGAE(gamma=1, lam=1, whiten=False), low=GAE(gamma=1, lam=1, whiten=False))
+    low = GAE(gamma=1, lam=1, whiten=False)
+    made = TwoLevel(high=TurnGAE(gamma=1, lam=1, whiten=False), low=low, horizon="option")
     [credit] = credit_of(made, [one], [values])
     credit.check(one)
     # High: options earn 1 and 2; 1 + 2 − 1 = 2 for the first, 2 − 4 = −2 for the second.
