@@ -54,6 +54,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "reasoning_gym": Entry(
             "environments.reasoning_gym:ReasoningGym", "105 generators of problems", extra="reasoning-gym"
         ),
+        "mixed": Entry("environments.mixed:Mixed", "several environments in given shares"),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change, and are asked for later"),
         "objectives": Entry("environments.objectives:Objectives", "k tasks joined into one episode"),
@@ -123,6 +124,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "repetition": Entry("rewards.fluency:Repetition", "minus the share of words said before"),
         "language": Entry("rewards.fluency:LanguageConsistency", "share of letters in the script asked for"),
         "combine": Entry("rewards.combine:Combine", "several rewards, with schedules, gates and caps"),
+        "of_part": Entry("rewards.of_part:OfPart", "another reward, for one part of a mixture alone"),
         "ranked": Entry("rewards.ranked:Ranked", "the first signal that tells two attempts apart decides"),
     },
     "engine": {

@@ -30,6 +30,10 @@ NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
     ("environment", "processes"): {"environment": {"kind": "keyhole"}},
+    ("environment", "mixed"): {
+        "parts": {name: {"environment": {"kind": "keyhole", "rows": rows}} for name, rows in (("a", 2), ("b", 3))}
+    },
+    ("reward", "of_part"): {"part": "a", "reward": {"kind": "outcome"}},
     ("environment", "mcp"): {"questions": "questions.jsonl", "command": ["server"]},
     ("environment", "openenv"): {"url": "http://127.0.0.1:1"},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},

@@ -66,7 +66,7 @@ class Collected:
         values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
         for name in scores[0].parts if scores else ():
             values[f"reward/{name}"] = sum(s.parts[name].value for s in scores) / n
-        values |= _of_prompts(generations, len(turns)) | _of_notes(turns, n)
+        values |= _of_prompts(generations, len(turns)) | _of_notes(turns, n) | _of_parts(self.groups)
         return values
 
 
@@ -88,6 +88,16 @@ def _of_notes(turns: Sequence[Turn], n_trajectories: int) -> dict[str, float]:
             lengths.setdefault(re.sub(r"\W+", "_", name.rstrip("0123456789 ")), []).append(len(note))
     counts = {f"agent/n_{name}": len(found) / n_trajectories for name, found in lengths.items()}
     return counts | {f"agent/chars_{name}": sum(found) / len(found) for name, found in lengths.items()}
+
+
+def _of_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Success of each kind of task, which is what its id begins with; nothing where all are of one kind."""
+    solved: dict[str, list[bool]] = {}
+    for group in groups:
+        name = re.sub(r"[^\w.-]+", "_", group.task_id.partition("/")[0])
+        solved.setdefault(name, []).extend(trajectory.solved for trajectory in group.trajectories)
+    kinds = {name: found for name, found in solved.items() if found}
+    return {f"success_of/{name}": sum(x) / len(x) for name, x in kinds.items()} if len(kinds) > 1 else {}
 
 
 @dataclass(frozen=True)
