@@ -135,6 +135,19 @@ def test_everything_goes_to_a_file_outside_the_run(folder: Path) -> None:
         assert again.exit_code == 2 and says in again.stderr
 
 
+def test_groups_of_one_task_in_one_step_are_told_apart(folder: Path) -> None:
+    # The step lies across two orders of the tasks: task 12 comes twice, and both times has attempts 0 and 1. Solved are
+    # 0 of the first and 1 of the second. A share is 1/2 in groups of two, and would be 1/4 if they were taken for one.
+    twice = [group("echo/12", ["12", "3"]), group("echo/13", ["1"]), group("echo/12", ["4", "12"])]
+    TrajectoryWriter(folder / "trajectories").write_groups("1-policy_gradient", 4, "train", twice)
+    targets = ("--reward", "exact_match", "--reward", "./judges.py:Share")
+    assert run("score", folder, *targets, "--step", "4", "--out", "again.json").exit_code == 0
+    scored = json.loads(Path("again.json").read_text("utf-8"))["attempts"]
+    same = [(a["before"], a["after"]) for a in scored["exact_match"] if a["task"] == "echo/12"]
+    assert same == [(1.0, 1.0), (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)]
+    assert [a["after"] for a in scored["Share"] if a["task"] == "echo/12"] == [0.5] * 4
+
+
 def test_a_reward_that_fails_here_and_there_is_told(folder: Path) -> None:
     result = run("score", folder, "--reward", "./judges.py:picky", "--json")
     [row] = last_json(result)["rewards"]

@@ -68,23 +68,20 @@ async def judge_again(
     timeout_s: float,
     on_group: Callable[[], object] = lambda: None,
 ) -> list[Judgement]:
-    """Ask `reward` about stored attempts, those at one task in one step together.
+    """Ask `reward` about stored attempts, those of one group together.
 
     Args:
-        records: attempts, in any order.
+        records: attempts, those of a group in any order; of two groups at one task in one step, one after the other.
         reward: of a task and a trajectory, or of a group.
         task_of: the task of an id.
         against: what was stored and is compared with; attempts without it are left out.
         timeout_s: limit of each call.
         on_group: called after each group.
     """
-    groups: dict[tuple[str, str, int, str], list[TrajectoryRecord]] = {}
-    for record in records:
-        groups.setdefault((record.stage, record.phase, record.step, record.task_id), []).append(record)
     found: list[Judgement] = []
-    for (_, _, _, task_id), group in groups.items():
+    for group in _groups(records):
         scored = await score_group(
-            task_of(task_id),
+            task_of(group[0].task_id),
             [record.trajectory for record in group],
             {_NAME: Weighted(_NAME, 1.0, reward)},
             timeout_s=timeout_s,
@@ -92,6 +89,21 @@ async def judge_again(
         found += _judgements(group, scored, against)
         on_group()
     return found
+
+
+def _groups(records: Sequence[TrajectoryRecord]) -> list[list[TrajectoryRecord]]:
+    """Attempts at one task in one step; a second group where an attempt's number comes again.
+
+    A step may attempt a task twice: where one order of the tasks ends within it and the next begins, or where there are
+    fewer tasks than a step takes. The numbers of the attempts begin anew then, and tell nobody apart.
+    """
+    groups: dict[tuple[str, str, int, str], list[dict[int, TrajectoryRecord]]] = {}
+    for record in records:
+        same = groups.setdefault((record.stage, record.phase, record.step, record.task_id), [{}])
+        if record.trajectory.attempt in same[-1]:
+            same.append({})
+        same[-1][record.trajectory.attempt] = record
+    return [list(group.values()) for same in groups.values() for group in same]
 
 
 def _judgements(group: Sequence[TrajectoryRecord], scored: ScoredGroup, against: str) -> Iterable[Judgement]:
