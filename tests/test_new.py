@@ -106,6 +106,12 @@ def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("name", "instead"), [("my-maze", "my_maze"), ("Near", "near"), ("class", "my_class")])
+def test_a_name_that_can_be_is_suggested(tmp_path: Path, name: str, instead: str) -> None:
+    # What is left of the name when it is written as a name, or that with my_ before it where Python has taken it.
+    assert f"rlhf new PART {instead}\n" in run("new", "reward", name, "--folder", tmp_path).stderr
+
+
 def test_an_unknown_part_is_named() -> None:
     result = run("new", "rewards", "near")
     assert result.exit_code == 2 and "reward" in result.output

@@ -73,8 +73,7 @@ def texts_of(part: str, name: str) -> dict[str, str]:
 
 
 def _refuse_name(name: str) -> None:
-    is_name = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
-    if is_name and name not in _TAKEN and not name.startswith("test_"):
+    if _can_name(name):
         return
     suggested = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_").removeprefix("test_")
     raise RecipeError(
@@ -82,5 +81,12 @@ def _refuse_name(name: str) -> None:
         where="NAME",
         got=name,
         expected="small letters, digits and underscores, a letter first, and no name that Python or rlhf has taken",
-        hint=f"rlhf new PART my_{suggested}" if suggested else "rlhf new reward near",
+        hint=f"rlhf new PART {suggested if _can_name(suggested) else f'my_{suggested}'}"
+        if suggested
+        else "rlhf new reward near",
     )
+
+
+def _can_name(name: str) -> bool:
+    is_name = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
+    return bool(is_name) and name not in _TAKEN and not name.startswith("test_")
