@@ -16,14 +16,15 @@ from pydantic.dataclasses import dataclass
 from agents.base import History, PolicyHandle
 from agents.chat import ChatAgent
 from agents.memory.base import Exchange, Shown
-from agents.memory.subgoals import SUBGOAL
+from agents.memory.subgoals import SUBGOAL, Subgoals
 from agents.parsing import split_thoughts
 from rlhf.data import Action, Generation, Message, Role
 from rlhf.settings import STRICT
 
 #: Role of a call that names a subgoal; see `Generation.role`.
 PLAN = "plan"
-#: Note of how the subgoal before ended, on the turn in which the next is named.
+#: Note of how the subgoal before ended, on the turn in which the next is named; a line each, as the subgoals have,
+#: where a turn names several.
 ENDED = "subgoal ended"
 
 
@@ -54,7 +55,7 @@ class PlannerExecutor:
     """
 
     executor: ChatAgent = Field(default_factory=ChatAgent)
-    """How actions are asked for and read: the keys of an agent of kind `chat`, with any memory."""
+    """How actions are asked for and read: the keys of an agent of kind `chat`, with any memory but `subgoals`."""
     plan_system: str = "You plan for an agent in a text environment. Name the next subgoal, on one line."
     """Instruction of the planner. Empty: no system message at all."""
     ask: str = "Next subgoal:"
@@ -66,45 +67,58 @@ class PlannerExecutor:
     max_turns_per_subgoal: Annotated[int, Field(ge=1)] = 8
     """Turns after which a subgoal is ended."""
     max_plans_per_turn: Annotated[int, Field(ge=1)] = 2
-    """Subgoals that may be named before something is done; saying `done` once more is then an error."""
+    """Subgoals that may be named in one turn; saying `done` to the last of them is an error."""
     max_subgoal_chars: Annotated[int, Field(ge=1)] = 200
     """Longest subgoal; what goes beyond is cut."""
+
+    def __post_init__(self) -> None:
+        """Refuse a second voice that names subgoals."""
+        if isinstance(self.executor.memory, Subgoals):
+            raise ValueError(
+                "executor.memory is of kind subgoals, expected another: here the planner names them, and the executor "
+                "is shown the turns of the present one"
+            )
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Name a subgoal where there is none, then choose an action towards it."""
         pursued = self.pursued(history)
         past = self.executor.past(history)
         generations: list[Generation] = []
-        notes: dict[str, str] = {}
-        for n in range(self.max_plans_per_turn + 1):
+        named: list[str] = []
+        ended: list[str] = []
+        n_done = 0
+        while True:
             if not pursued or pursued[-1].ended:
-                if pursued:
-                    notes[ENDED] = pursued[-1].ended
+                ended += [p.ended for p in pursued[-1:]]
                 subgoal, generation = await self._plan(history, pursued, past[-1], policy)
                 generations.append(generation)
-                notes[SUBGOAL] = subgoal
+                named.append(subgoal)
                 pursued = [*pursued, Pursued(subgoal, len(history.turns))]
             action = await self._execute(history, past, pursued[-1], policy)
             generations += action.generations
-            if not self._is_done(action.text) or action.error is not None:
-                return Action(action.text, tuple(generations), action.error, notes | dict(action.notes))
-            if n == self.max_plans_per_turn - 1:
+            notes = {name: "\n".join(lines) for name, lines in ((SUBGOAL, named), (ENDED, ended)) if lines}
+            if action.error is not None or not self._is_done(action.text):
+                return replace(action, generations=tuple(generations), notes=notes | dict(action.notes))
+            n_done += 1
+            if len(named) == self.max_plans_per_turn:
                 break
-            last = pursued[-1]
-            pursued = [*pursued[:-1], Pursued(last.subgoal, last.first, "done")]
-        error = f"No action was taken: '{self.done}' was said {self.max_plans_per_turn} times. Say what to do."
+            pursued = [*pursued[:-1], replace(pursued[-1], ended="done")]
+        times = "once" if n_done == 1 else f"{n_done} times"
+        error = f"No action was taken: '{self.done}' was said {times}. Say what to do."
         return Action("", tuple(generations), error, notes)
 
     def pursued(self, history: History) -> list[Pursued]:
         """Every subgoal so far, the last one ended if its limit is reached."""
         found: list[Pursued] = []
         for t, turn in enumerate(history.turns):
-            if subgoal := turn.action.notes.get(SUBGOAL):
+            notes = turn.action.notes
+            named, ended = (notes[name].split("\n") if name in notes else [] for name in (SUBGOAL, ENDED))
+            for subgoal in named:
                 if found:
-                    found[-1] = Pursued(found[-1].subgoal, found[-1].first, turn.action.notes.get(ENDED, "done"))
+                    found[-1] = replace(found[-1], ended=ended.pop(0) if ended else "done")
                 found.append(Pursued(subgoal, t))
         if found and len(history.turns) - found[-1].first >= self.max_turns_per_subgoal:
-            found[-1] = Pursued(found[-1].subgoal, found[-1].first, "out of turns")
+            found[-1] = replace(found[-1], ended="out of turns")
         return found
 
     def write(self, shown: Shown) -> str:
@@ -132,8 +146,10 @@ class PlannerExecutor:
         """Ask for an action, with the turns since the subgoal was named and the subgoal in front of them."""
         first = past[pursued.first]
         opening = [history.opening] if self.show_opening and pursued.first else []
-        text = "\n".join([*opening, f"Subgoal: {pursued.subgoal}", first.observation])
-        shown = (Exchange(text, text, first.reply, first.action, first.notes), *past[pursued.first + 1 :])
+        text, said = (
+            "\n".join([*opening, f"Subgoal: {pursued.subgoal}", now]) for now in (first.observation, first.said)
+        )
+        shown = (Exchange(text, said, first.reply, first.action, first.notes), *past[pursued.first + 1 :])
         return await self.executor.act_on(shown, history, policy)
 
     def _is_done(self, text: str) -> bool:

@@ -96,7 +96,7 @@ class Shown:
         subgoal: what the action is for, where the environment can say it.
         before: the subgoal of the turn before.
         role: what the policy is asked for; see `Generation.role`.
-        n_calls: how often the agent has asked for something else in this turn.
+        n_calls: how often the agent has asked in this turn, what was to be remembered aside.
     """
 
     action: str

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from agents.base import History, Reply
-from agents.memory.base import Shown
-from environments.base import Environment, Guide, Oracle, Scribe, StepResult, can_demonstrate
+from agents.memory.base import MEMORY, Shown
+from environments.base import Environment, Oracle, StepResult, can_demonstrate
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
 from rlhf.data.generation import DEMONSTRATED
 from rlhf.errors import AgentError, EnvError, RecipeError
@@ -204,16 +204,16 @@ async def _steps(
             break
     trajectory = Trajectory(task.id, 0, opening.reply, tuple(turns), outcome)
     taken = [turn.action.text for turn in turns]
-    recalls = await _said(environment, Scribe, "recall", task, taken, limits, lane)
-    subgoals = await _said(environment, Guide, "subgoal", task, taken, limits, lane)
+    recalls = await _said(environment, "recall", task, taken, limits, lane)
+    subgoals = await _said(environment, "subgoal", task, taken, limits, lane)
     return Demonstration(task, trajectory, tuple(shown), recalls, subgoals)
 
 
 async def _said(
-    environment: Environment, kind: type, name: str, task: Task, taken: Sequence[str], limits: Limits, lane: Lane
+    environment: Environment, name: str, task: Task, taken: Sequence[str], limits: Limits, lane: Lane
 ) -> tuple[str, ...]:
-    """What the environment says before each action, where it is of a kind that says anything. Raises Ended."""
-    if not isinstance(environment, kind):
+    """What the environment says before each action, where it has such a method. Raises Ended."""
+    if not callable(getattr(environment, name, None)):  # what stands for another environment passes its methods on
         return ()
     said: list[str] = []
     for k in range(len(taken)):
@@ -272,12 +272,14 @@ class _Demonstrator:
         renderer: of prompts and replies.
         shown: of this turn.
         n_calls: in this turn.
+        n_words: of those, how many asked for something else than what is to be remembered.
     """
 
     agent: Any
     renderer: Renderer
     shown: Shown
     n_calls: int = 0
+    n_words: int = 0
 
     async def generate(
         self,
@@ -293,7 +295,8 @@ class _Demonstrator:
             raise AgentError(
                 "the agent asks without end for what is demonstrated", where="agent", got=f"{self.n_calls} calls"
             )
-        ids = self.renderer.encode_reply(self.agent.write(replace(self.shown, role=role, n_calls=self.n_calls - 1)))
+        ids = self.renderer.encode_reply(self.agent.write(replace(self.shown, role=role, n_calls=self.n_words)))
+        self.n_words += role != MEMORY
         prompt = self.renderer.prompt(messages, tools)
         generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED, role=role)
         return Reply(self.renderer.reply_text(ids), generation)

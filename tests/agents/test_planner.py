@@ -11,9 +11,10 @@ from agents.base import History, Reply
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.memory.base import Shown
+from agents.memory.summary import Summary
 from agents.memory.window import Window
 from agents.planner import PLAN, PlannerExecutor
-from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
+from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn
 
 
 class Speaks:
@@ -111,3 +112,55 @@ def test_episodes_hold_nothing_in_the_agent() -> None:
     first, second = (play(made, ["a", "b"], ["x", "done", "y"], 2)[1] for _ in range(2))
     assert first == second
     assert isinstance(first[0].action, Action)
+
+
+def test_a_turn_may_name_several_subgoals_and_none_is_forgotten() -> None:
+    made = agent(max_turns_per_subgoal=1)
+    policy, turns = play(made, ["a", "b", "c", "d"], ["go", "done", "stay", "wait"], 3)
+    assert dict(turns[1].action.notes) == {"subgoal": "b\nc", "subgoal ended": "out of turns\ndone"}
+    plans = [texts(s)[0] for s in policy.shown if s[0] == PLAN]
+    assert plans[3] == "opening\n1. a: out of turns\n2. b: done\n3. c: out of turns\nseen 1\nNext subgoal:"
+
+
+def test_done_ends_a_subgoal_also_where_one_may_be_named_in_a_turn() -> None:
+    _, turns = play(agent(max_plans_per_turn=1), ["a", "b"], ["go", "done", "stay", "done"], 2)
+    assert [t.action.text for t in turns] == ["go", "stay"] and turns[1].action.notes["subgoal"] == "b"
+
+
+def test_parts_of_an_action_are_kept() -> None:
+    from agents.tools import ToolAgent
+
+    two = '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'
+    _, turns = play(agent(executor=ToolAgent(system="")), ["a"], [two], 1)
+    assert len(turns[0].action.parts) == 2
+
+
+def test_an_old_list_of_possible_actions_is_not_shown_again() -> None:
+    made = agent(executor=ChatAgent(system="", show_admissible=True, memory=Window(turns=0)))
+    before = Turn(Action("go", notes={"subgoal": "a"}), "seen")
+    history = History(Task("t"), "opening", (before,), ("new way",), (("old way",),))
+    policy = Speaks([], ["go"])
+    asyncio.run(made.act(history, policy))
+    assert "new way" in texts(policy.shown[0])[0] and "old way" not in texts(policy.shown[0])[0]
+
+
+def test_two_who_name_subgoals_are_refused() -> None:
+    from agents.memory.subgoals import Subgoals
+
+    with pytest.raises(ValueError, match=r"executor\.memory is of kind subgoals"):
+        agent(executor=ChatAgent(memory=Subgoals()))
+
+
+def test_a_demonstrated_executor_says_done_also_after_it_was_asked_for_a_summary() -> None:
+    from rlhf.rollout.renderer import Renderer
+    from rlhf.trainers.demonstrations import Demonstration, render
+    from tests.trainers.tiny import policy
+
+    turns = tuple(Turn(Action(text), "seen") for text in ("go", "take", "open"))
+    played = Trajectory("t", 0, "opening", turns, Outcome.SOLVED)
+    shown = Demonstration(Task("t"), played, ((),) * 3, subgoals=("key", "key", "door"))
+    renderer = Renderer(policy().tokenizer)
+    made = agent(executor=ChatAgent(system="", memory=Summary(every=1, keep=0)))
+    [found] = asyncio.run(render([shown], made, renderer))
+    calls = [(g.role, renderer.reply_text(g.token_ids)) for g in found.turns[2].generations]
+    assert calls == [("memory", ""), ("", "done"), ("plan", "door"), ("", "open")]
