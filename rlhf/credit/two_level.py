@@ -117,8 +117,7 @@ class TwoLevel:
         """Return the credit of each group of a step."""
         cut = [options_of(group) for group in groups]
         per_group = [None] * len(groups) if values is None else list(values)
-        keeps = self.needs_values
-        found = [_Rows(group, keeps=keeps and v is not None) for group, v in zip(groups, per_group, strict=True)]
+        found = [_Rows(group, v if self.needs_values else None) for group, v in zip(groups, per_group, strict=True)]
         counters: list[dict[str, float]] = []
         for estimator, level_of in ((self.high, self._high), (self.low, self._low)):
             levels = [level_of(group, options) for group, options in zip(groups, cut, strict=True)]
@@ -236,9 +235,16 @@ def _cut(owner: int, trajectory: Trajectory) -> Iterator[Option]:
             continue
         begin = of_turn[plan] if plan is not None else 0
         span = range(turns[0], turns[-1] + 1) if turns else range(begin, begin)
-        text = trajectory.turns[begin].action.notes.get("subgoal", "") if plan is not None else ""
+        text = (
+            "" if plan is None else _subgoal(trajectory.turns[begin], sum(of_turn[n] == begin for n in plans[: k - 1]))
+        )
         key = trajectory.turns[begin].state_key if trajectory.turns else None
         yield Option(owner, text, plan, own, span, key)
+
+
+def _subgoal(turn: Turn, i: int) -> str:
+    """The i-th subgoal that a turn names; the note has a line for each."""
+    return turn.action.notes.get("subgoal", "").split("\n")[: i + 1][-1]
 
 
 def _turn_numbers(trajectory: Trajectory) -> list[int]:
@@ -249,9 +255,9 @@ def _turn_numbers(trajectory: Trajectory) -> list[int]:
 class _Rows:
     """The numbers of one group, filled in level by level."""
 
-    def __init__(self, group: ScoredGroup, *, keeps: bool) -> None:
+    def __init__(self, group: ScoredGroup, values: Values | None) -> None:
         self.credit_GN = _zeros(group)
-        self.returns_GN = _zeros(group) if keeps else None
+        self.returns_GN = None if values is None else _own_returns(group, values)
 
     def fill(self, places: Sequence[Sequence[_Place]], credit: Credit) -> None:
         """Take over what an estimator says of the rows at `places`."""
@@ -269,6 +275,22 @@ class _Rows:
 
 def _zeros(group: ScoredGroup) -> list[list[tuple[float, ...]]]:
     return [[(0.0,) * len(g.token_ids) for g in t.generations] for t in group.trajectories]
+
+
+def _own_returns(group: ScoredGroup, values: Values) -> list[list[tuple[float, ...]]]:
+    """What a critic is trained on where no level says anything, so that it is not drawn to 0 there.
+
+    A plan is worth what the critic says of the call after it, for an option may be cut in its value; anything else is
+    worth what the critic says itself.
+    """
+    found: list[list[tuple[float, ...]]] = []
+    for trajectory, rows_NT in zip(group.trajectories, values.tokens_GNT, strict=True):
+        rows = list(map(tuple, rows_NT))
+        for n, (call, (row, after)) in enumerate(zip(trajectory.generations, pairwise(rows), strict=False)):
+            if call.role == PLAN and after:
+                rows[n] = (after[0],) * len(row)
+        found.append(rows)
+    return found
 
 
 def _frozen(rows_GN: Sequence[Sequence[tuple[float, ...]]]) -> TokensGNT:

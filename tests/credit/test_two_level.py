@@ -193,3 +193,24 @@ def test_every_token_gets_a_number_and_options_part_the_turns(told: list[list[To
 def test_something_has_to_be_trained() -> None:
     with pytest.raises(ValueError, match="nothing would be trained"):
         TwoLevel(high=None, low=None)
+
+
+def test_a_turn_that_names_two_subgoals_has_an_option_for_each() -> None:
+    # The key is found at once: 'done' is all that is said to it, and it is compared with keys, not with doors.
+    turn = Turn(Action("a", tuple(map(call, ["p:key", ".", "p:door", "."])), notes={"subgoal": "key\ndoor"}), "", 1.0)
+    made = Trajectory("t", 0, "o", (turn,), Outcome.FAILED)
+    options = options_of(ScoredGroup("t", (made,), (Score({}, (1.0,), 1.0),)))
+    assert [(o.subgoal, o.plan, o.own, o.turns) for o in options] == [
+        ("key", 0, (1,), range(0, 0)),
+        ("door", 2, (3,), range(0, 1)),
+    ]
+
+
+def test_a_level_without_a_critic_does_not_draw_the_values_of_its_tokens_to_zero() -> None:
+    values = Values((((1.0, 0.5), (2.0,), (3.0,), (4.0, 0.5), (5.0,)),), (0.0,))
+    gae = GAE(gamma=1, lam=1, whiten=False)
+    [low] = credit_of(TwoLevel(high=DrGRPO(), low=gae, horizon="option"), [group(A)], [values])
+    # A plan is worth what comes after it. The key is cut in 4: 0 + 1 + 4 and 1 + 4; the door earns 2.
+    assert low.returns_GNT == (((2.0, 2.0), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
+    [high] = credit_of(TwoLevel(high=gae, low=None), [group(A)], [values])
+    assert high.returns_GNT is not None and [high.returns_GNT[0][n] for n in (1, 2, 4)] == [(2.0,), (3.0,), (5.0,)]
