@@ -22,9 +22,11 @@ from typing import Any, Literal
 Style = Literal["json", "hermes", "llama", "mistral", "xml", "python"]
 
 _MOST_CHARS = 100_000
-_FENCE = re.compile(r"```(?:json|python|tool_code)?\s*(.*?)```", re.DOTALL)
-_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(.*)", re.DOTALL)
+# A reply may be anything, also a tag and ten thousand empty lines: no pattern here has two ways to read white space.
+_FENCE = re.compile(r"```(?:json|python|tool_code)?(.*?)```", re.DOTALL)
+_HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
+_OPENING = re.compile(r"[\[{]")
 _FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?</parameter>", re.DOTALL)
 _LLAMA_TAG = "<|python_tag|>"
@@ -64,8 +66,12 @@ def read_calls(text: str, style: Style) -> list[Call]:
         raise Unreadable(f"your reply has {len(text)} characters, at most {_MOST_CHARS} are read")
     try:
         calls = list(_READERS[style](text))
+        for call in calls:
+            call.text.encode()  # as every reader of it will: JSON can spell out half a character
     except RecursionError:
         raise Unreadable("your call is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise Unreadable("your call has a character that is none, such as \\ud800") from None
     if not calls:
         raise Unreadable(f"your reply has no call of a tool. {how_to_call(style)}")
     return calls
@@ -143,8 +149,8 @@ def _of_node(node: ast.Call) -> Call:
 def _objects(text: str, *, must: bool = False) -> Iterator[Call]:
     """Yield the calls that JSON objects of `text`, or of lists in it, describe; with `must`, there has to be one."""
     decoder, at, n = json.JSONDecoder(), 0, 0
-    while (found := re.search(r"[\[{]", text[at:])) is not None:
-        at += found.start()
+    while (found := _OPENING.search(text, at)) is not None:
+        at = found.start()
         try:
             value, at = decoder.raw_decode(text, at)
         except ValueError as error:

@@ -8,6 +8,7 @@ trainer are those of the sampler.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -42,5 +43,5 @@ class ConstantMemory(Plain):
             left = max(self.max_turns - len(past) + 1, 1)
             last = shown[-1]
             hint = f"{last.observation}\n[{left} {'turn' if left == 1 else 'turns'} left]"
-            shown[-1] = Exchange(hint, last.said)
+            shown[-1] = replace(last, observation=hint)
         return Recalled(conversation(shown))

@@ -15,14 +15,17 @@ from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
 from agents.memory.base import MEMORY, Exchange, Plain, Read, Recalled, Shown, as_text, conversation
+from agents.parsing import split_thoughts
 from rlhf.data import Generation, Message, Role
 from rlhf.settings import STRICT
 
 #: Names of notes: the subgoal that begins with a turn, and the numbers of the chunks that the policy has asked for.
 SUBGOAL, RETRIEVED = "subgoal", "retrieved"
 _SUMMARY_OF = "summary of subgoal "
-_LINE = re.compile(r"^\s*subgoal\s*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
-_RETRIEVE = re.compile(r"^\s*(?:action\s*:\s*)?retrieve[ (]*(\d+)\)?\s*$", re.IGNORECASE | re.MULTILINE)
+_LINE = re.compile(r"^[ \t]*subgoal[ \t]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
+_RETRIEVE = re.compile(
+    r"^[ \t]*(?:action[ \t]*:[ \t]*)?retrieve[ (]*([0-9]{1,6})\)?[ \t]*$", re.IGNORECASE | re.MULTILINE
+)
 
 
 @plain_dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Subgoals(Plain):
                 said = f"Subgoal: {chunk.subgoal}\n{as_text(past[chunk.first : chunk.end])}"
                 reply = await policy.generate((Message(Role.USER, f"{said}\n\n{self.ask}"),), role=MEMORY)
                 generations.append(reply.generation)
-                new[name] = " ".join(reply.text.split())[: self.max_chars]
+                new[name] = " ".join(split_thoughts(reply.text).answer.split())[: self.max_chars]
         wanted = {int(number) for number in notes.get(RETRIEVED, "").split()}
         text = "\n".join(self._lines(past, finished, present, wanted, known | new))
         shown = (*past[present.first].with_observation(text), *conversation(past[present.first + 1 :]))
@@ -85,7 +88,7 @@ class Subgoals(Plain):
                 kept[SUBGOAL] = match[1].strip()
         asked = kept.get(RETRIEVED, "").split()
         wanted = _RETRIEVE.search(text)
-        if wanted and len(asked) < self.max_retrievals and int(wanted[1]) <= len(self._chunks(past)) - 1:
+        if wanted and len(asked) < self.max_retrievals and 1 <= int(wanted[1]) < len(self._chunks(past)):
             kept[RETRIEVED] = " ".join([*asked, wanted[1]])
             return Read(text, kept, again=True)
         return Read(text, kept)

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
 from agents.memory.base import MEMORY, Exchange, Plain, Recalled, as_text, conversation
+from agents.parsing import split_thoughts
 from rlhf.data import Generation, Message, Role
 from rlhf.settings import STRICT
 
@@ -21,7 +22,8 @@ class Summary(Plain):
     """Shows the opening, a summary of what is long past, and the turns since.
 
     When more than `every` turns have come since the last summary, the policy is asked for a new one: it is shown the
-    old one and those turns. Its answer is cut at `max_chars`, so that the prompt is bounded however much it writes.
+    old one and those turns. Its answer, without thoughts, is cut at `max_chars`, so that the prompt is bounded however
+    much it writes.
     """
 
     every: Annotated[int, Field(ge=1)] = 6
@@ -49,7 +51,8 @@ class Summary(Plain):
             earlier = f"{summary}\n" if summary else f"{past[0].said}\n" if first else ""
             question = Message(Role.USER, f"{earlier}{as_text(past[first:last])}\n\n{self.ask}")
             reply = await policy.generate((question,), role=MEMORY)
-            summary, first, generations = reply.text.strip()[: self.max_chars], last, (reply.generation,)
+            said = split_thoughts(reply.text).answer.strip()
+            summary, first, generations = said[: self.max_chars], last, (reply.generation,)
             kept = {_SUMMARY: summary, _UP_TO: str(first)}
         if not first:
             return Recalled(conversation(past))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agents.base import History, Reply
 from agents.chat import ChatAgent
 from agents.check import check_agent
-from agents.memory.base import Shown
+from agents.memory.base import Exchange, Read, Shown
 from agents.memory.budget import TokenBudget
 from agents.memory.constant import ConstantMemory
 from agents.memory.diff import DiffHistory, difference
@@ -236,3 +236,24 @@ def test_what_is_demonstrated_is_read_back(kind: str, action: str) -> None:
 def test_a_window_of_none_shows_one_message() -> None:
     policy, _ = play(ChatAgent(system="", memory=Window(turns=0)), ["a", "b"])
     assert said(policy.shown[1]) == ["opening\n...\nseen 0"]
+
+
+@pytest.mark.parametrize("memory", [Summary(every=1, keep=0), Subgoals(max_turns=1)])
+def test_thoughts_are_no_part_of_a_summary(memory: Summary | Subgoals) -> None:
+    class Thinks(Scribe):
+        async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
+            reply = await super().generate(messages, role=role)
+            return replace(reply, text=f"<think>hmm {'m' * 2000}</think>\n{reply.text}") if role else reply
+
+    policy, turns = Thinks("a", "b", "c"), ()
+    while policy.acts:
+        action = asyncio.run(ChatAgent(system="", memory=memory).act(History(Task("t"), "opening", turns), policy))
+        turns = (*turns, Turn(action, "seen"))
+    last = said(policy.shown[-1])[0]
+    assert "summary 1" in last and "hmm" not in last
+
+
+@pytest.mark.parametrize("text", ["\n" * 50_000 + "x", "retrieve " + "9" * 5000, "retrieve 0"])
+def test_a_reply_of_any_kind_is_read_at_once(text: str) -> None:
+    read = Subgoals().read(text, [Exchange("o", "o", Message(Role.ASSISTANT, "a"), notes={}), Exchange("o", "o")], {})
+    assert read == Read(text) and not read.again

@@ -86,6 +86,11 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("python", "[f(x=__import__('os').getpid())]", "no plain value"),
         ("python", "[f(x=open)]", "no plain value"),
         ("json", "x" * 200_000, "200000 characters"),
+        # Readers that look at white space again and again would take minutes for these.
+        ("json", "```" + "\n" * 90_000, "no call of a tool"),
+        ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "a character that is none"),
+        ("python", "[f(x='\\ud800')]", "a character that is none"),
+        ("hermes", "<tool_call>" + "\n" * 90_000, "no call of a tool"),
     ],
 )
 def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str, says: str) -> None:
