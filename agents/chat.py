@@ -60,6 +60,11 @@ class ChatAgent:
         """The hooks of the memory; a memory without any reads and writes nothing."""
         return self.memory if isinstance(self.memory, Plain) else Plain()
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a demonstration has to show beside actions."""
+        return self._memory.needs
+
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Ask and read the reply; what cannot be read becomes an error that the policy sees next."""
         return await self.act_on(self.past(history), history, policy)

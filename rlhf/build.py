@@ -269,6 +269,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
                 unsolved_share=wants.unsolved_share if imitates else 0.0,
                 limits=recipe.limits,
                 seed=recipe.seed,
+                needs=demonstrations.needs_of(recipe.agent),
                 on_progress=lambda done, total: progress.advance(""),
                 say=progress.say,
             )

@@ -90,7 +90,7 @@ watch_gap/*                     | 1          | mean of what is trained on less t
 watch_correlation/*             | 1          | correlation of the two over the attempts of the step
 watch_alarm/*                   | 1          | 1 where the one rises while the watched one falls, else 0
 watch_failures/*                | attempts   | attempts that the watched reward could not judge
-success_of/*                    | share      | solved episodes of the tasks whose ids begin so, where there are several kinds
+success_of/*                    | share      | solved episodes of the tasks whose ids begin so, where several kinds do
 agent/*                         | 1          | notes of this name per episode (n_), their mean characters (chars_)
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part

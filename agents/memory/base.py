@@ -131,6 +131,8 @@ class Plain:
     rewrites: ClassVar[bool] = True
     needs_thoughts: ClassVar[bool] = False
     """Whether what is remembered stands in the `<think>` block of each reply."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What a demonstration has to show beside actions: `recall`, what to remember; `subgoal`, what an action is for."""
     instruction: ClassVar[str] = ""
     """Said once to the policy, at the end of the agent's own instructions."""
 

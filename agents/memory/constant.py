@@ -29,6 +29,7 @@ class ConstantMemory(Plain):
     """
 
     needs_thoughts: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("recall",)
     instruction: ClassVar[str] = (
         "Only your last reply is kept: write inside <think>...</think> everything that you will need later."
     )

@@ -47,6 +47,7 @@ class Subgoals(Plain):
     asked again in the same turn. A subgoal that does not end within `max_turns` is ended here.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("recall", "subgoal")
     instruction: ClassVar[str] = (
         "When you begin something new, write the line 'Subgoal: ...' before your action. Finished subgoals are shown "
         "as summaries; the action 'retrieve N' shows the N-th of them in full."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -25,6 +25,8 @@ class Summary(Plain):
     old one and those turns. Its answer, without thoughts, is cut at `max_chars`, so that the prompt is bounded however
     much it writes.
     """
+
+    needs: ClassVar[tuple[str, ...]] = ("recall",)
 
     every: Annotated[int, Field(ge=1)] = 6
     """Turns that are shown as they were before they are summarised."""

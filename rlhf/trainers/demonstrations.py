@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -42,7 +42,8 @@ class Demonstration:
         task: what was played.
         trajectory: without generations.
         admissible: of each turn, the actions that were possible.
-        recalls: of each turn, what was worth remembering before it; empty where the environment cannot say it.
+        recalls: of each turn, what was worth remembering before it; empty where no agent needs it, or the environment
+            cannot say it.
         subgoals: of each turn, what it was for; likewise.
     """
 
@@ -77,6 +78,7 @@ async def play(
     unsolved_share: float,
     limits: Limits,
     seed: int,
+    needs: Collection[str] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Demonstration]:
@@ -84,6 +86,8 @@ async def play(
 
     Half of the random actions are possible where they are taken, the other half were possible somewhere else: what the
     environment answers to a mistake is then in the demonstrations too.
+
+    What an agent `needs` beside actions, `recall` and `subgoal`, the environment is asked for before each of them.
 
     An attempt in which the environment fails is made afresh, as in a rollout; where that does not help, the task is
     left out and `say` is told.
@@ -111,7 +115,7 @@ async def play(
                 share = 1.0 if rng.random() < unsolved_share else random_share
                 strays = _Strays(share, dict(pool), rng)
                 try:
-                    played.append(await _play_one(environment, task, strays, limits, lanes.open()))
+                    played.append(await _play_one(environment, task, strays, limits, lanes.open(), needs))
                     pool = strays.pool
                     break
                 except Ended as ended:
@@ -166,12 +170,20 @@ class _Strays:
         return self.rng.choice(list(self.pool) if anywhere and self.pool else state.admissible_actions or ("",))
 
 
-async def _play_one(environment: Environment, task: Task, strays: _Strays, limits: Limits, lane: Lane) -> Demonstration:
+async def _play_one(
+    environment: Environment, task: Task, strays: _Strays, limits: Limits, lane: Lane, needs: Collection[str]
+) -> Demonstration:
     """Play one task. Raises Ended where the environment fails or takes too long."""
     live = LiveEpisode(environment, task, limits, lane)
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
-            return await _steps(environment, task, live, strays, limits, lane)
+            played, shown = await _steps(environment, task, live, strays, limits, lane)
+            taken = [turn.action.text for turn in played.turns]
+            recalls, subgoals = [
+                await _said(environment, name, task, taken, limits, lane) if name in needs else ()
+                for name in ("recall", "subgoal")
+            ]
+            return Demonstration(task, played, shown, recalls, subgoals)
     except TimeoutError:
         raise Ended(Outcome.TIMEOUT, f"longer than {limits.episode_timeout_s:g} s") from None
     finally:
@@ -180,7 +192,8 @@ async def _play_one(environment: Environment, task: Task, strays: _Strays, limit
 
 async def _steps(
     environment: Environment, task: Task, live: LiveEpisode, strays: _Strays, limits: Limits, lane: Lane
-) -> Demonstration:
+) -> tuple[Trajectory, tuple[tuple[str, ...], ...]]:
+    """What was done, and the actions that were possible before each turn. Raises Ended."""
     opening = state = await live.start()
     turns: list[Turn] = []
     shown: list[tuple[str, ...]] = []
@@ -202,11 +215,7 @@ async def _steps(
         if state.terminated or state.truncated:
             outcome = Outcome.SOLVED if state.success else Outcome.FAILED
             break
-    trajectory = Trajectory(task.id, 0, opening.reply, tuple(turns), outcome)
-    taken = [turn.action.text for turn in turns]
-    recalls = await _said(environment, "recall", task, taken, limits, lane)
-    subgoals = await _said(environment, "subgoal", task, taken, limits, lane)
-    return Demonstration(task, trajectory, tuple(shown), recalls, subgoals)
+    return Trajectory(task.id, 0, opening.reply, tuple(turns), outcome), tuple(shown)
 
 
 async def _said(
@@ -240,6 +249,11 @@ async def _plan(environment: Environment, task: Task, taken: list[str], limits: 
     if found is not None and (not isinstance(found, list | tuple) or not all(isinstance(a, str) for a in found)):
         raise Ended(Outcome.ENV_ERROR, f"plan: got {type(found).__name__}, expected a list of texts or None")
     return list(found or ())
+
+
+def needs_of(agent: object) -> Collection[str]:
+    """What an agent is to be demonstrated beside actions: `recall`, `subgoal`, both or nothing (its `needs`)."""
+    return tuple(getattr(agent, "needs", ()))
 
 
 async def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: Renderer) -> list[Trajectory]:

@@ -50,6 +50,7 @@ class Guide:
             # One task that cannot be played is a task without a demonstration, not the end of the run.
             limits=replace(collector.limits, max_error_fraction=1.0),
             seed=run.seed,
+            needs=demonstrations.needs_of(collector.agent),
             say=lambda text: run.say_once({"a demonstration failed": text}),
         )
         solved = [d for d in played if d.trajectory.solved and d.trajectory.turns]

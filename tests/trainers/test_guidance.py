@@ -271,7 +271,7 @@ def test_a_stopped_run_equals_an_uninterrupted_one(
         ({"advantage": {"kind": "guided", "baseline": "own"}}, {}, "advantage.baseline", "brings no demonstrations"),
         (RELIFT, {"environment": {"kind": "./mute.py:Mute"}}, "relift", "cannot demonstrate"),
         (LUFFY, {"environment": {"kind": "./mute.py:Mute"}}, "expert", "cannot demonstrate"),
-        (RELIFT, {"agent": {"kind": "./mute.py:Silent"}}, "relift", "lacks messages and write"),
+        (RELIFT, {"agent": {"kind": "./mute.py:Silent"}}, "relift", "lacks write"),
     ],
 )
 def test_pairs_that_cannot_work(
