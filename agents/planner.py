@@ -79,6 +79,11 @@ class PlannerExecutor:
                 "is shown the turns of the present one"
             )
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a demonstration has to show beside actions."""
+        return tuple(dict.fromkeys(("subgoal", *self.executor.needs)))
+
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Name a subgoal where there is none, then choose an action towards it."""
         pursued = self.pursued(history)
