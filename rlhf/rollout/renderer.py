@@ -175,7 +175,11 @@ class Renderer:
     def _render(self, messages: Sequence[Message], *, header: bool, tools: Any = None) -> str:
         conversation = [{"role": m.role.value, "content": self._defused(m.content)} for m in messages]
         text = self.tokenizer.apply_chat_template(
-            conversation, tools=tools, tokenize=False, add_generation_prompt=header, **self.chat_template_kwargs
+            conversation,
+            tools=self._harmless(tools),
+            tokenize=False,
+            add_generation_prompt=header,
+            **self.chat_template_kwargs,
         )
         return str(text)
 
@@ -191,8 +195,19 @@ class Renderer:
 
     def _defused(self, text: str) -> str:
         """`text` with the control tokens that it spells out marked, so that an observation cannot fake a turn."""
+        text = text.encode("utf-8", "replace").decode()  # half characters, which no tokenizer takes
         text = text.replace(_OPEN, "").replace(_CLOSE, "")
         return self._control.sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
+
+    def _harmless(self, value: Any) -> Any:
+        """A JSON value with its texts defused: what a tool says of itself may come from a stranger's server."""
+        if isinstance(value, str):
+            return self._defused(value)
+        if isinstance(value, list):
+            return [self._harmless(inner) for inner in value]
+        if isinstance(value, dict):
+            return {self._defused(name): self._harmless(inner) for name, inner in value.items()}
+        return value
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids: list[int] = []
