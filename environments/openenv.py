@@ -37,7 +37,7 @@ class OpenEnv(Seeded):
     observation_field: str = "text"
     """Field of its observation that the agent reads; empty shows the whole observation in JSON."""
     reset: Mapping[str, Any] = Field(default_factory=dict)
-    """What `reset` is given beside the seed."""
+    """What `reset` is given beside `seed`, `split` and `episode_id`, or in their place."""
     success_from: float = 1.0
     """Reward of the last step from which an episode counts as solved, where the observation has no field `success`."""
     max_steps: Annotated[int, Field(ge=1)] = 50
@@ -59,7 +59,8 @@ class OpenEnv(Seeded):
         connection = _Connection(self.url, self.connect_timeout_s)
         await connection.open()
         try:
-            data = {"seed": task.seed, "episode_id": task.id[:255], **dict(self.reset)}
+            named = {"split": task.info["split"], "seed": task.seed, "episode_id": task.id[:255]}
+            data = named | dict(self.reset)
             first = await connection.ask({"type": "reset", "data": data})
             return OpenEnvEpisode(self, connection, first)
         except BaseException:
@@ -127,7 +128,7 @@ class OpenEnvEpisode:
             state_key=key if isinstance(key, str) else None,
             success=success if done or cut else None,
             valid=observation.get("valid", True) is not False,
-            admissible_actions=tuple(map(str, admissible)) if isinstance(admissible, Sequence) else (),
+            admissible_actions=tuple(map(str, admissible)) if isinstance(admissible, list) else (),
         )
 
 
@@ -136,12 +137,18 @@ class _Refused(Exception):
 
 
 class _Connection:
-    """A WebSocket to `url`/ws."""
+    """A WebSocket to `url`/ws.
+
+    Somebody reads all the time, also while the agent thinks: a server that asks whether anybody is there, as most do,
+    is answered in reading, and would hang up.
+    """
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url, self._timeout_s = url, timeout_s
         self._client: Any = None
         self._socket: Any = None
+        self._reader: asyncio.Task[None] | None = None
+        self._answers: asyncio.Queue[Any]
 
     async def open(self) -> None:
         """Connect. Raises EnvError."""
@@ -160,13 +167,25 @@ class _Connection:
                 expected="a server with a WebSocket at /ws",
             ) from error
 
+        self._answers = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        import aiohttp
+
+        is_open = True
+        while is_open:
+            answer = await self._socket.receive()
+            is_open = answer.type is aiohttp.WSMsgType.TEXT
+            self._answers.put_nowait(answer)
+
     async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The server's answer. Raises _Refused where it refuses an action, EnvError where anything else is wrong."""
         import aiohttp
 
         try:
             await self._socket.send_str(json.dumps(message))
-            answer = await self._socket.receive()
+            answer = await self._answers.get()
         except (aiohttp.ClientError, OSError) as error:
             raise EnvError("the OpenEnv server went away", where=self._url, got=str(error)) from error
         if answer.type is not aiohttp.WSMsgType.TEXT:
@@ -175,7 +194,7 @@ class _Connection:
             )
         try:
             found = json.loads(answer.data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _wrong(self._url, answer.data, "JSON") from error
         data = found.get("data") if isinstance(found, dict) else None
         if not isinstance(data, dict):
@@ -193,6 +212,9 @@ class _Connection:
 
         socket, client, self._socket, self._client = self._socket, self._client, None, None
         try:
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.wait({self._reader})
             if socket is not None and not socket.closed:
                 await socket.send_str(json.dumps({"type": "close"}))
                 await socket.close()

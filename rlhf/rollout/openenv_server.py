@@ -149,6 +149,8 @@ class Server:
         if split not in self._tasks:
             self._tasks[split] = await asyncio.to_thread(lambda: list(self.environment.tasks(split)))
         tasks = self._tasks[split]
+        if not tasks:
+            raise Refused("VALIDATION_ERROR", f"{split} has no tasks")
         if (wanted := data.get("task_id")) is not None:
             found = next((task for task in tasks if task.id == wanted), None)
             if found is None:
@@ -172,10 +174,12 @@ class _Session:
         """The answer to one message; None ends the session."""
         try:
             message = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _error("INVALID_JSON", str(error))
         kind, data = (message.get("type"), message.get("data") or {}) if isinstance(message, dict) else (None, {})
         try:
+            if not isinstance(data, dict):
+                raise Refused("VALIDATION_ERROR", "data is no JSON object")
             if kind == "close":
                 return None
             if kind == "reset":

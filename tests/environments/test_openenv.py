@@ -72,7 +72,9 @@ def free_port() -> int:
 def theirs() -> Iterator[str]:
     port = free_port()
     app = create_fastapi_app(Guessing, Guess, Told, max_concurrent_envs=8)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    # It asks now and then whether anybody is there, and hangs up where nobody answers in time.
+    keeps = {"ws_ping_interval": 0.5, "ws_ping_timeout": 0.5}
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", **keeps))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -198,7 +200,9 @@ def test_what_cannot_be_asked_is_refused_and_the_session_goes_on(ours: str) -> N
             answers = []
             asked: list[Any] = [
                 "no json",
+                "[" * 100_000,
                 {"type": "dance"},
+                {"type": "reset", "data": ["seed", 1]},
                 {"type": "step", "data": {"text": "go east"}},
                 {"type": "reset", "data": {"split": "moon"}},
                 {"type": "reset", "data": {"task_id": "nobody"}},
@@ -214,8 +218,8 @@ def test_what_cannot_be_asked_is_refused_and_the_session_goes_on(ours: str) -> N
     answers = asyncio.run(go())
     codes = [a["data"].get("code") for a in answers]
     assert codes == [
-        "INVALID_JSON", "UNKNOWN_TYPE", "SESSION_ERROR", "VALIDATION_ERROR", "VALIDATION_ERROR", None,
-        "VALIDATION_ERROR", None,
+        "INVALID_JSON", "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR", "SESSION_ERROR", "VALIDATION_ERROR",
+        "VALIDATION_ERROR", None, "VALIDATION_ERROR", None,
     ]  # fmt: skip
 
 
@@ -230,3 +234,29 @@ def test_sessions_beyond_the_limit_are_told(ours: str) -> None:
                 await made.start(made.tasks("train")[2])
 
     asyncio.run(go())
+
+
+def test_a_connection_outlives_an_agent_that_thinks_for_long(theirs: str) -> None:
+    async def go() -> Any:
+        environment = settings(theirs)
+        episode = await environment.start(environment.tasks("train")[3])
+        try:
+            await asyncio.sleep(1.5)
+            return await episode.step("1")
+        finally:
+            await episode.close()
+
+    assert asyncio.run(go()).reply in ("Yes.", "No.")
+
+
+def test_a_split_is_asked_for_by_name(ours: str) -> None:
+    far, near = OpenEnv(url=ours), Keyhole(rows=2, columns=2)
+    task = near.tasks("dev")[3]
+    same = next(t for t in far.tasks("dev") if t.seed == task.seed)
+
+    async def opening() -> str:
+        episode = await far.start(same)
+        await episode.close()
+        return episode.opening.reply
+
+    assert asyncio.run(opening()) == near.start(task).opening.reply
