@@ -174,12 +174,16 @@ class _Session:
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 await asyncio.shield(ready)
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, TimeoutError | asyncio.CancelledError):
+                self._task.cancel()  # or nobody would ever end a server that begins late
+            if not isinstance(error, Exception):
+                raise
             await self.close()
             said = "no answer in time" if isinstance(error, TimeoutError) else _first(error)
             raise EnvError(
                 "the MCP server cannot be used",
-                where=self._settings.url or " ".join(self._settings.command),
+                where=_place(self._settings),
                 got=said,
                 expected=f"a server that lists its tools within {self._settings.connect_timeout_s:g} s",
                 hint="start it by hand, or look at what it writes to standard error",
@@ -260,7 +264,12 @@ def _tools(settings: McpTools) -> tuple[Mapping[str, Any], ...]:
     with _asking:
         if key not in _known:
             with ThreadPoolExecutor(1, "mcp-tools") as thread:
-                _known[key] = thread.submit(asyncio.run, _ask(settings)).result()
+                found = thread.submit(asyncio.run, _ask(settings)).result()
+            if any(tool["function"]["name"] == "answer" for tool in found):
+                raise EnvError(
+                    "the server has a tool `answer` of its own, which here ends the episode", where=_place(settings)
+                )
+            _known[key] = found
         return _known[key]
 
 
@@ -276,7 +285,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise EnvError("no such file", where="environment.questions", got=str(path), expected="JSON lines of questions")
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    seen: set[tuple[str, str]] = set()
+    # Not `splitlines`: a text in JSON may hold other ends of lines than this one.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -291,12 +302,19 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             raise EnvError("no such split", where=f"{path}:{number}", got=repr(split), expected=", ".join(_SPLITS))
         answer = given.get("answer")
         row = {"id": str(given.get("id", number)), "question": given["question"], "split": split}
+        if (row["split"], row["id"]) in seen:
+            raise EnvError("two questions of a split have one id", where=f"{path}:{number}", got=row["id"])
+        seen.add((row["split"], row["id"]))
         rows.append(row | {"answer": None if answer is None else str(answer)})
     return rows
 
 
 def _plain(text: object) -> str:
     return " ".join(str(text).casefold().split()).strip(" .!")
+
+
+def _place(settings: McpTools) -> str:
+    return settings.url or " ".join(settings.command)
 
 
 def _first(error: BaseException | None) -> str:

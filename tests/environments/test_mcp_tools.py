@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("mcp")
 
 from environments.mcp_tools import McpTools, read
+from rlhf.data import Task
 from rlhf.errors import EnvError
 
 SERVER = '''
@@ -163,3 +164,30 @@ def test_what_is_no_question_is_said_with_its_line(folder: Path) -> None:
 )
 def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
     assert str(read(text, {"f"})).startswith("Error: ")
+
+
+def test_a_server_that_begins_too_late_is_ended(folder: Path) -> None:
+    # It never speaks, and ends when nobody holds its input any more; the attempt ends before it is given up.
+    waits = f"import sys; open({str(folder / 'begun')!r}, 'w').close(); sys.stdin.read(); sys.exit()"
+    made = McpTools(questions=folder / "questions.jsonl", command=(sys.executable, "-c", waits))
+
+    async def go() -> float:
+        begun = asyncio.create_task(made.start(Task("t", info={"tools": [], "ask": "?"})))
+        while not (folder / "begun").exists():
+            await asyncio.sleep(0.05)
+        begun.cancel()
+        before = time.monotonic()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=20)
+        return time.monotonic() - before
+
+    assert asyncio.run(go()) < 10
+
+
+def test_a_question_may_hold_any_character_and_has_an_id_of_its_own(folder: Path) -> None:
+    odd = folder / "odd.jsonl"
+    server = (sys.executable, str(folder / "server.py"))
+    odd.write_text(json.dumps({"question": "a\u2028b", "split": "test"}, ensure_ascii=False), encoding="utf-8")
+    assert McpTools(questions=odd, command=server).tasks("test")[0].info["ask"] == "a\u2028b"
+    odd.write_text('{"question": "a", "id": 1, "split": "test"}\n{"question": "b", "id": "1", "split": "test"}')
+    with pytest.raises(EnvError, match=r"one id"):
+        McpTools(questions=odd, command=server).tasks("test")
