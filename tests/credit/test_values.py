@@ -18,14 +18,15 @@ from rlhf.credit.gae import GAE
 from rlhf.credit.hicra import HICRA
 from rlhf.credit.ktae import KTAE
 from rlhf.credit.returns import discounted_returns
+from rlhf.credit.sweet import SWEET
 from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.credit.turn_gae import TurnGAE
 from rlhf.data import Action, Credit, Generation, Outcome, Prompt, ScoredGroup, Values
 from rlhf.errors import DataError
 
 KINDS = (GAE, TurnGAE, BiLevelGAE)
-#: Those that need values of actions; `test_archer.py` tests them.
-OF_ACTIONS = (ArCHer,)
+#: Those that need values of actions; `test_archer.py` and `test_sweet.py` test them.
+OF_ACTIONS = (ArCHer, SWEET)
 every = pytest.mark.parametrize("kind", KINDS)
 numbers = st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0])
 lengths = st.lists(st.integers(0, 3), max_size=4)
