@@ -214,3 +214,8 @@ def test_a_level_without_a_critic_does_not_draw_the_values_of_its_tokens_to_zero
     assert low.returns_GNT == (((2.0, 2.0), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
     [high] = credit_of(TwoLevel(high=gae, low=None), [group(A)], [values])
     assert high.returns_GNT is not None and [high.returns_GNT[0][n] for n in (1, 2, 4)] == [(2.0,), (3.0,), (5.0,)]
+
+
+def test_its_smallest_group_is_that_of_the_level_that_needs_more() -> None:
+    assert TwoLevel().min_group == 2
+    assert TwoLevel(high=None, low=TurnGAE()).min_group == TurnGAE().min_group
