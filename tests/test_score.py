@@ -94,9 +94,14 @@ def test_before_and_after_as_worked_by_hand(folder: Path) -> None:
     assert sets["after", "eval"]["n"] == 1 and sets["after", "eval"]["rank_correlation"] is None
     flips = {(f["task"], f["attempt"]): (f["before"], f["after"]) for f in row["flipped"]}
     assert flips == {("echo/10", 1): (0, 1), ("echo/11", 0): (1, 0), ("echo/11", 1): (0, 1)}
-    assert row["flipped"][0]["look"] == f"rlhf trajectories {folder} --step 3 --task {row['flipped'][0]['task']}"
-    shown = run(*row["flipped"][0]["look"].split()[1:])
-    assert shown.exit_code == 0 and row["flipped"][0]["task"] in shown.output
+    first = row["flipped"][0]
+    asked = f"--step 3 --task {first['task']} --attempt {first['attempt']}"
+    assert first["look"] == f"rlhf trajectories {folder} {asked}"
+    [shown] = last_json(run(*first["look"].split()[1:], "--json"))["trajectories"]
+    assert (shown["task"], shown["attempt"]) == (first["task"], first["attempt"])
+    for attempt, n in ((9, 3), (1, 0)):  # attempt 9 of each of the three groups failed, and no other
+        failed = run("trajectories", folder, "--outcome", "env_error", "--attempt", attempt, "--json")
+        assert len(last_json(failed)["failures"]) == n
     assert digest(folder) == before
 
 

@@ -59,6 +59,7 @@ def trajectories(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
     task: Annotated[str | None, typer.Option(metavar="ID", help="Only this task.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, help="Only this attempt at each task.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only this outcome: solved, failed, turn_limit, ...")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 5,
     tokens: Annotated[
@@ -72,7 +73,7 @@ def trajectories(
     """
     folder, wanted = _trajectories_of(run), None if outcome is None else _outcome(outcome)
     if wanted is not None and wanted.is_failure_of_a_part:
-        _show_failures(folder, wanted, step, task, limit, as_json=as_json)
+        _show_failures(folder, wanted, (step, task, attempt), limit, as_json=as_json)
         return
     from rlhf.evaluation.store import read_trajectories
 
@@ -80,6 +81,7 @@ def trajectories(
         folder,
         steps=None if step is None else [step],
         task_id=task,
+        attempt=attempt,
         outcomes=None if wanted is None else [wanted],
         limit=limit,
     )
@@ -101,7 +103,7 @@ def _print_trajectories(run: Path, records: list[Any], tokens: bool) -> None:
 
 
 def _show_failures(
-    folder: Path, outcome: Any, step: int | None, task: str | None, limit: int, *, as_json: bool
+    folder: Path, outcome: Any, asked: tuple[int | None, str | None, int | None], limit: int, *, as_json: bool
 ) -> None:
     """Show attempts that ended by the failure of a part: they have a message in place of turns."""
     from rlhf.evaluation.store import read_failures
@@ -110,7 +112,11 @@ def _show_failures(
     records = [
         record
         for record in read_failures(folder)
-        if record.failure.outcome is outcome and step in (None, record.step) and task in (None, record.task_id)
+        if record.failure.outcome is outcome
+        and all(
+            value in (None, stored)
+            for value, stored in zip(asked, (record.step, record.task_id, record.failure.attempt), strict=True)
+        )
     ][:limit]
     if as_json:
         plain = [{"step": r.step, "task": r.task_id, "message": r.failure.message} for r in records]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.commands.output import results
-from rlhf.commands.stored import Stored
+from rlhf.commands.stored import Stored, look
 from rlhf.commands.tables import number
 from rlhf.errors import DataError, RecipeError
 
@@ -120,7 +120,7 @@ def _row(judged: Judgement, folder: Path) -> dict[str, Any]:
         "attempt": record.trajectory.attempt,
         "why": judged.why,
         "action": turns[-1].action.text if turns else "",
-        "look": f"rlhf trajectories {folder} --step {record.step} --task {record.task_id}",
+        "look": look(folder, record),
     }
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlhf.commands.output import AsJson, command, errors, print_json, results
-from rlhf.commands.stored import Stored
+from rlhf.commands.stored import Stored, look
 from rlhf.commands.tables import number
 from rlhf.errors import RecipeError, disk, nearest
 
@@ -179,7 +179,7 @@ def _attempt(judged: Judgement, run: Path) -> dict[str, Any]:
         "before": judged.before,
         "after": judged.after,
         "why": judged.why,
-        "look": f"rlhf trajectories {run} --step {record.step} --task {record.task_id}",
+        "look": look(run, record),
     }
 
 
@@ -204,8 +204,8 @@ def _show(row: dict[str, Any], against: str, limit: int) -> None:
     console.print(table)
     for one in row["flipped"][:limit]:
         console.print(
-            f"{number(one['before'])} -> {number(one['after'])}  {one['look']}  # attempt {one['attempt']}"
-            + (f": {one['why']}" if one["why"] else ""),
+            f"{number(one['before'])} -> {number(one['after'])}  {one['look']}"
+            + (f"  # {one['why']}" if one["why"] else ""),
             soft_wrap=True,
             markup=False,
         )

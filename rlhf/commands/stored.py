@@ -105,6 +105,12 @@ class Stored:
         )
 
 
+def look(folder: Path, record: TrajectoryRecord) -> str:
+    """The command that shows one attempt."""
+    of_task = f"--step {record.step} --task {record.task_id} --attempt {record.trajectory.attempt}"
+    return f"rlhf trajectories {folder} {of_task}"
+
+
 def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
     """The environments of a run or an evaluation, with the splits that were attempted."""
     from rlhf.recipe.builder import build_environment

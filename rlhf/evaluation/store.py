@@ -156,6 +156,7 @@ def read_trajectories(
     phase: Phase | None = None,
     steps: Collection[int] | None = None,
     task_id: str | None = None,
+    attempt: int | None = None,
     outcomes: Collection[Outcome] | None = None,
     limit: int | None = None,
 ) -> Iterator[TrajectoryRecord]:
@@ -173,6 +174,8 @@ def read_trajectories(
             keep = pc.invert(table["is_failure"])
             if task_id is not None:
                 keep = pc.and_(keep, pc.equal(table["task_id"], task_id))
+            if attempt is not None:
+                keep = pc.and_(keep, pc.equal(table["attempt"], attempt))
             if outcomes is not None:
                 keep = pc.and_(keep, pc.is_in(table["outcome"], pa.array([str(o) for o in outcomes], pa.string())))
             rows = table.filter(keep).slice(0, left).to_pylist()
