@@ -14,6 +14,7 @@ from rlhf.kinds import kind_of
 from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for, estimators_for, written
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
+from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
 from rlhf.recipe.lora_checks import LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
@@ -320,6 +321,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_values,
     _check_wrapped,
     _check_step_rewards,
+    *LEVEL_CHECKS,
     _check_minibatches,
     _check_demonstrations,
     _check_optimizers,
@@ -369,4 +371,5 @@ _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     *SAMPLING_CAUTIONS,
     *CRITIC_CAUTIONS,
     *WATCH_CAUTIONS,
+    *LEVEL_CAUTIONS,
 )
