@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import browse, check, compare, evaluate, export, extrapolate, new, score, serve, show, train
+from rlhf.commands import (
+    browse,
+    check,
+    compare,
+    environments,
+    evaluate,
+    export,
+    extrapolate,
+    new,
+    play,
+    score,
+    serve,
+    show,
+    train,
+)
 from rlhf.commands.output import STATE
 
 
@@ -50,6 +64,8 @@ app.command("serve")(serve.serve)
 app.command("serve-environment")(serve.serve_environment)
 app.command("show")(show.show)
 app.command("check")(check.check)
+app.command("environments")(environments.environments)
+app.command("play")(play.play)
 app.command("new")(new.new)
 app.command("recipes")(browse.recipes)
 app.command("trajectories")(browse.trajectories)

@@ -1,0 +1,383 @@
+"""`rlhf play`: a person plays an environment in the terminal, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.commands.output import AsJson, command, print_json
+from rlhf.errors import EnvError, RecipeError, boundary, nearest
+
+if TYPE_CHECKING:
+    from agents.base import Agent, Reply
+    from environments.base import StepResult
+    from rlhf.data import Action, Message, Task, Turn
+
+#: Actions of one list that is not asked for.
+_MOST_SHOWN = 30
+#: Longer numbers than this name nothing.
+_DIGITS = 12
+_CHECK = "run `rlhf check environment`"
+_HELP = "Type an action, or its number; hint asks the oracle, actions lists all, state shows the state, quit ends."
+
+
+@command
+def play(
+    kind: Annotated[str, typer.Argument(help="A catalogue name, package.module:Name, or ./file.py:Name.")],
+    fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys.")] = None,
+    split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",
+    task: Annotated[str, typer.Option(metavar="ID|N", help="The task by its id, or by its place from 0 on.")] = "0",
+    agent: Annotated[
+        bool, typer.Option("--agent", help="Read what the chat agent shows a policy, and reply as the policy does.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Play an environment yourself.
+
+    Example: rlhf play keyhole rows=3 --task 4. Lines may be piped; where they end, so does the game.
+    """
+    from rlhf.recipe.builder import build_environment
+    from rlhf.recipe.text import parse_fields
+
+    _read_whatever_comes()
+    environment = build_environment({"kind": kind, **parse_fields(fields or [])}, "environment", base=Path.cwd())
+    try:
+        chosen = _task_of(environment, split, task)
+        with asyncio.Runner() as runner:
+            game = _Game(environment, chosen, runner, _Seat() if agent else None)
+            game.play()
+    finally:
+        close = getattr(environment, "close", None)
+        if callable(close):
+            with boundary(EnvError, f"{kind}.close", _CHECK):
+                close()
+    if as_json:
+        print_json(game.record())
+
+
+def _read_whatever_comes() -> None:
+    """Bytes that are no text must not end a game."""
+    reconfigure = getattr(sys.stdin, "reconfigure", None)
+    if callable(reconfigure):
+        reconfigure(errors="replace")
+
+
+def _task_of(environment: Any, split: str, wanted: str) -> Task:
+    """The task of a split that has the id `wanted`, or that place in the list."""
+    from environments.base import Properties, properties_of
+    from rlhf.rollout.tasks import tasks_of
+
+    splits = properties_of(environment).splits
+    if isinstance(getattr(environment, "properties", None), Properties) and split not in splits:
+        raise RecipeError(
+            "the environment has no such split",
+            where="--split",
+            got=split,
+            expected=", ".join(splits),
+            hint=nearest(split, splits) or f"--split {splits[-1]}",
+        )
+    is_place = wanted.isascii() and wanted.isdigit() and len(wanted) < _DIGITS
+    found = tasks_of(environment, split, int(wanted) + 1) if is_place else []
+    if is_place and len(found) == int(wanted) + 1:
+        return found[-1]
+    found = found or tasks_of(environment, split)
+    by_id = {one.id: one for one in found}
+    if wanted in by_id:
+        return by_id[wanted]
+    raise RecipeError(
+        "the split has no such task",
+        where="--task",
+        got=wanted,
+        expected=f"0 to {len(found) - 1}, or an id such as {found[0].id}",
+        hint=nearest(wanted, by_id) or "--task 0",
+    )
+
+
+@dataclass
+class _Game:
+    """One episode, from the opening to its end or the player's.
+
+    Attributes:
+        environment: that is played.
+        task: of it.
+        runner: of its calls; lines are read between them, so that Ctrl-C is heard.
+        seat: where the player sees what a policy would see; None for an ordinary game.
+    """
+
+    environment: Any
+    task: Task
+    runner: asyncio.Runner
+    seat: _Seat | None
+    taken: list[str] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def now(self) -> StepResult:
+        """What the environment said last."""
+        return self.results[-1]
+
+    @property
+    def over(self) -> bool:
+        """Whether the environment has ended the episode."""
+        return self.now.terminated or self.now.truncated
+
+    def play(self) -> None:
+        """Play to the end."""
+        with boundary(EnvError, f"start of {self.task.id}", _CHECK):
+            episode = self._called(self.environment.start(self.task))
+        try:
+            self.results.append(_answer(getattr(episode, "opening", None), "opening"))
+            _say(f"Task {self.task.id}", f"[{_HELP}]", "")
+            if self.seat is None:
+                _say(*(message.content for message in self.task.messages), self.now.reply)
+                self._offer()
+            while not self.over and (action := self._next()) is not None:
+                self._do(episode, action)
+            _say("", f"[{self._ending()}]")
+        finally:
+            with boundary(EnvError, f"close of {self.task.id}", _CHECK):
+                self._called(episode.close())
+
+    def record(self) -> dict[str, Any]:
+        """What was played, in plain values."""
+        return {
+            "task": self.task.id,
+            "actions": self.taken,
+            "rewards": [result.reward for result in self.results[1:]],
+            "score": self._score(),
+            "over": self.over,
+            "truncated": self.now.truncated,
+            "success": self.now.success,
+        }
+
+    # --- what the player types -------------------------------------------------------------------------------------
+
+    def _next(self) -> str | None:
+        """The next action; None where the player ends the game."""
+        while True:
+            if self.seat is not None:
+                self.seat.show(self)
+            line = _line()
+            if line is None:
+                return None
+            word, _, rest = line.strip().partition(" ")
+            known = line.strip() in self.now.admissible_actions
+            if word == "quit" and not rest and not known:
+                return None
+            if not known and self._answered(word, rest):
+                continue
+            if not line.strip():
+                _say(f"[{_HELP}]")
+                continue
+            action = self._read(line) if self.seat is None else self.seat.read(self, line)
+            if action is not None:
+                return action
+
+    def _answered(self, word: str, rest: str) -> bool:
+        """Whether the line was a question about the game, which is answered then."""
+        if word == "actions":
+            self._offer(rest.strip(), most=None)
+        elif rest:
+            return False
+        elif word == "hint":
+            _say(f"[{self._hint()}]")
+        elif word == "state":
+            _say(f"[{self._state()}; state key {self.now.state_key!r}]")
+        elif word == "help":
+            _say(f"[{_HELP}]")
+        else:
+            return False
+        return True
+
+    def _read(self, line: str) -> str | None:
+        """The action that a line means: what it says, or what has that number in the list."""
+        text, listed = line.strip(), self.now.admissible_actions
+        if text in listed or not listed or not (text.isascii() and text.isdigit()):
+            return text
+        if len(text) < _DIGITS and 1 <= int(text) <= len(listed):
+            return listed[int(text) - 1]
+        _say(f"[there are actions 1 to {len(listed)}; `actions` lists them]")
+        return None
+
+    def _do(self, episode: Any, action: str) -> None:
+        with boundary(EnvError, f"step {len(self.taken) + 1} of {self.task.id}", _CHECK):
+            result = self._called(episode.step(action))
+        self.results.append(_answer(result, "step"))
+        self.taken.append(action)
+        if self.seat is not None:
+            self.seat.took(self)
+        if self.seat is None or self.over:
+            _say("" if self.now.valid else "[that was not understood]", self.now.reply)
+        _say(f"[{self._state()}]")
+        if self.seat is None and not self.over:
+            self._offer()
+
+    # --- what the player is told -----------------------------------------------------------------------------------
+
+    def _offer(self, words: str = "", *, most: int | None = _MOST_SHOWN) -> None:
+        """List the admissible actions with their numbers; with `words` those that contain them."""
+        listed = self.now.admissible_actions
+        if not listed:
+            _say("[actions are not listed here: type what you want to do]")
+            return
+        found = [(i, text) for i, text in enumerate(listed, 1) if words in text]
+        _say(*(f"  {i:>{len(str(len(listed)))}}  {text}" for i, text in found[:most]))
+        if not found:
+            _say(f"[none of the {len(listed)} actions contains {words!r}]")
+        elif most is not None and len(found) > most:
+            _say(f"[and {len(found) - most} more: `actions` lists all, `actions WORDS` those with these words]")
+
+    def _hint(self) -> str:
+        from environments.base import can_demonstrate
+
+        if not can_demonstrate(self.environment):
+            return "this environment has no oracle"
+        with boundary(EnvError, f"plan for {self.task.id}", _CHECK):
+            plan = self.environment.plan(self.task, list(self.taken))
+        if not plan:
+            return "the oracle knows no way on from here"
+        return f"the oracle would do: {plan[0]} ({_count(len(plan), 'action')} to the end)"
+
+    def _state(self) -> str:
+        most = getattr(self.environment, "max_steps", None)
+        limit = f" of {most}" if isinstance(most, int) else ""
+        return f"step {len(self.taken)}{limit}, reward {self.now.reward:g}, in all {self._score():g}"
+
+    def _ending(self) -> str:
+        done = f"{_count(len(self.taken), 'step')}, reward {self._score():g} in all"
+        if not self.over:
+            return f"left after {done}"
+        ended = "the limit of steps is reached" if self.now.truncated and not self.now.terminated else "it is over"
+        return f"solved in {done}" if self.now.success else f"not solved: {ended} after {done}"
+
+    def _score(self) -> float:
+        return sum(result.reward for result in self.results[1:])
+
+    def _called(self, value: Any) -> Any:
+        """What a call of the environment gives; one that waits runs on the loop."""
+        return self.runner.run(_waited(value)) if hasattr(value, "__await__") else value
+
+
+class _Seat:
+    """The place of a policy: it sees the messages of the chat agent, and its replies are read by that agent."""
+
+    def __init__(self) -> None:
+        from agents.chat import ChatAgent
+        from rlhf.data import Action
+
+        self._agent: Agent = ChatAgent(show_admissible=True)
+        self._chosen = Action("")
+        self._n_shown, self._lists = 0, list[tuple[str, ...]]()
+
+    def show(self, game: _Game) -> None:
+        """Print the messages that are new since the player was last asked."""
+        policy = _Asked(None)
+        self._act(game, policy)
+        new = [m for m in policy.messages[self._n_shown :] if str(m.role) != "assistant"]
+        self._n_shown = len(policy.messages)
+        for message in new:
+            _say(f"--- {message.role}", message.content)
+        if new:
+            _say("--- your reply")
+
+    def read(self, game: _Game, line: str) -> str | None:
+        """The action that the agent reads in a reply; a reply that it cannot read is a turn that says so."""
+        from rlhf.data import Turn
+
+        action = self._act(game, _Asked(line))
+        if action.error is None:
+            self._chosen = action
+            return action.text
+        self._lists.append(game.now.admissible_actions)
+        game.turns.append(Turn(action, action.error, state_key=game.now.state_key, valid=False))
+        return None
+
+    def took(self, game: _Game) -> None:
+        """Keep a finished turn, for the messages to come."""
+        from rlhf.data import Turn
+
+        before, now = game.results[-2], game.now
+        self._lists.append(before.admissible_actions)
+        game.turns.append(Turn(self._chosen, now.reply, reward=now.reward, state_key=before.state_key, valid=now.valid))
+
+    def _act(self, game: _Game, policy: _Asked) -> Action:
+        from dataclasses import replace
+
+        from agents.base import History
+
+        history = History(
+            task=replace(game.task, reference=None),
+            opening=game.results[0].reply,
+            turns=tuple(game.turns),
+            admissible_actions=game.now.admissible_actions,
+            admissible_before=tuple(self._lists),
+        )
+        acted: Action = game.runner.run(_waited(self._agent.act(history, policy)))
+        return acted
+
+
+class _Asked:
+    """A policy whose one reply is a line that was typed; without one it only notes what it was shown."""
+
+    def __init__(self, line: str | None) -> None:
+        self._line, self.messages = line, list[Any]()
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
+        """The line."""
+        from agents.base import Reply
+        from rlhf.data import Finish, Generation, Prompt
+
+        self.messages = list(messages)
+        return Reply(self._line or "", Generation(Prompt((0,)), (0,), (0.0,), Finish.STOP, 0))
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Words, for want of a tokenizer."""
+        return sum(len(message.content.split()) for message in messages)
+
+
+async def _waited(value: Any) -> Any:
+    return await value
+
+
+def _answer(result: Any, what: str) -> StepResult:
+    from environments.base import StepResult
+
+    if not isinstance(result, StepResult):
+        raise EnvError(f"the {what} is no StepResult", where=what, got=type(result).__name__, hint=_CHECK)
+    return result
+
+
+def _line() -> str | None:
+    """The next line, None at their end; a piped one is echoed, so that what is printed reads as the game it was."""
+    typer.echo("> ", nl=False)
+    line = sys.stdin.readline()
+    if not line:
+        typer.echo()
+        return None
+    line = line.rstrip("\r\n")
+    if not sys.stdin.isatty():
+        typer.echo(line)
+    return line
+
+
+def _say(*texts: str) -> None:
+    for text in texts:
+        typer.echo(text)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
