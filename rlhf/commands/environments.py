@@ -166,12 +166,12 @@ def _measures(values: Mapping[str, Any], splits: tuple[str, ...], n: int, limit_
 
     split = "test" if "test" in splits else splits[-1]
     found: Measured = measured(values, split, n, limit_s=limit_s)
-    players = [player for player in (found.random, found.oracle) if player is not None and player.seconds > 0]
+    players = [player for player in (found.random, found.oracle) if player is not None and player.speed > 0]
     return {
         "split": split,
         "random": _share(found.random),
         "oracle": _share(found.oracle),
-        "steps_per_s": players[0].n_steps / players[0].seconds if players else None,
+        "steps_per_s": players[0].speed if players else None,
         "startup_s": found.startup_s,
         "memory_mb": found.memory_mb,
     }

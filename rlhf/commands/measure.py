@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,14 +38,15 @@ class Played:
         n_solved: of them.
         score: mean of the sums of their rewards.
         n_steps: of all of them.
-        seconds: that the steps took.
+        speed: steps per second, the median of the episodes: other work on the machine disturbs some of them. 0 where
+            none took a step.
     """
 
     n: int
     n_solved: int
     score: float
     n_steps: int
-    seconds: float
+    speed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,11 @@ async def _played(environment: Any, tasks: Sequence[Task], plans: Sequence[Seque
     from environments.transcript import awaited
 
     n_solved = n_steps = 0
-    score = seconds = 0.0
+    score, speeds = 0.0, list[float]()
     for i, task in enumerate(tasks):
         episode, draw = await awaited(environment.start(task)), random.Random(task.seed)
         result, plan = episode.opening, iter(plans[i]) if plans is not None else None
+        n, seconds = 0, 0.0
         for _ in range(MOST_STEPS):
             action = next(plan, None) if plan is not None else _drawn(draw, result.admissible_actions)
             if action is None or result.terminated or result.truncated:
@@ -153,10 +156,11 @@ async def _played(environment: Any, tasks: Sequence[Task], plans: Sequence[Seque
             begin = time.perf_counter()
             result = await awaited(episode.step(action))
             seconds += time.perf_counter() - begin
-            n_steps, score = n_steps + 1, score + result.reward
-        n_solved += result.success is True
+            n, score = n + 1, score + result.reward
+        n_solved, n_steps = n_solved + (result.success is True), n_steps + n
+        speeds += [n / seconds] if n else []
         await awaited(episode.close())
-    return Played(len(tasks), n_solved, score / len(tasks), n_steps, seconds)
+    return Played(len(tasks), n_solved, score / len(tasks), n_steps, statistics.median(speeds or [0.0]))
 
 
 def _drawn(draw: random.Random, actions: Sequence[str]) -> str | None:
