@@ -245,8 +245,19 @@ def test_the_table_of_the_page_has_all_kinds() -> None:
 
 @pytest.mark.parametrize("kind", ["keyhole", "shop", "wordle", "collaborate", "mcp", "graded", "processes"])
 def test_rows_of_the_page_are_those_of_the_command(kind: str) -> None:
-    said = cells(described(kind, []))
-    assert rows_of_page()[kind][: len(said)] == [f"`{kind}`", *said[1:]]
+    assert rows_of_page()[kind][:5] == [f"`{kind}`", *cells(described(kind, []))[1:5]]
+
+
+@pytest.mark.parametrize("kind", ["keyhole", "collaborate"])
+def test_measured_shares_of_the_page_are_those_of_the_command(kind: str) -> None:
+    assert rows_of_page()[kind][:7] == [f"`{kind}`", *cells(described(kind, [], 100))[1:]]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, known in KNOWN.items() if known.settings == "the defaults"])
+def test_known_scores_of_the_defaults_are_those_measured(kind: str) -> None:
+    measured, known = rows_of_page()[kind][5:7], KNOWN[kind]
+    for share, figure in zip(measured, (known.random, known.oracle), strict=True):
+        assert share.split(" of ")[0] == figure
 
 
 @pytest.mark.parametrize("kind", list(KNOWN))

@@ -42,7 +42,7 @@ KNOWN: Mapping[str, Known] = {
     "toy_text": Known(_GAMES, "`frozen_lake`", "10 of 100", "100 of 100"),
     "long_memory": Known(_TOOLS, "the defaults", "0", "100"),
     "objectives": Known(_TOOLS, "`k: 4`", "0", "100"),
-    "search_qa": Known(_TOOLS, "`hops: 2`", "2", "100"),
+    "search_qa": Known(_TOOLS, "`hops: 1`", "18", "100"),
     "tools": Known(_TOOLS, "the defaults", "-", "100"),
     "text_to_sql": Known(_TOOLS, "`questions: [join]`", "-", "100"),
     "shop": Known(_TOOLS, "the defaults", "1", "100"),
