@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from environments.base import Environment, Episode, Guide, Oracle, Properties, Scribe, most_at_once, properties_of
+from environments.base import Environment, Episode, Oracle, Properties, most_at_once, properties_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -76,12 +76,14 @@ class Several(ABC):
     def recall(self, task: Task, taken: Sequence[str]) -> str:
         """What is worth remembering, where the environment of the task can say it; else nothing."""
         member, own = self.own(task)
-        return member.recall(own, taken) if isinstance(member, Scribe) else ""
+        said = getattr(member, "recall", None)  # what stands for another environment passes its methods on
+        return str(said(own, taken)) if callable(said) else ""
 
     def subgoal(self, task: Task, taken: Sequence[str]) -> str:
         """What the oracle is about, where the environment of the task can say it; else nothing."""
         member, own = self.own(task)
-        return member.subgoal(own, taken) if isinstance(member, Guide) else ""
+        said = getattr(member, "subgoal", None)
+        return str(said(own, taken)) if callable(said) else ""
 
 
 def largest(found: Iterable[object]) -> int | None:

@@ -58,6 +58,10 @@ NEEDED = {
 }
 
 
+#: Environments that are a stranger's server; `test_mcp_tools.py` and `test_openenv.py` start some.
+SERVERS = ("mcp", "openenv")
+
+
 @pytest.mark.parametrize(("section", "kind", "entry"), ENTRIES)
 def test_an_entry_names_a_frozen_documented_settings_class(section: str, kind: str, entry: Entry) -> None:
     cls = resolve(section, kind, base=ROOT)

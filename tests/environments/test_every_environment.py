@@ -28,10 +28,10 @@ from rlhf.data import Task
 from rlhf.errors import MissingPackageError
 from rlhf.recipe.builder import build_environment
 from rlhf.rollout.live import checked
-from tests.test_catalog import NEEDED
+from tests.test_catalog import NEEDED, SERVERS
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = sorted(CATALOG["environment"])
+KINDS = sorted(kind for kind in CATALOG["environment"] if kind not in SERVERS)
 #: Keys beside those that a kind needs, where its defaults take minutes to demonstrate.
 QUICK = {"scienceworld": {"task": "find-plant"}}
 #: Strings of all kinds together, in the long version.
