@@ -496,8 +496,8 @@ from tests.environments.troubled import Troubled
 
 async def main():
     episode = await Processes(environment=Troubled(), n_workers=1).start(Task("t"))
-    print(episode.opening.reply.split()[0], flush=True)
     signal.signal(signal.SIGINT, lambda *_: None)
+    print(episode.opening.reply.split()[0], flush=True)
     sys.stdin.readline()
     print((await episode.step("go")).reply, flush=True)
     await episode.step("hang")
