@@ -65,7 +65,8 @@ def test_all_games_share_one_machine_and_sessions_are_used_again() -> None:
     other = TextWorldExpress(game="simonsays")
     other.plan(other.tasks("dev")[0], ())
     assert sessions.jvm_pid() == pid
-    assert [child.pid for child in psutil.Process().children()] == [pid]
+    # Other tests may have left workers and machines of other packages.
+    assert [c.pid for c in psutil.Process().children() if "textworld_express" in "".join(c.cmdline())] == [pid]
     assert len(sessions._POOL._idle) == n_idle + 1
 
 
