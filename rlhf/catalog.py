@@ -71,7 +71,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "agent": {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),
-        "tools": Entry("agents.tools:ToolAgent", "replies are calls of tools, as families of models write them"),
+        "tools": Entry("agents.tools:ToolAgent", "replies are calls of tools, as model families write them"),
         "planner": Entry("agents.planner:PlannerExecutor", "names subgoals, then acts towards each"),
     },
     "memory": {
