@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from agents.base import Agent
 from agents.chat import ChatAgent
+from agents.memory.window import Window
 from environments.base import Environment, Properties
 from rlhf.batching.samples import make_samples
 from rlhf.cli import app
@@ -246,7 +247,7 @@ def test_a_template_that_strips_reasoning_costs_nothing_and_forgetting_is_counte
         sampled = [i for generation in trajectory.generations for i in generation.token_ids]
         assert sample.token_ids[sample.mask].tolist() == sampled
     # With a window of one turn the third prompt of each of the 12 attempts no longer extends the second.
-    _, rows, n_rewritten = samples_of(replace(thinker, history=1))
+    _, rows, n_rewritten = samples_of(replace(thinker, memory=Window(turns=1)))
     assert n_rewritten == 12 and len(rows) == 24
 
 
