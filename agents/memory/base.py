@@ -111,9 +111,6 @@ class Shown:
 class Memory(Protocol):
     """What of the past a policy is shown. A frozen dataclass: its fields are its recipe keys."""
 
-    rewrites: ClassVar[bool]
-    """Whether a later prompt may be another than the earlier one and its reply, continued."""
-
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
         """Choose what is shown.
 
@@ -128,7 +125,6 @@ class Memory(Protocol):
 class Plain:
     """A memory to which replies say nothing: what the hooks of an agent do unless a memory does otherwise."""
 
-    rewrites: ClassVar[bool] = True
     needs_thoughts: ClassVar[bool] = False
     """Whether what is remembered stands in the `<think>` block of each reply."""
     needs: ClassVar[tuple[str, ...]] = ()
