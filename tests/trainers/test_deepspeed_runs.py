@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhf.processes import free_port
 from rlhf.trainers.run import Interrupted
 from tests.trainers import runs, words
 from tests.trainers.together import together
@@ -178,11 +179,15 @@ class Last(WordsEpisode):
 """
 
 
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    bare = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "300", "PYTHONPATH": path}
+    return os.environ | bare
+
+
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "300"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     line = [sys.executable, "-m", "rlhf.cli", "train", *map(str, arguments), "--nproc", "2"]
-    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, env=environment, cwd=ROOT)
+    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, env=environment(), cwd=ROOT)
 
 
 def dying(folder: Path, end: str) -> Path:
@@ -214,12 +219,37 @@ def test_a_process_that_fails_tells_the_other_why(tmp_path: Path) -> None:
     assert "process 1 has failed: KeyboardInterrupt: the reason" in ended.stderr
 
 
+SMOKE = ROOT / "recipes" / "deepspeed" / "smoke-cpu.yaml"
+
+
 def test_the_recipe_that_shows_whether_it_works(tmp_path: Path) -> None:
-    ended = command(ROOT / "recipes" / "deepspeed" / "smoke-cpu.yaml", "--out", tmp_path / "run", "--json")
+    ended = command(SMOKE, "--out", tmp_path / "run", "--json")
     assert ended.returncode == 0, ended.stderr
     [line] = ended.stdout.strip().splitlines()
     result = json.loads(line)
     assert result["n_episodes"] == 3 * 4 * 4 and (tmp_path / "run" / "report.html").is_file()
+    # Started by the launchers of others it is the same run: torchrun with two nodes of a process each, and DeepSpeed's.
+    for name, lines in launchers(tmp_path).items():
+        nodes = [subprocess.Popen(line, env=environment(), cwd=ROOT) for line in lines]
+        assert [node.wait(LIMIT_S) for node in nodes] == [0] * len(nodes), name
+        assert losses(tmp_path / name) == losses(tmp_path / "run"), name
+
+
+def launchers(folder: Path) -> dict[str, list[list[str]]]:
+    """Of each launcher, the commands that start it, one for each node."""
+    train = ["-m", "rlhf.cli", "train", str(SMOKE), "--json", "--out"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    torchrun += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    deepspeed = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_python", "--no_local_rank"]
+    deepspeed += ["--master_port", str(free_port()), sys.executable]
+    return {
+        "torchrun": [[*torchrun, "--node_rank", str(rank), *train, str(folder / "torchrun")] for rank in range(2)],
+        "deepspeed": [[*deepspeed, *train, str(folder / "deepspeed")]],
+    }
+
+
+def losses(folder: Path) -> list[Values]:
+    return [{k: v for k, v in line.items() if "loss" in k} for line in runs.lines(folder)]
 
 
 @pytest.mark.parametrize(
@@ -239,6 +269,6 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
 
     from rlhf.cli import app
 
-    smoke = str(ROOT / "recipes" / "deepspeed" / "smoke-cpu.yaml")
+    smoke = str(SMOKE)
     ended = CliRunner().invoke(app, ["train", smoke, *change, "--out", str(tmp_path / "run"), "--nproc", "2"])
     assert ended.exit_code == 2 and says in ended.output + capfd.readouterr().err
