@@ -7,6 +7,7 @@ search gives one list in any process.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,14 @@ _WORD = re.compile(r"\w+")
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case; there is no stemming, and no word is left out."""
     return _WORD.findall(text.lower())
+
+
+def installed() -> str:
+    """Name and version of the library, for the run's record; empty where it is not installed."""
+    try:
+        return f"bm25s {importlib.metadata.version('bm25s')}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 class Index:

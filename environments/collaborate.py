@@ -27,8 +27,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties
-from environments.worlds import FIRST_SEED, Attempt, Seeded, draw_for, name_of, named, plain, words
+from environments.worlds import Attempt, Seeded, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -99,18 +98,6 @@ class Collaborate(Seeded):
             least = self.n_points - self.n_told + 1
             raise ValueError(f"to ask for all and submit takes {least} steps, and max_steps is {self.max_steps}")
         return self
-
-    @property
-    def properties(self) -> Properties:
-        """What this environment promises."""
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=True,
-            oracle=True,
-            splits=tuple(FIRST_SEED),
-        )
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split; the reference is what the partner wants. Raises EnvError for another split."""

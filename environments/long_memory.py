@@ -31,8 +31,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties
-from environments.worlds import FIRST_SEED, NAMES, PLACES, Attempt, Seeded, draw_for, name_of, named, plain, words
+from environments.worlds import NAMES, PLACES, Attempt, Seeded, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -131,18 +130,6 @@ class LongMemory(Seeded):
         if n["retrieval"] == self.n_facts and self.n_changes:
             raise ValueError("everybody's first place is asked for, and so nobody can move; raise n_facts")
         return self
-
-    @property
-    def properties(self) -> Properties:
-        """What this environment promises."""
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=True,
-            oracle=True,
-            splits=tuple(FIRST_SEED),
-        )
 
     @property
     def max_steps(self) -> int:

@@ -28,7 +28,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Environment, Episode, Properties, can_demonstrate, most_at_once, properties_of
 from environments.objectives_chain import Chain, chained, plan_of
-from environments.worlds import FIRST_SEED, NAMES, PLACES, Attempt, Seeded, draw_for, name_of, named, plain, words
+from environments.worlds import NAMES, PLACES, Attempt, Seeded, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -109,14 +109,7 @@ class Objectives(Seeded):
         """What this environment promises: with another one, what that promises."""
         if self.environment is not None:
             return properties_of(self.environment)
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=True,
-            oracle=True,
-            splits=tuple(FIRST_SEED),
-        )
+        return super().properties
 
     @property
     def demonstrates(self) -> bool:

@@ -22,8 +22,8 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,8 +31,8 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
-from environments.bm25 import Index
-from environments.worlds import FIRST_SEED, NAMES, Attempt, Seeded, belongs_to, draw_for, name_of, words
+from environments.bm25 import Index, installed
+from environments.worlds import NAMES, Attempt, Seeded, belongs_to, draw_for, name_of, words
 from rewards.qa import exact, f1
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -186,19 +186,7 @@ class SearchQA(Seeded):
     @property
     def properties(self) -> Properties:
         """What this environment promises; searches of a corpus may take longer than a drawn world's."""
-        try:
-            package = f"bm25s {metadata.version('bm25s')}"
-        except metadata.PackageNotFoundError:
-            package = ""
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=self.corpus is None,
-            oracle=True,
-            splits=tuple(FIRST_SEED),
-            package=package,
-        )
+        return replace(super().properties, inline=self.corpus is None, package=installed())
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`, each with its answer as `reference`.

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +27,9 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
-from environments.bm25 import Index
+from environments.bm25 import Index, installed
 from environments.shop_catalogue import Goal, Product, draw, read_webshop, reward
-from environments.worlds import FIRST_SEED, Attempt, Seeded, draw_for, name_of
+from environments.worlds import Attempt, Seeded, draw_for, name_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -82,19 +82,7 @@ class Shop(Seeded):
     @property
     def properties(self) -> Properties:
         """What this environment promises."""
-        try:
-            package = f"bm25s {metadata.version('bm25s')}"
-        except metadata.PackageNotFoundError:
-            package = ""
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=self.data is None,
-            oracle=True,
-            splits=tuple(FIRST_SEED),
-            package=package,
-        )
+        return replace(super().properties, inline=self.data is None, package=installed())
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split: drawn shops, or WebShop's goals.

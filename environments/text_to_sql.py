@@ -23,6 +23,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
-from environments.worlds import FIRST_SEED, NAMES, PLACES, Attempt, Seeded, draw_for, name_of, words
+from environments.worlds import NAMES, PLACES, Attempt, Seeded, draw_for, name_of, words
 from rewards.sql import is_ordered, query_of
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -138,14 +139,7 @@ class TextToSql(Seeded):
     @property
     def properties(self) -> Properties:
         """What this environment promises."""
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            oracle=True,
-            splits=tuple(FIRST_SEED),
-            package=f"sqlite {sqlite3.sqlite_version}",
-        )
+        return replace(super().properties, inline=False, package=f"sqlite {sqlite3.sqlite_version}")
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split; the reference is that of the reward `sql`. Raises EnvError for another split."""

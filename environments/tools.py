@@ -23,6 +23,7 @@ import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
-from environments.worlds import FIRST_SEED, Attempt, Seeded, draw_for, name_of, words
+from environments.worlds import Attempt, Seeded, draw_for, name_of, words
 from rewards.sandbox.level import Level, LevelName
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds, Finished, run
@@ -116,14 +117,8 @@ class Tools(Seeded):
     @property
     def properties(self) -> Properties:
         """What this environment promises; a program may print the time, or take some."""
-        return Properties(
-            deterministic=not self.python,
-            replayable=not self.python,
-            thread_safe=True,
-            inline=not self.python,
-            oracle=True,
-            splits=tuple(FIRST_SEED),
-        )
+        fixed = not self.python
+        return replace(super().properties, deterministic=fixed, replayable=fixed, inline=fixed)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split, each with its answer as `reference`. Raises EnvError for an unknown split."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
@@ -156,7 +157,7 @@ class ToyText(Drawn):
         return None
 
 
-class _Played:
+class _Played(ABC):
     """What both kinds of episodes share: actions are read, steps counted, and results put together."""
 
     n_steps = 0
@@ -195,7 +196,7 @@ class _Played:
             admissible_actions=() if self.over else self._actions,
         )
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  it may be overridden, and need not be
         """Nothing is held open."""
 
     def do(self, action: str) -> float | None:
@@ -207,14 +208,17 @@ class _Played:
             return None
         return self.act(ACTIONS[self._settings.game].index(words))
 
+    @abstractmethod
     def act(self, number: int) -> float:
-        raise NotImplementedError
+        """Do the action of this number; returns its reward."""
 
+    @abstractmethod
     def sees(self) -> str:
-        raise NotImplementedError
+        """What the agent sees."""
 
+    @abstractmethod
     def state_key(self) -> str:
-        raise NotImplementedError
+        """The key of the present state."""
 
 
 class ToyTextEpisode(_Played):

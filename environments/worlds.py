@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import StepResult
+from environments.base import Properties, StepResult
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
 
+#: First seed of each split; no split is longer than the gap.
 FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
 _QUARTERS: Mapping[str, tuple[int, ...]] = {"train": (0, 1), "dev": (2,), "test": (3,)}
 _MOST_DRAWS = 2_000
@@ -43,7 +45,7 @@ PLACES = words("Athens Berlin Cairo Delhi Lima London Madrid Milan Oslo Paris Pr
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Seeded:
-    """How many tasks the splits have."""
+    """Splits that are ranges of seeds: how many tasks they have, and what is promised of tasks drawn by seed."""
 
     n_train: SplitSize = 1_000
     """Tasks of the split `train`: one per seed, from the first on."""
@@ -51,6 +53,13 @@ class Seeded:
     """The same for `dev`."""
     n_test: SplitSize = 1_000
     """The same for `test`."""
+
+    @property
+    def properties(self) -> Properties:
+        """What this environment promises."""
+        return Properties(
+            deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=tuple(FIRST_SEED)
+        )
 
     def seeds(self, split: str) -> range:
         """Return the seeds of a split. Raises EnvError for any other name."""
@@ -115,7 +124,7 @@ def named(text: str, known: Iterable[str]) -> list[str]:
     return [name for at, name in sorted(found) if at >= 0]
 
 
-class Attempt:
+class Attempt(ABC):
     """An episode with a score from 0 to 1; the reward of a step is the change of the score.
 
     A world says what an action does (`do`), what the state is (`state`) and what is possible (`possible`), and sets
@@ -158,7 +167,7 @@ class Attempt:
             admissible_actions=() if self.over else self.possible(),
         )
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  it may be overridden, and need not be
         """Nothing is held open."""
 
     def opened(self, said: str) -> StepResult:
@@ -171,14 +180,14 @@ class Attempt:
             if not self.over:
                 self.act(action)
 
+    @abstractmethod
     def do(self, action: str) -> tuple[str, bool]:
         """Do an action; returns the reply, and whether it was understood."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state(self) -> str:
         """Return the key of the present state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def possible(self) -> tuple[str, ...]:
         """Return the sorted actions that are possible now."""
-        raise NotImplementedError
