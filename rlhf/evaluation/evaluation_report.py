@@ -18,7 +18,7 @@ from rlhf.errors import DataError
 from rlhf.evaluation import transcript
 from rlhf.evaluation.attempts import Attempt, read_attempts
 from rlhf.evaluation.figures import Band, Series, interval_chart, line_chart, number_text, percent_text
-from rlhf.evaluation.page import failures, flat, page, table, write_page
+from rlhf.evaluation.page import Section, failures, flat, page, table, write_page
 from rlhf.evaluation.store import TrajectoryRecord, read_trajectories
 
 #: Tasks in the table of the hardest ones, and of these those of which an attempt is shown.
@@ -89,16 +89,15 @@ def render_evaluation_report(data: EvaluationData) -> str:
     """Return the page's HTML."""
     found = data.summary
     n_each = f" · {found['attempts']} attempts at each" if found["attempts"] > 1 else ""
-    return page(
-        "evaluation.html",
-        title=escape(f"{found['policy']} on {found['suite']}"),
-        subtitle=escape(f"{found['n_tasks']} tasks{n_each} · {found['n_errors']} errors"),
-        headline=_headline(found),
-        figures=_figures(data),
-        plots=_plots(data),
-        hardest=_hardest(data),
-        facts=_facts(data),
+    subtitle = escape(f"{found['n_tasks']} tasks{n_each} · {found['n_errors']} errors")
+    sections = (
+        Section("figures", "Figures", _figures(data)),
+        Section("plots", "Plots", _plots(data)),
+        Section("hardest", "The hardest tasks", _hardest(data)),
+        Section("facts", "Facts of the evaluation", _facts(data)),
     )
+    beside = "All attempts are in <code>trajectories/</code>, all figures in <code>summary.json</code> beside it."
+    return page(escape(f"{found['policy']} on {found['suite']}"), subtitle, _headline(found), sections, beside=beside)
 
 
 def hardest(attempts: Sequence[Attempt], n: int) -> list[HardTask]:

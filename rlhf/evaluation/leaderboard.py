@@ -107,13 +107,8 @@ def write_leaderboard(path: Path, found: Sequence[Mapping[str, Any]]) -> Path:
         CheckpointError: it cannot be written.
     """
     n = sum(len(board["rows"]) for board in found)
-    html = page(
-        "leaderboard.html",
-        title="Leaderboard",
-        subtitle=escape(f"{n} evaluations · intervals are 95%, clustered by task"),
-        boards="".join(_drawn(board) for board in found),
-    )
-    return write_page(path.parent, html, path.name)
+    subtitle = escape(f"{n} evaluations · intervals are 95%, clustered by task")
+    return write_page(path.parent, page("Leaderboard", subtitle, "".join(map(_drawn, found))), path.name)
 
 
 def _drawn(board: Mapping[str, Any]) -> str:

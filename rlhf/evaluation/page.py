@@ -1,4 +1,4 @@
-"""What the pages of a run and of an evaluation have in common: one file without outside links, its tables, its end.
+"""What every page has in common: one file without outside links, its frame, its tables, and how it is written.
 
 A page allows its own script by hash and nothing else, so that text of models and environments can never run.
 """
@@ -9,7 +9,8 @@ import base64
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -26,12 +27,49 @@ REPORT = "report.html"
 _MOST_MESSAGES, _LONGEST = 8, 300
 
 
-def page(template: str, **sections: str) -> str:
-    """Fill a template of `templates/` with HTML; styles and script are those of every page."""
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of a page.
+
+    Attributes:
+        name: what links to it say.
+        link: words of the link at the top.
+        html: what stands in it.
+        heading: words above it; those of the link where it is empty.
+    """
+
+    name: str
+    link: str
+    html: str
+    heading: str = ""
+
+    def __str__(self) -> str:
+        title = f'<h2 id="h-{self.name}">{self.heading or self.link}</h2>'
+        return f'<section id="{self.name}" aria-labelledby="h-{self.name}">{title}{self.html}</section>'
+
+
+def page(title: str, subtitle: str, first: str, sections: Sequence[Section] = (), *, beside: str = "") -> str:
+    """Return a page; everything given is HTML.
+
+    Args:
+        title: of the page.
+        subtitle: the line below it.
+        first: what comes before the sections.
+        sections: the parts that the top of the page links to.
+        beside: the last sentence of the page: where there is more.
+    """
     script = _resource("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return Template(_resource(template)).substitute(
-        style=_resource("report.css") + figures.STYLE, script=script, script_hash=f"sha256-{digest}", **sections
+    links = "".join(f'<a href="#{section.name}">{section.link}</a>' for section in sections)
+    return Template(_resource("page.html")).substitute(
+        title=title,
+        subtitle=subtitle,
+        links=f'<nav aria-label="Sections">{links}</nav>\n' if links else "",
+        content="\n".join([first, *map(str, sections)]),
+        beside=f" {beside}" if beside else "",
+        style=_resource("report.css") + figures.STYLE,
+        script=script,
+        script_hash=f"sha256-{digest}",
     )
 
 

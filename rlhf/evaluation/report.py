@@ -15,7 +15,7 @@ from rlhf.evaluation import transcript
 from rlhf.evaluation.curves import learning_curves
 from rlhf.evaluation.figures import interval_chart, number_text, percent_text
 from rlhf.evaluation.findings import Finding, findings
-from rlhf.evaluation.page import failures, flat, page, table, write_page
+from rlhf.evaluation.page import Section, failures, flat, page, table, write_page
 from rlhf.evaluation.paired import compare
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import read_successes
@@ -35,16 +35,14 @@ def write_report(run_folder: Path) -> Path:
 
 def render_report(run: RunData) -> str:
     """Return the page's HTML."""
-    return page(
-        "report.html",
-        title=escape(f"Run {run.name}"),
-        subtitle=_subtitle(run),
-        headline=_headline(run),
-        trust=_trust(run),
-        curves=learning_curves(run),
-        trajectories=_trajectories(run),
-        facts=_facts(run),
+    sections = (
+        Section("trust", "Can it be trusted?", _trust(run)),
+        Section("curves", "Learning curves", learning_curves(run)),
+        Section("trajectories", "Trajectories", _trajectories(run), "Trajectories, token by token"),
+        Section("facts", "Facts of the run", _facts(run)),
     )
+    beside = "All trajectories are in <code>trajectories/</code>, all metrics in <code>metrics.jsonl</code> beside it."
+    return page(escape(f"Run {run.name}"), _subtitle(run), _headline(run), sections, beside=beside)
 
 
 def _subtitle(run: RunData) -> str:
