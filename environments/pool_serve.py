@@ -114,6 +114,8 @@ class Server:
         except RlhfError as error:
             return frame(number, (ERROR, error))
         except BaseException as error:  # whatever an environment raises is told, and the worker goes on
+            if isinstance(error, MemoryError):  # it may have grown to its bound since the watch last looked
+                self._watch.end_if_full()
             return frame(number, (TEXT, _described(error)))
 
     async def start(self, key: int, task: Any) -> Any:
@@ -170,11 +172,15 @@ class Watch:
                 self._end(0)
             if i % _COUNT_CHILDREN_EVERY == 0:
                 self._children_mb = self._count_children()
-            if (mb := self.total_mb()) > self._max_mb:
-                print(f"it took {mb:.0f} MB of the {self._max_mb} MB it may have", file=sys.stderr, flush=True)
-                self._end(TOO_MUCH_MEMORY)
+            self.end_if_full()
             self._forget_what_was_said()
             time.sleep(_LOOK_EVERY_S)
+
+    def end_if_full(self) -> None:
+        """End this process if it has more memory than it may have."""
+        if (mb := self.total_mb()) > self._max_mb:
+            print(f"it took {mb:.0f} MB of the {self._max_mb} MB it may have", file=sys.stderr, flush=True)
+            self._end(TOO_MUCH_MEMORY)
 
     def _count_children(self) -> float:
         total = 0
