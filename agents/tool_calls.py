@@ -24,11 +24,11 @@ Style = Literal["json", "hermes", "llama", "mistral", "xml", "python"]
 _MOST_CHARS = 100_000
 # A reply may be anything, also a tag and ten thousand empty lines: no pattern here has two ways to read white space.
 _FENCE = re.compile(r"```(?:json|python|tool_code)?(.*?)```", re.DOTALL)
-_HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_CALL = re.compile(r"<tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
 _OPENING = re.compile(r"[\[{]")
-_FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?</parameter>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)\s*>")
 _LLAMA_TAG = "<|python_tag|>"
 
 
@@ -103,7 +103,7 @@ def _of_json(text: str) -> Iterator[Call]:
 
 
 def _of_hermes(text: str) -> Iterator[Call]:
-    for inside in _HERMES.findall(text):
+    for _, inside in _elements(text, _CALL, "</tool_call>"):
         yield from _objects(inside, must=True)
 
 
@@ -117,8 +117,21 @@ def _of_mistral(text: str) -> Iterator[Call]:
 
 
 def _of_xml(text: str) -> Iterator[Call]:
-    for name, body in _FUNCTION.findall(text):
-        yield Call(name, {key: _value(value) for key, value in _PARAMETER.findall(body)})
+    for function, body in _elements(text, _FUNCTION, "</function>"):
+        parameters = _elements(body, _PARAMETER, "</parameter>")
+        yield Call(function[1], {key[1]: _value(_unwrapped(value)) for key, value in parameters})
+
+
+def _elements(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield each opening tag and what stands up to its closing one; in one pass, however many are never closed."""
+    at = 0
+    while (tag := opening.search(text, at)) is not None and (end := text.find(closing, tag.end())) >= 0:
+        yield tag, text[tag.end() : end]
+        at = end + len(closing)
+
+
+def _unwrapped(value: str) -> str:
+    return value.removeprefix("\n").removesuffix("\n")
 
 
 def _of_python(text: str) -> Iterator[Call]:

@@ -91,6 +91,10 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "a character that is none"),
         ("python", "[f(x='\\ud800')]", "a character that is none"),
         ("hermes", "<tool_call>" + "\n" * 90_000, "no call of a tool"),
+        ("hermes", "<tool_call>" * 9_000, "no call of a tool"),
+        ("xml", "<function=f>" * 8_000, "no call of a tool"),
+        ("xml", "<function=" * 9_900, "no call of a tool"),
+        ("xml", f"<function=f{' ' * 90_000}", "no call of a tool"),
     ],
 )
 def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str, says: str) -> None:
