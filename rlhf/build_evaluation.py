@@ -69,7 +69,8 @@ def evaluate(
         refuse_trained(asked, found.recipe, found.checkpoint, tasks)
         begin(folder, asked, found, tasks)
         _caution_fewer(found.suite, tasks, console)
-        with RunningProgress(console, found.suite.attempts) as progress:
+        n_each = found.suite.strategy.n if found.suite.strategy else 1
+        with RunningProgress(console, found.suite.attempts, n_each) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
         summary = finish(folder, found, tasks, price_in, price_out)
         if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
@@ -86,9 +87,10 @@ class RunningProgress(RichProgress):
     at each task it is that of the report.
     """
 
-    def __init__(self, console: Console, attempts: int) -> None:
+    def __init__(self, console: Console, attempts: int, n_each: int = 1) -> None:
         super().__init__(console, every=50)
         self._attempts = attempts
+        self._n_each = n_each  # candidates of an attempt: until they are chosen from, success is that of candidates
         self._n_solved = self._n_counted = 0
 
     def block(self, played: Played) -> None:
@@ -100,9 +102,9 @@ class RunningProgress(RichProgress):
 
     def rollout(self, counts: Any) -> None:
         """Progress of the episodes now running."""
-        n_counted = self._n_counted + counts.n_done - counts.n_failed
-        note = self._running(self._n_solved + counts.n_solved, n_counted)
-        self.at(self._done + counts.n_done // self._attempts, note)
+        n_counted = self._n_counted + (counts.n_done - counts.n_failed) // self._n_each
+        note = self._running(self._n_solved + counts.n_solved // self._n_each, n_counted)
+        self.at(self._done + counts.n_done // (self._attempts * self._n_each), note)
         super().rollout(counts)
 
     def _running(self, n_solved: int, n_counted: int) -> str:
@@ -147,6 +149,7 @@ async def _parts(
             folder,
             attempts=suite.attempts,
             sampling=replace(sampling, top_p=suite.sampling.top_p, top_k=suite.sampling.top_k),
+            strategy=suite.strategy,
             on_block=progress.block,
         )
 
@@ -218,6 +221,7 @@ def finish(
         "suite": found.suite.name,
         "attempts": found.suite.attempts,
         "metric": found.suite.metric,
+        **({"strategy": plain_part("strategy", found.suite.strategy)} if found.suite.strategy else {}),
         "data": _data(found.suite, tasks, attempts),
         **(figures if found.has_tokens or _are_counted(found, attempts) else _without_tokens(figures)),
     }

@@ -19,6 +19,7 @@ from rlhf.recipe import Recipe, load
 from rlhf.recipe.asked import BASELINES, Asked, is_model, is_program
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.model import recipe_of
+from rlhf.recipe.strategy_checks import check_strategy, strategy_said
 from rlhf.recipe.suites import Part, Suite, load_suite, suite_of_recipe
 from rlhf.recipe.text import parse_fields
 from rlhf.rollout.collect import Collector
@@ -64,6 +65,12 @@ def contender(asked: Asked) -> Contender:
     Raises:
         RecipeError: it is nothing that can be evaluated, or not with these keys.
     """
+    found = _contender(asked)
+    check_strategy(found.suite, found.has_tokens, found.name)
+    return found
+
+
+def _contender(asked: Asked) -> Contender:
     suite = load_suite(asked.suite) if asked.suite else None
     if is_program(asked.target) or asked.endpoint:
         if suite is None:
@@ -200,6 +207,8 @@ def _changed(suite: Suite, asked: Asked) -> Suite:
         # Another list of tasks is not what the hash was made of.
         parts = (replace(part, tasks=replace(part.tasks, **{**tasks, "sha256": ""})) for part in suite.parts)
         suite = replace(suite, parts=tuple(parts))
+    if asked.strategy:
+        suite = replace(suite, strategy=strategy_said(asked.strategy))
     return suite if asked.attempts is None else replace(suite, attempts=asked.attempts)
 
 

@@ -149,6 +149,11 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "independent": Entry("rlhf.rollout.grouping:Independent", "every attempt begins where its task does"),
         "tree": Entry("rlhf.rollout.grouping:Tree", "attempts branch off others, and share what led there"),
     },
+    "strategy": {
+        "best_of_n": Entry("rlhf.rollout.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"),
+        "self_consistency": Entry("rlhf.rollout.strategies:SelfConsistency", "the commonest of several answers"),
+        "tree_search": Entry("rlhf.rollout.strategies:TreeSearch", "the best leaf of attempts that branch"),
+    },
     "sampler": {
         "shuffled": Entry("rlhf.sampling.shuffled:Shuffled", "every task once, in an order of its own each time"),
         "reverse_curriculum": Entry(
@@ -258,6 +263,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "correction": ("__call__",),
     "trainer": ("start",),
     "rollout": ("n_rounds", "n_from_start", "branches"),
+    "strategy": ("choose", "rollout"),
     "sampler": ("start",),
     "selection": ("__call__",),
 }
@@ -268,12 +274,14 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "agents.base:Agent": "agent",
     "agents.memory.base:Memory": "memory",
     "rewards.base:Reward": "reward",
+    "rewards.base:GroupReward": "reward",
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",
     "rlhf.trainers.critic_kind:CriticKind": "critic",
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
     "rlhf.losses.correction:Correction": "correction",
     "rlhf.trainers.trainer_kind:TrainerKind": "trainer",
     "rlhf.rollout.grouping:Grouping": "rollout",
+    "rlhf.rollout.strategies:Strategy": "strategy",
     "rlhf.sampling.sampler:TaskSampler": "sampler",
     "rlhf.sampling.selection:GroupSelection": "selection",
 }

@@ -51,6 +51,12 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
     n: Annotated[int | None, typer.Option(min=1, help="How many tasks of each part.")] = None,
     attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="Choose each attempt among candidates: best_of_n, or '{kind: best_of_n, n: 8}' and the like."
+        ),
+    ] = "",
     endpoint: Annotated[
         str, typer.Option(metavar="URL", help="An OpenAI-compatible server whose model is evaluated.")
     ] = "",
@@ -82,6 +88,7 @@ def evaluate(
         split=split,
         n=n,
         attempts=attempts,
+        strategy=strategy,
         also_trained=also_trained,
         endpoint=endpoint,
         model=model,

@@ -35,6 +35,12 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
     for k, passed in summary["pass"].items():
         if int(k) > 1:
             console.print(f"pass@{k} {share(passed['at'])}   pass^{k} {share(passed['all'])}")
+    if "any_candidate" in summary:
+        console.print(
+            f"chosen by {summary['strategy']['kind']} from {summary['candidates_mean']:.3g} candidates; one of them "
+            f"solved in {share(summary['any_candidate'])}",
+            soft_wrap=True,
+        )
     spent = {name.replace("_", " "): value for name, value in summary["per_solved"].items() if value is not None}
     if spent:
         console.print("for each solved: " + ", ".join(f"{amount(value)} {name}" for name, value in spent.items()))

@@ -14,7 +14,7 @@ from rlhf.evaluation.store import list_steps, read_columns
 
 _COLUMNS = [
     *("stage", "task_id", "attempt", "outcome", "is_failure", "solved", "opening", "duration_s", "n_retries"),
-    *("n_turns", "n_given", "n_tokens", "generations", "turns", "score"),
+    *("n_turns", "n_given", "n_tokens", "generations", "turns", "score", "spent"),
 ]
 
 
@@ -29,6 +29,10 @@ class Attempt:
         outcome: how it ended.
         score: weighted sum of the rewards; None for the failure of a part.
         n_turns: actions of the policy.
+        n_candidates: attempts that it was chosen from by a strategy; 1 where it is the only one.
+        any_solved: whether one of them was solved.
+        n_spent_turns: actions of the policy in all of them; None where it is the only one. Tokens are always those of
+            all of them.
         n_invalid: of these, not understood.
         n_tokens: sampled.
         n_prompt_tokens: read, all prompts together, as a provider counts them.
@@ -51,6 +55,9 @@ class Attempt:
     seconds: float = 0.0
     n_retries: int = 0
     opening: str = ""
+    n_candidates: int = 1
+    any_solved: bool = False
+    n_spent_turns: int | None = None
 
     @property
     def solved(self) -> bool:
@@ -134,8 +141,8 @@ def _attempt(row: dict[str, Any]) -> Attempt:
     if row["is_failure"]:
         return Attempt(row["stage"], row["task_id"], row["attempt"], Outcome(row["outcome"]))
     given = row["n_given"] or 0
-    counted = [g.get("usage") for g in row["generations"]]
-    is_counted = bool(counted) and all(counted)
+    own = _own_tokens(row)
+    spent = row["spent"] or {"n_candidates": 1, "n_solved": row["solved"], "n_turns": None, **own}
     return Attempt(
         part=row["stage"],
         task_id=row["task_id"],
@@ -144,13 +151,27 @@ def _attempt(row: dict[str, Any]) -> Attempt:
         score=row["score"] and row["score"]["total"],
         n_turns=row["n_turns"] - given,
         n_invalid=sum(not turn["valid"] for turn in row["turns"][given:]),
-        n_tokens=sum(usage[1] for usage in counted) if is_counted else row["n_tokens"],
-        n_prompt_tokens=sum(u[0] for u in counted) if is_counted else sum(_prompt_lengths(row["generations"])),
-        is_counted=is_counted,
+        n_tokens=spent["n_tokens"],
+        n_prompt_tokens=spent["n_prompt_tokens"],
+        is_counted=spent["is_counted"],
         seconds=row["duration_s"],
         n_retries=row["n_retries"],
         opening=digest([row["opening"]]),
+        n_candidates=spent["n_candidates"],
+        any_solved=bool(spent["n_solved"]),
+        n_spent_turns=spent["n_turns"],
     )
+
+
+def _own_tokens(row: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of the attempt itself."""
+    counted = [g.get("usage") for g in row["generations"]]
+    is_counted = bool(counted) and all(counted)
+    return {
+        "n_tokens": sum(usage[1] for usage in counted) if is_counted else row["n_tokens"],
+        "n_prompt_tokens": sum(u[0] for u in counted) if is_counted else sum(_prompt_lengths(row["generations"])),
+        "is_counted": is_counted,
+    }
 
 
 def _prompt_lengths(generations: Sequence[dict[str, Any]]) -> Iterator[int]:

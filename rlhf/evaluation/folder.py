@@ -7,6 +7,8 @@ from pathlib import Path
 from rlhf.errors import RecipeError
 
 PLAN, SUMMARY, VERSIONS, TRAJECTORIES = "evaluation.yaml", "summary.json", "versions.json", "trajectories"
+#: What a strategy chose the trajectories from; beside them.
+CANDIDATES = "candidates"
 
 
 def is_evaluation(folder: Path) -> bool:

@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
+from rlhf.evaluation.answers import answers_of
+from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.collect import Collector
+from rlhf.rollout.grouping import Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.score import check_failures
+from rlhf.rollout.strategies import Strategy
 
 #: Step number that keeps the seeds of evaluations apart from those of training, and equal between evaluations.
 STEP = -1
@@ -48,6 +52,7 @@ async def play_part(
     *,
     attempts: int,
     sampling: SamplingParams,
+    strategy: Strategy | None = None,
     on_block: Callable[[Played], None] = lambda played: None,
 ) -> None:
     """Attempt every task `attempts` times and write the attempts; blocks that `folder` has are not played again.
@@ -61,28 +66,39 @@ async def play_part(
         folder: of the trajectories.
         attempts: at each task.
         sampling: how one generation is sampled.
+        strategy: chooses each attempt among candidates, all of which are kept in a folder beside `folder`; without one
+            there is nothing to choose from.
         on_block: told of each block that is there.
 
     Raises:
         TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy; the
             block is not written, so that a later call plays it afresh.
     """
-    writer = TrajectoryWriter(folder)
+    writer, kept = TrajectoryWriter(folder), TrajectoryWriter(folder.with_name(CANDIDATES))
     there = {s.step: s.path for s in list_steps(folder) if (s.stage, s.phase) == (name, "eval")}
     patient = replace(collector, limits=replace(collector.limits, max_error_fraction=1.0))
     played: list[ScoredGroup] = []
-    size = block_size(attempts, collector.limits)
+    made, rollout = (attempts, Independent()) if strategy is None else (attempts * strategy.n, strategy.rollout)
+    size = block_size(made, collector.limits)
     for number, first in enumerate(range(0, len(tasks), size)):
         block = tasks[first : first + size]
         if number in there:
             solved = list(_stored(there[number]))
         else:
-            found = await patient.collect(block, group_size=attempts, sampling=sampling, step=STEP)
-            played += found.groups
+            found = await patient.collect(block, group_size=made, grouping=rollout, sampling=sampling, step=STEP)
+            groups, spent = found.groups, None
+            if strategy is not None:
+                timeout_s = collector.limits.reward_timeout_s
+                pairs = zip(block, found.groups, strict=True)
+                answered = [await answers_of(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
+                groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
+            played += groups
             # Judged over what was played so far, not over each block by itself.
             check_failures(played, collector.limits)
-            writer.write_groups(name, number, "eval", found.groups)
-            solved = [t.solved for group in found.groups for t in group.trajectories]
+            if strategy is not None:
+                kept.write_groups(name, number, "eval", found.groups)
+            writer.write_groups(name, number, "eval", groups, spent=spent)
+            solved = [t.solved for group in groups for t in group.trajectories]
         on_block(Played(name, len(block), sum(solved), len(solved)))
 
 

@@ -6,13 +6,14 @@ A prompt that extends the generation before it becomes its new tokens only; ever
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
 from rlhf.errors import DataError
+from rlhf.evaluation.answers import Spent
 
 Phase = Literal["train", "eval"]
 Advantages = tuple[tuple[float, ...], ...]
@@ -31,6 +32,7 @@ class TrajectoryRecord:
         trajectory: the record of the episode.
         score: its reward parts; None if it was not scored.
         advantages: `[N][T]`: generation, sampled token; None if no credit was computed.
+        spent: what the candidates took that it was chosen from; None where nothing was chosen.
     """
 
     step: int
@@ -40,6 +42,7 @@ class TrajectoryRecord:
     trajectory: Trajectory
     score: Score | None = None
     advantages: Advantages | None = None
+    spent: Spent | None = None
 
     def __post_init__(self) -> None:
         if self.advantages is None:
@@ -98,6 +101,14 @@ _GENERATION = pa.struct(
     }
 )
 _PART = pa.struct({"name": pa.string(), "value": pa.float64(), "why": pa.string(), "per_turn": _FLOATS})
+_SPENT = pa.struct(
+    {
+        "chosen": pa.int64(),
+        "why": pa.string(),
+        **dict.fromkeys(("n_candidates", "n_solved", "n_turns", "n_tokens", "n_prompt_tokens"), pa.int64()),
+        "is_counted": pa.bool_(),
+    }
+)
 _COLUMNS: dict[str, Any] = {
     "step": pa.int64(),
     "stage": pa.string(),
@@ -121,6 +132,7 @@ _COLUMNS: dict[str, Any] = {
     "generations": pa.list_(_GENERATION),
     "score": pa.struct({"parts": pa.list_(_PART), "turns": _FLOATS, "total": pa.float64(), "watched": pa.list_(_PART)}),
     "advantages": pa.list_(_FLOATS),
+    "spent": _SPENT,
 }
 #: Marks the files of this store and their version.
 FORMAT = {b"rlhf.trajectories": b"1"}
@@ -152,6 +164,7 @@ def encode(record: TrajectoryRecord) -> Row:
         "generations": _encode_generations(t.generations),
         "score": _encode_score(record.score) if record.score is not None else None,
         "advantages": record.advantages,
+        "spent": None if record.spent is None else {**asdict(record.spent), "why": _text(record.spent.why)},
     }
 
 
@@ -244,7 +257,9 @@ def decode(row: Row) -> TrajectoryRecord:
     )
     advantages = None if row["advantages"] is None else tuple(map(tuple, row["advantages"]))
     score = None if row["score"] is None else _decode_score(row["score"])
-    return TrajectoryRecord(row["step"], row["stage"], row["phase"], row["task_id"], trajectory, score, advantages)
+    spent = Spent(**row["spent"]) if row.get("spent") else None  # which is not in the files of older versions
+    names = (row["step"], row["stage"], row["phase"], row["task_id"])
+    return TrajectoryRecord(*names, trajectory, score, advantages, spent)
 
 
 def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[Turn, ...]:

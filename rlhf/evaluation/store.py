@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from rlhf.data import Credit, Outcome, ScoredGroup
 from rlhf.errors import DataError, disk
+from rlhf.evaluation.answers import Spent
 from rlhf.evaluation.rows import (
     FORMAT,
     SCHEMA,
@@ -96,10 +97,12 @@ class TrajectoryWriter:
         phase: str,
         groups: Sequence[ScoredGroup],
         credits: Sequence[Credit | None] | None = None,
+        spent: Sequence[Sequence[Spent]] | None = None,
     ) -> Path | None:
-        """Write scored groups with their failed attempts, and with their credit where there is any."""
-        paired = zip(groups, credits if credits is not None else [None] * len(groups), strict=True)
-        return self.write(stage, step, phase, [r for g, c in paired for r in _of_group(stage, step, phase, g, c)])
+        """Write scored groups with their failed attempts, with their credit and what was `spent` where there is any."""
+        none = [None] * len(groups)
+        found = zip(groups, none if credits is None else credits, none if spent is None else spent, strict=True)
+        return self.write(stage, step, phase, [r for g, c, s in found for r in _of_group(stage, step, phase, g, c, s)])
 
     def rewind(self, stage: str, step: int) -> None:
         """Delete the files of later steps of `stage`; an empty `stage` means every file."""
@@ -120,11 +123,17 @@ class TrajectoryWriter:
 
 
 def _of_group(
-    stage: str, step: int, phase: str, group: ScoredGroup, credit: Credit | None
+    stage: str,
+    step: int,
+    phase: str,
+    group: ScoredGroup,
+    credit: Credit | None,
+    spent: Sequence[Spent] | None,
 ) -> Iterator[TrajectoryRecord | FailureRecord]:
     for i, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True)):
         advantages = credit.tokens_GNT[i] if credit is not None else None
-        yield TrajectoryRecord(step, stage, phase, group.task_id, trajectory, score, advantages)
+        took = spent[i] if spent is not None else None
+        yield TrajectoryRecord(step, stage, phase, group.task_id, trajectory, score, advantages, took)
     for failure in group.failures:
         yield FailureRecord(step, stage, phase, group.task_id, failure)
 

@@ -31,6 +31,7 @@ def summarize(attempts: Sequence[Attempt], *, price_in: float | None = None, pri
         "if_errors_failed": _plain(_success(attempts, errors_fail=True)),
         "pass": _passes(attempts),
         "per_solved": _per_solved(attempts, price_in, price_out),
+        **_of_candidates(attempts),
         "parts": {name: _figures(found) for name, found in parts.items()},
         "types": {name: _figures(found) for name, found in types.items()},
     }
@@ -88,13 +89,22 @@ def _per_solved(attempts: Sequence[Attempt], price_in: float | None, price_out: 
     counted = [a for a in attempts if not a.is_error]
     n = sum(a.solved for a in counted)
     spent: dict[str, float] = {
-        "turns": float(sum(a.n_turns for a in counted)),
+        "turns": float(sum(a.n_turns if a.n_spent_turns is None else a.n_spent_turns for a in counted)),
         "tokens": float(sum(a.n_tokens for a in counted)),
         "prompt_tokens": float(sum(a.n_prompt_tokens for a in counted)),
     }
     if price_in is not None or price_out is not None:
         spent["cost"] = (spent["prompt_tokens"] * (price_in or 0) + spent["tokens"] * (price_out or 0)) / 1e6
     return {name: value / n if n else None for name, value in spent.items()}
+
+
+def _of_candidates(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """How many candidates each attempt was chosen from, and how often one of them was solved; nothing without any."""
+    counted = [a for a in attempts if not a.is_error]
+    if all(a.n_candidates == 1 for a in counted):
+        return {}
+    found = success_estimate([a.any_solved for a in counted], [a.task_id for a in counted])
+    return {"candidates_mean": sum(a.n_candidates for a in counted) / len(counted), "any_candidate": _plain(found)}
 
 
 def _grouped(attempts: Sequence[Attempt], key: Any) -> Mapping[str, list[Attempt]]:

@@ -22,6 +22,7 @@ class Asked:
         checkpoint: weights, where they are not the recipe's own.
         suite: name or file of the suite; empty for the recipe's own evaluation.
         split, n, attempts: other values than the suite's.
+        strategy: another than the suite's: a kind, or a mapping with a kind and keys, as text.
         endpoint, model: address of an OpenAI-compatible server, and the model's name there.
         tries: how often that server is asked for one reply; None is the default.
         also_trained: whether tasks that the policy was trained on may judge it.
@@ -34,6 +35,7 @@ class Asked:
     split: str | None = None
     n: int | None = None
     attempts: int | None = None
+    strategy: str = ""
     also_trained: bool = False
     endpoint: str = ""
     model: str = ""

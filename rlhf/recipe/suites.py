@@ -31,6 +31,7 @@ from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.files import Listed, first_comment
 from rlhf.recipe.model import Recipe, plain_rewards, rewards_of
+from rlhf.recipe.strategy_checks import strategy_of
 from rlhf.recipe.text import read, to_text
 from rlhf.recipe.values import join
 from rlhf.settings import STRICT
@@ -41,9 +42,10 @@ if TYPE_CHECKING:
     from rlhf.data import Task
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.score import Weighted
+    from rlhf.rollout.strategies import Strategy
 
 _OF_PARTS = ("agent", "rewards", "limits", "tasks")
-_KEYS = ("name", "attempts", "seed", "metric", "sampling", *_OF_PARTS, "parts")
+_KEYS = ("name", "attempts", "seed", "metric", "sampling", "strategy", *_OF_PARTS, "parts")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -146,6 +148,7 @@ class Suite:
         seed: with task, attempt and turn it gives the seed of each generation.
         metric: what a leaderboard ranks by.
         sampling: how they sample.
+        strategy: chooses each attempt among candidates; None makes one attempt and takes it.
     """
 
     name: str
@@ -154,6 +157,7 @@ class Suite:
     seed: int = 20_000
     metric: str = "success"
     sampling: Sampling = field(default_factory=Sampling)
+    strategy: Strategy | None = None
 
     def tasks(self) -> dict[str, list[Task]]:
         """Part -> its tasks. Raises RecipeError where two parts list one task, which would then be counted twice."""
@@ -219,6 +223,7 @@ def suite_of(values: Any, *, name: str, base: Path) -> Suite:
         seed=whole.seed,
         metric=whole.metric,
         sampling=whole.sampling,
+        strategy=strategy_of(values.get("strategy"), base),
     )
 
 
@@ -230,6 +235,7 @@ def values_of_suite(suite: Suite) -> dict[str, Any]:
         "seed": suite.seed,
         "metric": suite.metric,
         "sampling": plain_part(None, suite.sampling),
+        **({"strategy": plain_part("strategy", suite.strategy)} if suite.strategy else {}),
         "parts": {
             part.name: {
                 "environment": plain_part("environment", part.environment),

@@ -1,0 +1,67 @@
+"""Strategies of evaluations: built, and refused where they could not work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.kinds import kind_of
+from rlhf.recipe.builder import build_part
+from rlhf.recipe.text import parse
+
+if TYPE_CHECKING:
+    from rlhf.recipe.suites import Suite
+    from rlhf.rollout.strategies import Strategy
+
+
+def strategy_of(values: Any, base: Path) -> Strategy | None:
+    """Build a strategy from plain values; None of None. Raises RecipeError."""
+    found: Strategy | None = None if values is None else build_part("strategy", values, "strategy", base=base)
+    return found
+
+
+def strategy_said(text: str) -> Strategy:
+    """Build the strategy that a command line names: a kind, or a mapping with a kind and keys. Raises RecipeError."""
+    values = parse(text, "--strategy") if text.lstrip().startswith("{") else {"kind": text}
+    found = strategy_of(values, Path.cwd())
+    assert found is not None
+    return found
+
+
+def check_strategy(suite: Suite, has_tokens: bool, policy: str) -> None:
+    """Raise RecipeError where the suite's strategy cannot work with a policy or an environment.
+
+    Args:
+        suite: with its strategy.
+        has_tokens: whether the policy samples tokens whose log-probs are known.
+        policy: names it.
+    """
+    strategy = suite.strategy
+    if strategy is None:
+        return
+    kind = kind_of("strategy", strategy)
+    if getattr(strategy, "needs_tokens", False) and not has_tokens:
+        raise RecipeError(
+            "nothing is known of the log-probs of this policy",
+            where="strategy.judge",
+            got=f"{kind} without a judge, for {policy}",
+            expected="a judge, or a model that is loaded here",
+            hint=f"write strategy: {{kind: {kind}, judge: {{kind: ...}}}}",
+        )
+    for part in suite.parts:
+        if getattr(strategy.rollout, "replays", False) and not _is_replayable(part.environment):
+            raise RecipeError(
+                "candidates would begin with a replay, which this environment does not promise to repeat",
+                where=f"parts.{part.name}.environment",
+                got=f"{kind} in {kind_of('environment', part.environment)}",
+                expected="an environment whose `properties` say replayable=True",
+                hint="use strategy: {kind: best_of_n}, whose candidates all begin where the task does",
+            )
+
+
+def _is_replayable(environment: Any) -> bool:
+    from environments.base import properties_of
+
+    with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
+        return properties_of(environment).replayable
