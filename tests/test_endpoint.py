@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from rlhf.evaluation.baselines import WholeMessages
 from rlhf.evaluation.endpoint import EndpointEngine, Patience
 from rlhf.evaluation.store import read_trajectories
 from tests.commands import last_json, run
+from tests.loopback import loopback
 
 Reply = Callable[[dict[str, Any], int], Any]
 SUITE = """
@@ -65,30 +65,8 @@ def served(reply: Reply) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             return web.Response()
         return found if isinstance(found, web.StreamResponse) else web.json_response(found)
 
-    ready, place = threading.Event(), {}
-
-    async def serve() -> None:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        place["port"] = runner.addresses[0][1]
-        place["stop"] = stop = asyncio.Event()
-        place["loop"] = asyncio.get_running_loop()
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield f"http://127.0.0.1:{place['port']}", asked
-    finally:
-        place["loop"].call_soon_threadsafe(place["stop"].set)
-        thread.join(30)
+    with loopback(answer) as url:
+        yield url, asked
 
 
 @pytest.fixture

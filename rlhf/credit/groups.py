@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, Score, ScoredGroup
 from rlhf.data.scoring import TokensGNT
 from rlhf.errors import DataError
 
@@ -48,6 +48,20 @@ def turn_rewards(group: ScoredGroup) -> list[tuple[float, ...]]:
     if not all(math.isfinite(x) for row in rewards for x in row):
         raise DataError("a turn's score is not finite", where=f"group {group.task_id}", got=str(rewards))
     return rewards
+
+
+def per_turn(score: Score, reward: str, group: ScoredGroup) -> tuple[float, ...]:
+    """What one reward, unweighted, says of each turn. Raises DataError where it says nothing of single turns."""
+    verdict = score.parts.get(reward)
+    if verdict is None or verdict.per_turn is None:
+        raise DataError(
+            f"the reward '{reward}' says nothing of single turns",
+            where=f"group {group.task_id}",
+            got="no values per turn" if verdict else f"rewards {', '.join(score.parts) or 'without parts'}",
+            expected="a Verdict with per_turn",
+            hint="name a reward that judges each turn, such as environment, invalid_action or turn_cost",
+        )
+    return verdict.per_turn
 
 
 def correct(group: ScoredGroup, above: float | None) -> list[bool]:

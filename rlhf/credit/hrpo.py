@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import group_counters, group_returns, normalise, spread
+from rlhf.credit.groups import group_counters, group_returns, normalise, per_turn, spread
 from rlhf.data import Credit, Score, ScoredGroup, Values
-from rlhf.errors import DataError
 from rlhf.settings import STRICT
 
 
@@ -45,19 +44,10 @@ class HRPO:
         returns = group_returns(group)
         advantages = normalise(returns, by_std=True, ddof=self.ddof, eps=self.eps)
         credit_GK = [
-            [advantage + self.step_weight * r for r in self._steps(score, group.task_id)]
+            [advantage + self.step_weight * r for r in self._steps(score, group)]
             for advantage, score in zip(advantages, group.scores, strict=True)
         ]
         return Credit(spread(group, credit_GK), group_counters(returns))
 
-    def _steps(self, score: Score, task_id: str) -> list[float]:
-        verdict = score.parts.get(self.reward)
-        if verdict is None or verdict.per_turn is None:
-            raise DataError(
-                f"the reward '{self.reward}' says nothing of single turns",
-                where=f"group {task_id}",
-                got="no values per turn" if verdict else f"rewards {', '.join(score.parts) or 'without parts'}",
-                expected="a Verdict with per_turn",
-                hint="name a reward that judges each turn, such as invalid_action or turn_cost",
-            )
-        return [max(r, 0.0) if k < self.exempt_turns else r for k, r in enumerate(verdict.per_turn)]
+    def _steps(self, score: Score, group: ScoredGroup) -> list[float]:
+        return [max(r, 0.0) if k < self.exempt_turns else r for k, r in enumerate(per_turn(score, self.reward, group))]

@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.estimator import AdvantageEstimator, credit_of
-from rlhf.credit.groups import turn_rewards
+from rlhf.credit.groups import per_turn, turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values
 from rlhf.data.scoring import TokensGNT
@@ -156,7 +156,11 @@ class TwoLevel:
 
     def _low(self, group: ScoredGroup, options: Sequence[Option]) -> _Level:
         """Groups whose trajectories are options, those that are compared with each other together."""
-        rewards_GK = turn_rewards(group) if self.low_reward is None else [self._named(s, group) for s in group.scores]
+        rewards_GK = (
+            turn_rewards(group)
+            if self.low_reward is None
+            else [per_turn(score, self.low_reward, group) for score in group.scores]
+        )
         together: dict[object, list[Option]] = {}
         for number, option in enumerate(options):
             if option.own:
@@ -197,18 +201,6 @@ class TwoLevel:
         # Attempts are told apart by number: there may be several options of one attempt.
         trajectory = replace(whole, turns=tuple(turns), outcome=outcome, n_given=0, n_shared=0, parent=None)
         return trajectory, Score(group.scores[option.owner].parts, tuple(earned), math.fsum(earned))
-
-    def _named(self, score: Score, group: ScoredGroup) -> tuple[float, ...]:
-        verdict = score.parts.get(self.low_reward or "")
-        if verdict is None or verdict.per_turn is None:
-            raise DataError(
-                f"the reward '{self.low_reward}' says nothing of single turns",
-                where=f"group {group.task_id}",
-                got="no values per turn" if verdict else f"rewards {', '.join(score.parts) or 'without parts'}",
-                expected="a Verdict with per_turn",
-                hint="name a reward that judges each turn, such as environment or turn_cost",
-            )
-        return verdict.per_turn
 
 
 def options_of(group: ScoredGroup) -> list[Option]:

@@ -19,7 +19,8 @@ from environments.textworld_express import PARAMETERS, SPLITS, Game, TextWorldEx
 from environments.textworld_sessions import UNKNOWN_ACTION, Session, borrowed, close_jvm, package_version
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
-from tests.environments.textworld_games import FIVE_ROOMS, play, play_at_random, seed_of
+from tests.environments.play import play, play_at_random
+from tests.environments.textworld_games import FIVE_ROOMS, seed_of
 
 GAMES: tuple[Game, ...] = get_args(Game)
 

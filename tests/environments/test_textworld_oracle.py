@@ -11,7 +11,8 @@ import pytest
 from environments import textworld_oracle
 from environments.textworld_express import Game, TextWorldExpress
 from environments.textworld_sessions import borrowed, close_jvm
-from tests.environments.textworld_games import FIVE_ROOMS, play, seed_of
+from tests.environments.play import play
+from tests.environments.textworld_games import FIVE_ROOMS, seed_of
 
 GAMES: tuple[Game, ...] = get_args(Game)
 

@@ -5,12 +5,10 @@ The server is started as its makers say, with nothing of this package in it, on 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from aiohttp import web
 from rlhf.evaluation.store import read_failures, read_trajectories
 from rlhf.rollout.vllm_start import engine_environment
 from tests.commands import last_json, run
+from tests.loopback import loopback
 from tests.rollout.vllm.real_vllm import MAX_CONTEXT, policy_like
 from tests.rollout.vllm.served import PATIENCE_S, free_port
 
@@ -145,28 +144,8 @@ def proxy(target: str, trouble: Trouble) -> Iterator[str]:
             return web.Response(status=int(sort), text="<html>try again</html>")
         return web.Response(text="<html>gateway</html>") if sort == "no JSON" else web.json_response({"choices": []})
 
-    ready, place = threading.Event(), {}
-
-    async def serve() -> None:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", pass_on)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        place["port"], place["stop"] = runner.addresses[0][1], (stop := asyncio.Event())
-        place["loop"] = asyncio.get_running_loop()
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield f"http://127.0.0.1:{place['port']}"
-    finally:
-        place["loop"].call_soon_threadsafe(place["stop"].set)
-        thread.join(30)
+    with loopback(pass_on) as url:
+        yield url
 
 
 @pytest.fixture
