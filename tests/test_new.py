@@ -66,7 +66,8 @@ def test_it_is_formatted_as_this_project_is(folder: Path, part: str) -> None:
 @pytest.mark.slow
 def test_from_nothing_to_a_run_with_ones_own_verifier(tmp_path: Path) -> None:
     # After `git clone` and `make install`, the three commands of the README, as a new user gives them; fewer steps.
-    fewer = ["stages.0.epochs=1", "stages.1.steps=3", "stages.1.tasks_per_step=4", "evaluation.n_tasks=5"]
+    fewer = ["stages.0.n_demonstrations=200", "stages.0.epochs=1", "evaluation.n_tasks=5"]
+    fewer += ["stages.1.steps=3", "stages.1.tasks_per_step=4"]
     commands = [
         ["new", "reward", "near"],
         ["check", "recipe", "near.yaml"],
@@ -83,6 +84,17 @@ def test_from_nothing_to_a_run_with_ones_own_verifier(tmp_path: Path) -> None:
     logged = [json.loads(line) for line in (tmp_path / result["run"] / "metrics.jsonl").read_text().splitlines()]
     values = [line["reward/near"] for line in logged if "reward/near" in line]
     assert len(values) == 3 and 0 <= sum(values) / 3 <= 1
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_first_run_with_ones_own_verifier_learns(tmp_path: Path, seed: int) -> None:
+    # Half a minute of processor time: what a newcomer sees is better than what they began with, beyond chance.
+    for words in (["new", "reward", "near"], ["train", "near.yaml", f"seed={seed}", "--json"]):
+        done = shell(tmp_path, "rlhf.cli", *words)
+        assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert result["interval_before"][1] < result["interval_after"][0]
 
 
 def test_names_become_classes_and_nothing_is_left_open() -> None:
