@@ -137,7 +137,7 @@ class ChatAgent:
     def write(self, shown: Shown) -> str:
         """Write the reply that a demonstration gives; `read` understands it as the demonstrated action."""
         if shown.role == MEMORY:
-            return shown.recall
+            return self._memory.remembered(shown)
         text = self._memory.write(self.written(shown.action), shown)
         thought = shown.recall if self._memory.needs_thoughts else ""
         return f"<think>\n{thought}\n</think>\n\n{text}" if self.think == "require" else text

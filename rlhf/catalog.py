@@ -82,6 +82,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "summary": Entry("agents.memory.summary:Summary", "a summary by the policy, and the turns since"),
         "constant": Entry("agents.memory.constant:ConstantMemory", "only what the last reply carries on (MEM1)"),
         "subgoals": Entry("agents.memory.subgoals:Subgoals", "finished subgoals as summaries (HiAgent)"),
+        "managed": Entry("agents.memory.managed:Managed", "a bank that a manager keeps (Memory-R1)", extra="search"),
     },
     "reward": {
         "outcome": Entry("rewards.outcome:Outcome", "1 if the environment calls the episode solved, else 0"),

@@ -8,6 +8,7 @@ RlhfError
 ├── EnvError             an environment raised, hung or returned garbage
 ├── RewardError          a reward raised or returned something that is no number
 ├── AgentError           an agent raised or returned something that is no action
+│   └── StoreError       a store of memories is locked, full, damaged or misused; see agents.stores.faults
 ├── EngineError          the rollout engine could not generate
 │   ├── ContextFull      the prompt leaves no room for a new token
 │   └── DeliveryError    weights did not reach the engine
@@ -82,6 +83,10 @@ class RewardError(RlhfError):
 
 class AgentError(RlhfError):
     """An agent raised or returned something that is no action."""
+
+
+class StoreError(AgentError):
+    """A store of memories cannot be used."""
 
 
 class EngineError(RlhfError):

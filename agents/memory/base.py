@@ -93,10 +93,12 @@ class Shown:
     Attributes:
         action: what is done.
         recall: what is worth remembering of all before, where the environment can say it.
+        recalled: the same as it was a turn before.
         subgoal: what the action is for, where the environment can say it.
         before: the subgoal of the turn before.
         role: what the policy is asked for; see `Generation.role`.
         n_calls: how often the agent has asked in this turn, what was to be remembered aside.
+        asked: the last message of what the policy is shown.
     """
 
     action: str
@@ -105,6 +107,8 @@ class Shown:
     before: str = ""
     role: str = ""
     n_calls: int = 0
+    recalled: str = ""
+    asked: str = ""
 
 
 @runtime_checkable
@@ -135,6 +139,10 @@ class Plain:
     def read(self, text: str, past: Sequence[Exchange], notes: Mapping[str, str]) -> Read:
         """Read what was meant for the memory in a reply without its thoughts."""
         return Read(text)
+
+    def remembered(self, shown: Shown) -> str:
+        """What a demonstration says where the memory asks the policy."""
+        return shown.recall
 
     def write(self, text: str, shown: Shown) -> str:
         """Add what `read` takes away to `text`, the agent's way to write the action; for demonstrations."""

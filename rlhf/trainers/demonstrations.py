@@ -66,8 +66,8 @@ class Demonstration:
     def shown(self, turn: int) -> Shown:
         """What it has for one turn."""
         before, subgoal = (("", *self.subgoals)[turn : turn + 2]) if self.subgoals else ("", "")
-        recall = self.recalls[turn] if self.recalls else ""
-        return Shown(self.trajectory.turns[turn].action.text, recall, subgoal, before)
+        recalled, recall = (("", *self.recalls)[turn : turn + 2]) if self.recalls else ("", "")
+        return Shown(self.trajectory.turns[turn].action.text, recall, subgoal, before, recalled=recalled)
 
 
 async def play(
@@ -309,7 +309,9 @@ class _Demonstrator:
             raise AgentError(
                 "the agent asks without end for what is demonstrated", where="agent", got=f"{self.n_calls} calls"
             )
-        ids = self.renderer.encode_reply(self.agent.write(replace(self.shown, role=role, n_calls=self.n_words)))
+        asked = messages[-1].content if messages else ""
+        shown = replace(self.shown, role=role, n_calls=self.n_words, asked=asked)
+        ids = self.renderer.encode_reply(self.agent.write(shown))
         self.n_words += role != MEMORY
         prompt = self.renderer.prompt(messages, tools)
         generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED, role=role)

@@ -22,6 +22,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "budget": {"max_tokens": 40, "at_a_time": 1},
     "summary": {"every": 1, "keep": 0},
     "subgoals": {"max_turns": 1},
+    "managed": {"n_managed": 1, "n_shown": 1, "ask": "op:"},
 }
 
 
@@ -34,7 +35,7 @@ def test_recomputed_log_probs_are_those_sampled(kind: str, layout: Any) -> None:
     groups = collect(made, environment=Echoes(n_turns=4), agent=agent, n_tasks=8, group_size=2)
     trajectories = [t for g in groups for t in g.trajectories]
     assert max(len(t.turns) for t in trajectories) >= 3
-    asks = kind in ("summary", "subgoals")
+    asks = kind in ("summary", "subgoals", "managed")
     assert any(g.role == "memory" for t in trajectories for g in t.generations) == asks
     credits = [_ones(group) for group in groups]
     samples, counters = make_samples(groups, credits, layout)

@@ -1,0 +1,1 @@
+"""Memories that outlive an episode, in one SQLite file."""

@@ -1,0 +1,80 @@
+"""A store beside a checkpoint: copied with its hash, and brought back exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from agents.stores.faults import StoreDamaged
+from agents.stores.store import Store
+from rlhf.errors import StoreError, disk
+
+#: Names of the files in a checkpoint's folder.
+COPY, HASH = "store.sqlite", "store.sha256"
+
+
+def content_hash(store: Store) -> str:
+    """SHA-256 over everything that is in a store: entries, versions, links, vectors, and the next id.
+
+    Two stores have one hash if and only if they hold the same, however their files came about.
+    """
+    digest = hashlib.sha256()
+    for table, row in store.rows_of_all():
+        plain = [value.hex() if isinstance(value, bytes) else value for value in row]
+        digest.update(json.dumps([table, *plain], ensure_ascii=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def save(store: Store, folder: Path) -> str:
+    """Copy `store` into `folder` and return the hash of what was copied.
+
+    Raises:
+        StoreFull: there is no room; what was copied is removed.
+        CheckpointError: the hash cannot be written.
+    """
+    target = folder / COPY
+    store.back_up(target)
+    try:
+        with Store(target) as copy:
+            found = content_hash(copy)
+        with disk("the hash of the store", folder / HASH):
+            (folder / HASH).write_text(found)
+        return found
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def restore(folder: Path, path: Path) -> str:
+    """Bring the store of `folder` back to `path`, in the place of what is there, and return its hash.
+
+    Raises:
+        StoreDamaged: there is none, or it is not what was saved; `path` stays as it was.
+    """
+    source, partial = folder / COPY, path.with_name(f".{path.name}.partial")
+    try:
+        expected = (folder / HASH).read_text().strip()
+        shutil.copyfile(source, partial)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StoreDamaged(
+            "there is no store to bring back", where=str(folder), got=str(error), expected=f"{COPY} and {HASH}"
+        ) from error
+    try:
+        with Store(partial) as copy:
+            found = content_hash(copy)
+        if found != expected:
+            raise StoreDamaged(
+                "the store is not the one that was saved", where=str(source), got=found, expected=expected
+            )
+        # What a process that was killed left beside the old file would be rolled back into the new one.
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+        os.replace(partial, path)
+        return found
+    except OSError as error:
+        raise StoreError("the store cannot be brought back", where=str(path), got=str(error)) from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,319 @@
+"""A store: entries, their earlier versions and their links, in one SQLite file.
+
+A change is a transaction: it happens whole or not at all, also where the disk fills up or the process is killed in it.
+Several processes may read while one writes; who finds the file locked waits `busy_s` and is then told so. Nobody but a
+training run writes: a store is opened for reading unless a split is named, and takes entries of that split's tasks
+alone. What is in it has a hash; `agents.stores.copies` writes it beside a checkpoint and brings it back.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.stores.entry import Entry, Found, Link, Origin
+from agents.stores.faults import StoreDamaged, StoreLeak, StoreReadOnly, explained, unknown
+from agents.stores.search import Encoder, Vector, by_vectors, by_words
+from rlhf.errors import StoreError
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS entry (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, text TEXT NOT NULL, fields TEXT NOT NULL,
+    task TEXT NOT NULL, split TEXT NOT NULL, version INTEGER NOT NULL, vector BLOB);
+CREATE TABLE IF NOT EXISTS earlier (
+    id INTEGER NOT NULL, version INTEGER NOT NULL, text TEXT NOT NULL, fields TEXT NOT NULL,
+    PRIMARY KEY (id, version));
+CREATE TABLE IF NOT EXISTS link (
+    source INTEGER NOT NULL, target INTEGER NOT NULL, relation TEXT NOT NULL,
+    PRIMARY KEY (source, target, relation));
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+_COLUMNS = "id, kind, text, fields, task, split, version"
+_FORMAT = "rlhf-store-1"
+_PAGE = 4096
+
+
+class Store:
+    """A store that is open.
+
+    Args:
+        path: of the file; made where it is not there and may be written.
+        split: of the tasks whose episodes may write; None opens it for reading alone.
+        judged: ids of tasks that judge the policy, which must leave nothing here.
+        encoder: makes the vectors of `search(by="vectors")`; None searches by words alone.
+        busy_s: how long to wait for another process.
+        max_mb: most that the file may take; None is as much as the disk has.
+
+    Raises:
+        StoreError: or one of its kinds in `agents.stores.faults`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        split: str | None = None,
+        judged: frozenset[str] = frozenset(),
+        encoder: Encoder | None = None,
+        busy_s: float = 5.0,
+        max_mb: float | None = None,
+    ) -> None:
+        self.path, self.split, self._judged, self._encoder = path, split, judged, encoder
+        mode = "ro" if split is None else "rwc"
+        with explained(path):
+            uri = f"{path.resolve().as_uri()}?mode={mode}"
+            self._base = sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None, check_same_thread=False)
+        self._depth = 0
+        try:
+            self._begin(max_mb)
+        except BaseException:
+            self._base.close()
+            raise
+
+    def _begin(self, max_mb: float | None) -> None:
+        with explained(self.path):
+            if max_mb is not None:
+                self._base.execute(f"PRAGMA max_page_count = {max(16, int(max_mb * 1e6) // _PAGE)}")
+            names = {row[0] for row in self._base.execute("SELECT name FROM sqlite_master")}
+        if not names and self.split is not None:
+            with self.transaction():
+                for statement in _TABLES.split(";"):
+                    self._base.execute(statement)
+                self._base.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (_FORMAT,))
+            names = {"about"}
+        found = self._about("format") if "about" in names else ""
+        if found != _FORMAT:
+            raise StoreDamaged(
+                "this file is no store", where=str(self.path), got=found or "no tables of a store", expected=_FORMAT
+            )
+        if left := sorted({e.origin.task for e in self.entries()} & self._judged):
+            raise StoreLeak(
+                "tasks that judge the policy have left something in the store",
+                where=str(self.path),
+                got=f"{len(left)} tasks, such as {left[0]}",
+                expected="entries of training tasks alone",
+                hint="begin with a new store, or judge by other tasks",
+            )
+
+    def close(self) -> None:
+        """Let go of the file. A store that is closed may be closed again."""
+        self._base.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_open_to_write(self) -> bool:
+        """Whether it was opened by a training run."""
+        return self.split is not None
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is changed inside is changed together, or not at all; one may stand within another."""
+        if self.split is None:
+            raise StoreReadOnly(
+                "the store was opened for reading",
+                where=str(self.path),
+                expected="a training run, which alone writes",
+                hint="Store(path, split='train')",
+            )
+        mark = f"within_{self._depth}" if self._depth else ""
+        with explained(self.path):
+            self._base.execute(f"SAVEPOINT {mark}" if mark else "BEGIN IMMEDIATE")
+        self._depth += 1
+        try:
+            with explained(self.path):
+                yield
+                self._base.execute(f"RELEASE {mark}" if mark else "COMMIT")
+        except BaseException:
+            if self._base.in_transaction:  # SQLite may have ended it itself, where the disk is full
+                self._base.execute(f"ROLLBACK TO {mark}" if mark else "ROLLBACK")
+            raise
+        finally:
+            self._depth -= 1
+
+    def add(self, kind: str, text: str, origin: Origin, fields: Mapping[str, Any] | None = None) -> int:
+        """Store an entry and return its id.
+
+        Raises:
+            StoreLeak: `origin` is of another split than the store's, or judges the policy.
+        """
+        if origin.split != self.split or origin.task in self._judged:
+            raise StoreLeak(
+                "this task may leave nothing in the store",
+                where=str(self.path),
+                got=f"{origin.task} of the split {origin.split!r}",
+                expected=f"a task of the split {self.split!r} that judges nothing",
+                hint="write only what training episodes left",
+            )
+        written = _written(fields or {}, self.path)
+        with self.transaction():
+            row = (kind, text, written, origin.task, origin.split, 1, self._vector(text))
+            marks = ", ".join("?" * len(row))
+            names = "kind, text, fields, task, split, version, vector"
+            return int(self._base.execute(f"INSERT INTO entry ({names}) VALUES ({marks})", row).lastrowid or 0)
+
+    def update(self, number: int, text: str | None = None, fields: Mapping[str, Any] | None = None) -> Entry:
+        """Change an entry; what it said before stays among its `versions`. Raises UnknownEntry."""
+        with self.transaction():
+            before = self.get(number)
+            kept = (number, before.version, before.text, _written(before.fields, self.path))
+            self._base.execute("INSERT INTO earlier VALUES (?, ?, ?, ?)", kept)
+            now = before.text if text is None else text
+            written = _written(before.fields if fields is None else fields, self.path)
+            row = (now, written, before.version + 1, self._vector(now), number)
+            self._base.execute("UPDATE entry SET text = ?, fields = ?, version = ?, vector = ? WHERE id = ?", row)
+            return self.get(number)
+
+    def delete(self, number: int) -> None:
+        """Remove an entry with its links; its versions stay. Raises UnknownEntry."""
+        with self.transaction():
+            before = self.get(number)
+            kept = (number, before.version, before.text, _written(before.fields, self.path))
+            self._base.execute("INSERT INTO earlier VALUES (?, ?, ?, ?)", kept)
+            self._base.execute("DELETE FROM entry WHERE id = ?", (number,))
+            self._base.execute("DELETE FROM link WHERE source = ? OR target = ?", (number, number))
+
+    def link(self, source: int, target: int, relation: str = "") -> None:
+        """Point from one entry to another; twice is once. Raises UnknownEntry."""
+        with self.transaction():
+            self.get(source), self.get(target)
+            self._base.execute("INSERT OR IGNORE INTO link VALUES (?, ?, ?)", (source, target, relation))
+
+    def unlink(self, source: int, target: int, relation: str = "") -> None:
+        """Take a link away, if it is there."""
+        with self.transaction():
+            row = (source, target, relation)
+            self._base.execute("DELETE FROM link WHERE source = ? AND target = ? AND relation = ?", row)
+
+    def get(self, number: int) -> Entry:
+        """Return an entry. Raises UnknownEntry."""
+        rows = self._rows(f"SELECT {_COLUMNS} FROM entry WHERE id = ?", (number,))
+        if not rows:
+            raise unknown(self.path, number, [row[0] for row in self._rows("SELECT id FROM entry ORDER BY id")])
+        return _entry(rows[0])
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """All entries, or those of a kind, oldest first."""
+        where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
+        return [_entry(row) for row in self._rows(f"SELECT {_COLUMNS} FROM entry{where} ORDER BY id", values)]
+
+    def versions(self, number: int) -> list[str]:
+        """What an entry said, oldest first; the last is the present text unless it was deleted."""
+        rows = self._rows("SELECT text FROM earlier WHERE id = ? ORDER BY version", (number,))
+        return [row[0] for row in (*rows, *self._rows("SELECT text FROM entry WHERE id = ?", (number,)))]
+
+    def links(self, number: int | None = None) -> list[Link]:
+        """All links, or those from and to an entry."""
+        where, values = ("", ()) if number is None else (" WHERE source = ? OR target = ?", (number, number))
+        rows = self._rows(f"SELECT source, target, relation FROM link{where} ORDER BY 1, 2, 3", values)
+        return [Link(*row) for row in rows]
+
+    def search(self, query: str, k: int, *, kind: str | None = None, by: str = "words") -> list[Found]:
+        """Return the `k` entries that fit best, best first.
+
+        Args:
+            query: what to look for.
+            k: most entries.
+            kind: of the entries; None is any.
+            by: `words` for BM25, `vectors` for the cosine of the encoder's vectors, over all entries.
+
+        Raises:
+            StoreError: by vectors without an encoder, or with another than the one that wrote them.
+        """
+        if by == "words":
+            entries = self.entries(kind)
+            return [Found(entries[i], score) for i, score in by_words(query, [e.text for e in entries], k)]
+        if self._encoder is None or by != "vectors":
+            raise StoreError(
+                "the store cannot be searched so",
+                where=str(self.path),
+                got=f"by={by!r}",
+                expected="'words', or 'vectors' in a store with an encoder",
+            )
+        self._check_encoder()
+        where, values = ("", ()) if kind is None else (" AND kind = ?", (kind,))
+        statement = f"SELECT {_COLUMNS}, vector FROM entry WHERE vector IS NOT NULL{where} ORDER BY id"
+        rows = self._rows(statement, values)
+        vectors = [np.frombuffer(row[-1], dtype=np.float32) for row in rows]
+        asked: Vector = np.asarray(self._encoder([query])[0], dtype=np.float32)
+        return [Found(_entry(rows[i][:-1]), score) for i, score in by_vectors(asked, vectors, k)]
+
+    def encode_again(self) -> int:
+        """Give every entry the vector of the present encoder; return how many there are."""
+        with self.transaction():
+            self._base.execute("DELETE FROM about WHERE name = 'encoder'")
+            entries = self.entries()
+            for entry in entries:
+                row = (self._vector(entry.text), entry.id)
+                self._base.execute("UPDATE entry SET vector = ? WHERE id = ?", row)
+            return len(entries)
+
+    def rows_of_all(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Everything that is in the store, in one order: (table, row)."""
+        tables = {"about": "1", "entry": "1", "earlier": "1, 2", "link": "1, 2, 3", "sqlite_sequence": "1"}
+        for table, order in tables.items():
+            for row in self._rows(f"SELECT * FROM {table} ORDER BY {order}"):
+                yield table, row
+
+    def back_up(self, path: Path) -> None:
+        """Copy everything into a new file at `path`, as it is at one moment. Raises StoreError where there is one."""
+        if path.exists():
+            raise StoreError("there is a file already", where=str(path), expected="a new file")
+        with explained(path):
+            target = sqlite3.connect(path)
+            try:
+                self._base.backup(target)
+            finally:
+                target.close()
+
+    def _vector(self, text: str) -> bytes | None:
+        if self._encoder is None:
+            return None
+        self._check_encoder()
+        row = ("encoder", self._encoder.name)
+        self._base.execute("INSERT OR IGNORE INTO about VALUES (?, ?)", row)
+        return np.asarray(self._encoder([text])[0], dtype=np.float32).tobytes()
+
+    def _check_encoder(self) -> None:
+        found, name = self._about("encoder"), getattr(self._encoder, "name", "")
+        if found and found != name:
+            raise StoreError(
+                "the store's vectors are those of another encoder",
+                where=str(self.path),
+                got=name,
+                expected=found,
+                hint="search with that encoder, or call encode_again()",
+            )
+
+    def _about(self, name: str) -> str:
+        rows = self._rows("SELECT value FROM about WHERE name = ?", (name,))
+        return str(rows[0][0]) if rows else ""
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with explained(self.path):
+            return self._base.execute(statement, values).fetchall()
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    number, kind, text, fields, task, split, version = row
+    return Entry(number, kind, text, json.loads(fields), Origin(task, split), version)
+
+
+def _written(fields: Mapping[str, Any], path: Path) -> str:
+    """The fields as JSON with sorted names. Raises StoreError where they are no plain values."""
+    try:
+        return json.dumps(dict(fields), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            "the fields of an entry are no plain JSON values", where=str(path), got=str(error), expected="plain values"
+        ) from error
