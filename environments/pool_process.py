@@ -41,21 +41,26 @@ class Process:
     Attributes:
         popen: the process.
         channel: the socket to it, not blocking.
+        bell: a pipe that it writes to when there are answers to be read, and that ends with it; not blocking.
         closed: whether nothing of it is left here.
     """
 
     def __init__(self, bounds: Bounds) -> None:
         ours, theirs = socket.socketpair()
+        self.bell, rings = os.pipe()
         self._said = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  it lives as long as the process
         try:
-            self.popen = _started(theirs, self._said.fileno(), bounds.max_memory_mb)
+            self.popen = _started(theirs, rings, self._said.fileno(), bounds.max_memory_mb)
         except BaseException:
             ours.close()
+            os.close(self.bell)
             self._said.close()
             raise
         finally:
             theirs.close()
+            os.close(rings)
         ours.setblocking(False)
+        os.set_blocking(self.bell, False)
         self.channel, self.closed = ours, False
         self._descendants: list[psutil.Process] = []
 
@@ -83,6 +88,7 @@ class Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(EXIT_S)
         self.channel.close()
+        os.close(self.bell)
         how = f"{_in_words(self.popen.returncode)}{self._last_said()}"
         self._said.close()
         return how
@@ -98,18 +104,18 @@ class Process:
         return ""
 
 
-def _started(channel: socket.socket, said: int, max_memory_mb: int) -> subprocess.Popen[bytes]:
+def _started(channel: socket.socket, rings: int, said: int, max_memory_mb: int) -> subprocess.Popen[bytes]:
     # Its hash seed is fixed. It finds modules where this process does; without -P the current folder would come first.
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     # The kernel's signal comes when the thread that starts it ends; only that of the main thread lives long enough.
     dies_with_thread = threading.current_thread() is threading.main_thread()
-    numbers = (channel.fileno(), os.getpid(), max_memory_mb, int(dies_with_thread))
+    numbers = (channel.fileno(), rings, os.getpid(), max_memory_mb, int(dies_with_thread))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "environments.pool_serve", *map(str, numbers)],
         stdin=subprocess.DEVNULL,
         stdout=said,
         stderr=said,
-        pass_fds=(channel.fileno(),),
+        pass_fds=(channel.fileno(), rings),
         env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
         start_new_session=True,  # Ctrl-C is for the run, which ends its workers itself
     )

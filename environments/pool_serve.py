@@ -1,9 +1,11 @@
 """A worker process of `environments.pool`: serves the calls of its episodes, one after another, and nothing else.
 
-    python -m environments.pool_serve DESCRIPTOR PARENT MAX_MEMORY_MB DIES_WITH_THREAD
+    python -m environments.pool_serve DESCRIPTOR BELL PARENT MAX_MEMORY_MB DIES_WITH_THREAD
 
-It speaks on a socket of its own; what a package prints goes where its errors go. A thread looks now and then whether
-the parent is still there, and how much memory this process and those that it started take.
+It speaks on a socket of its own; what a package prints goes where its errors go. Answers go out at once, but to wake
+the parent for each would cost more than the answer, so it listens to a pipe, the bell: that rings when this process has
+nothing else to do, and now and then while it has. A thread looks now and then whether the parent is still there, and
+how much memory this process and those that it started take.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from rlhf.errors import EnvError, RlhfError
 #: Exit code of a worker that took more memory than it may.
 TOO_MUCH_MEMORY = 86
 
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
+_RING_EVERY_S = 0.001
 _LOOK_EVERY_S = 0.2
 _COUNT_CHILDREN_EVERY = 10  # looks: it means reading the list of all processes
 _MOST_SAID_BYTES = 1 << 20
@@ -49,11 +52,16 @@ class Server:
         environment: as the recipe has it; None where it could not be loaded.
         refusal: why it could not be; raised by every call.
         channel: to the parent.
+        bell: descriptor of the pipe that the parent listens to.
         watch: knows the memory.
     """
 
-    def __init__(self, environment: Any, refusal: BaseException | None, channel: socket.socket, watch: Watch) -> None:
-        self._environment, self._refusal, self._channel, self._watch = environment, refusal, channel, watch
+    def __init__(
+        self, environment: Any, refusal: BaseException | None, channel: socket.socket, bell: int, watch: Watch
+    ) -> None:
+        self._environment, self._refusal, self._watch = environment, refusal, watch
+        self._channel, self._bell = channel, bell
+        self._n_untold, self._rang_at = 0, 0.0
         self._needs_loop = False
         self._episodes: dict[int, Any] = {}
         self._lists: dict[str, tuple[int, Iterator[Any]]] = {}
@@ -71,10 +79,12 @@ class Server:
         loop.set_task_factory(self._make_task)
         loop.call_soon(self._need_loop)
         await self._send(frame(READY, None))
+        self._ring()
         data = b""
         while True:
             for number, payload in frames.feed(data):
                 await self._send(await self._answered(number, payload))
+                self._ring_if_due()
             data = await self._received()
             if not data:
                 break
@@ -85,15 +95,39 @@ class Server:
 
     async def _received(self) -> bytes:
         """Wait for bytes, on the event loop only if the environment has anything there: it is quicker without."""
+        if self._n_untold:
+            try:
+                return self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._ring()
         if self._needs_loop:
             return await asyncio.get_running_loop().sock_recv(self._channel, _READ_BYTES)
         return self._channel.recv(_READ_BYTES)
 
     async def _send(self, data: bytes) -> None:
+        try:
+            n = self._channel.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            n = 0
+        if n == len(data):
+            return
+        self._ring()  # there is no room until the parent has read
         if self._needs_loop:
-            await asyncio.get_running_loop().sock_sendall(self._channel, data)
+            await asyncio.get_running_loop().sock_sendall(self._channel, data[n:])
         else:
-            self._channel.sendall(data)
+            self._channel.sendall(data[n:])
+
+    def _ring(self) -> None:
+        """Let the parent read what was sent."""
+        self._n_untold, self._rang_at = 0, time.monotonic()
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # rung often enough; or nobody is there any more
+            os.write(self._bell, b"!")
+
+    def _ring_if_due(self) -> None:
+        """Ring after half of the episodes, so that the parent sees to them while this process works on the others."""
+        self._n_untold += 1
+        if 2 * self._n_untold >= len(self._episodes) or time.monotonic() - self._rang_at > _RING_EVERY_S:
+            self._ring()
 
     def _need_loop(self) -> None:
         """Called when the loop runs at all, which it does once something is waited for."""
@@ -226,7 +260,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def main(descriptor: int, parent: int, max_memory_mb: int, dies_with_thread: int) -> None:
+def main(descriptor: int, bell: int, parent: int, max_memory_mb: int, dies_with_thread: int) -> None:
     """Serve the environment that the parent sends first."""
     # Not ignored, which the children of this process would inherit.
     signal.signal(signal.SIGINT, lambda number, stack: None)
@@ -235,7 +269,9 @@ def main(descriptor: int, parent: int, max_memory_mb: int, dies_with_thread: int
     watch = Watch(parent, max_memory_mb)
     _limit_memory(max_memory_mb)
     channel = socket.socket(fileno=descriptor)
-    os.set_inheritable(descriptor, False)
+    for one in (descriptor, bell):
+        os.set_inheritable(one, False)
+    os.set_blocking(bell, False)
     frames = Frames()
     while (data := channel.recv(_READ_BYTES)) and (job := next(frames.feed(data), None)) is None:
         pass
@@ -246,7 +282,7 @@ def main(descriptor: int, parent: int, max_memory_mb: int, dies_with_thread: int
         [environment] = unpacked(pickle.loads(job[1]))
     except Exception as error:
         refusal = error
-    asyncio.run(Server(environment, refusal, channel, watch).serve(frames))
+    asyncio.run(Server(environment, refusal, channel, bell, watch).serve(frames))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.base import StepResult
+from rlhf.errors import EnvError
 
 HEADER = struct.Struct("<4sIQ")
 _MARK = b"rlhf"
@@ -32,6 +33,10 @@ class NotAFrame(Exception):
     """Bytes that are no frame, or a value that cannot be read."""
 
 
+class Raised(EnvError):
+    """The environment raised in its worker; the message is what a rollout says of its own process."""
+
+
 def frame(number: int, value: object) -> bytes:
     """Return `value` as the frame of call `number`. Raises what pickling raises."""
     payload = pickle.dumps(value, protocol=5)
@@ -43,6 +48,10 @@ class Frames:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    def __bool__(self) -> bool:
+        """Whether there is the beginning of a frame."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Add `data`, and give number and payload of every frame that is complete. Raises NotAFrame."""
@@ -70,8 +79,16 @@ def answer_of(value: object) -> tuple[int, object]:
     return VALUE, value
 
 
-def value_of(kind: int, value: Any) -> Any:
-    """Return what `answer_of` was given."""
+def decoded(payload: bytes) -> Any:
+    """Return the value of an answer. Raises what the environment raised, and NotAFrame where it cannot be read."""
+    try:
+        kind, value = pickle.loads(payload)
+    except Exception as error:  # a class that is not here, or one that does not unpickle
+        raise NotAFrame(f"{type(error).__name__}: {error}") from error
+    if kind == ERROR:
+        raise value
+    if kind == TEXT:
+        raise Raised(value)
     return StepResult(*value) if kind == RESULT else value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import pickle
+import os
 import socket
 import subprocess
 import time
@@ -16,7 +16,7 @@ from typing import Any
 
 from environments.base import CALL_LIMIT_S, CallHung
 from environments.pool_process import Bounds, Process
-from environments.pool_wire import ERROR, READY, TEXT, Frames, NotAFrame, frame, value_of
+from environments.pool_wire import READY, Frames, NotAFrame, decoded, frame
 from rlhf.errors import EnvError, RlhfError
 
 #: How long a call that nobody waits for any more may take, before its worker counts as hung.
@@ -24,16 +24,15 @@ GRACE_S = 0.5
 #: How long a process may take to start, import and load, which does not count for the first call.
 READY_S = 120.0
 
-_READ_BYTES = 1 << 18
+#: How often answers are looked for without having been rung for: a worker that is at work on a slow call has not.
+_LOOK_S = 0.005
+
+_READ_BYTES = 1 << 16
 _numbers = itertools.count(1)
 
 
 class WorkerLost(EnvError):
     """The process of an episode is gone."""
-
-
-class Raised(EnvError):
-    """The environment raised in its worker; the message is what a rollout says of its own process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +64,8 @@ class Worker:
         self._frames, self._calls = Frames(), deque[_Call]()
         self._out, self._is_flushing, self._is_writing = bytearray(frame(0, job)), False, False
         self._timer: asyncio.TimerHandle | None = None
-        self._is_ready = False
+        self._look: asyncio.TimerHandle | None = None
+        self._is_ready, self._is_listening = False, False
 
     @property
     def pid(self) -> int:
@@ -82,18 +82,20 @@ class Worker:
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Belong to a loop."""
         self.loop = loop
-        loop.add_reader(self._process.channel, self._readable)
+        loop.add_reader(self._process.bell, self._rung)
 
     def detach(self) -> None:
         """Belong to none."""
         loop, self.loop = self.loop, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._look):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._look = None
         if loop is not None and not loop.is_closed() and not self._process.closed:
+            loop.remove_reader(self._process.bell)
             loop.remove_reader(self._process.channel)
             loop.remove_writer(self._process.channel)
-            self._is_writing = False
+            self._is_writing = self._is_listening = False
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Return what the environment returns.
@@ -112,7 +114,9 @@ class Worker:
         if len(self._calls) == 1:
             self._begin_next()
             self._flush()
-        elif not self._is_flushing and not self._is_writing:
+        elif self._look is None:
+            self._look = loop.call_later(_LOOK_S, self._look_for_answers)
+        if len(self._calls) > 1 and not self._is_flushing and not self._is_writing:
             # While the process is at work, calls of several episodes within one turn of the loop go in one piece.
             self._is_flushing = True
             loop.call_soon(self._flush)
@@ -129,7 +133,8 @@ class Worker:
             if self.loop is not None and not self.loop.is_closed():
                 raise EnvError("an episode is on one event loop at a time", where=f"worker {self.pid}")
             self._calls.clear()
-            self._timer, self._is_flushing, self._is_writing = None, False, False
+            self._timer = self._look = None
+            self._is_flushing = self._is_writing = self._is_listening = False
             self.attach(loop)
         return loop
 
@@ -152,21 +157,54 @@ class Worker:
             self._is_writing = False
             self.loop.remove_writer(self._process.channel)
 
-    def _readable(self) -> None:
+    def _rung(self) -> None:
+        """The worker has rung, or ended; what it answered before is there in both cases."""
         try:
-            data = self._process.channel.recv(_READ_BYTES)
+            is_over = not os.read(self._process.bell, _READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
+            is_over = False
+        self._read()
+        if is_over:
             self._ended()
+
+    def _look_for_answers(self) -> None:
+        """Read what nobody rang for, while calls wait behind another one."""
+        self._look = None
+        self._read()
+        if len(self._calls) > 1 and self.loop is not None:
+            self._look = self.loop.call_later(_LOOK_S, self._look_for_answers)
+
+    def _read(self) -> None:
+        """Take all answers that are there. The end of the channel is that of the process."""
+        while self.loop is not None and not self._process.closed:
+            try:
+                data = self._process.channel.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._ended()
+                return
+            try:
+                for number, payload in self._frames.feed(data):
+                    self._answer(number, payload)
+            except NotAFrame as error:
+                self.end(f"it answered what is no answer: {error}")
+                return
+            self._listen(bool(self._frames))
+            if len(data) < _READ_BYTES:
+                return
+
+    def _listen(self, needed: bool) -> None:
+        """Watch the channel itself until the rest of a long answer has come."""
+        if needed == self._is_listening or self.loop is None:
             return
-        try:
-            for number, payload in self._frames.feed(data):
-                self._answer(number, payload)
-        except NotAFrame as error:
-            self.end(f"it answered what is no answer: {error}")
+        self._is_listening = needed
+        if needed:
+            self.loop.add_reader(self._process.channel, self._read)
+        else:
+            self.loop.remove_reader(self._process.channel)
 
     def _answer(self, number: int, payload: bytes) -> None:
         if number == READY and not self._is_ready:
@@ -187,7 +225,7 @@ class Worker:
             call.future.set_exception(_unreadable(error))
 
     def _taken(self, name: str, payload: bytes) -> Any:
-        value = _decoded(payload)
+        value = decoded(payload)
         if name == "close" and isinstance(value, float):
             self.memory_mb = value
         return value
@@ -217,6 +255,7 @@ class Worker:
 
     def _look_at_clock(self) -> None:
         self._timer = None
+        self._read()  # an answer that came without ringing moves the clock to the next call
         if not self._calls:
             return
         call = self._calls[0]
@@ -265,7 +304,7 @@ class Worker:
             self.end(None)
             raise self._gone(f"while it worked on `{name}`") from None
         try:
-            return _decoded(payload)
+            return decoded(payload)
         except NotAFrame as error:
             raise _unreadable(error) from None
 
@@ -346,19 +385,6 @@ class Worker:
             got=self.lost or "",
             hint="a new one takes its place; `rlhf check environment` plays this by itself",
         )
-
-
-def _decoded(payload: bytes) -> Any:
-    """Return the value of an answer. Raises what the environment raised, and NotAFrame where it cannot be read."""
-    try:
-        kind, value = pickle.loads(payload)
-    except Exception as error:  # a class that is not here, or one that does not unpickle
-        raise NotAFrame(f"{type(error).__name__}: {error}") from error
-    if kind == ERROR:
-        raise value
-    if kind == TEXT:
-        raise Raised(value)
-    return value_of(kind, value)
 
 
 def _unreadable(error: NotAFrame) -> EnvError:

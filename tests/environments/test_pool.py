@@ -23,7 +23,8 @@ from environments.base import CallHung, StepResult, can_demonstrate, most_at_onc
 from environments.check import check_environment
 from environments.graded import Graded
 from environments.pool import Processes
-from environments.pool_worker import Raised, WorkerLost
+from environments.pool_wire import Raised
+from environments.pool_worker import WorkerLost
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError, MissingPackageError, RecipeError
 from rlhf.evaluation.baselines import Planned
