@@ -149,11 +149,13 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "rollout": {
         "independent": Entry("rlhf.rollout.grouping:Independent", "every attempt begins where its task does"),
         "tree": Entry("rlhf.rollout.grouping:Tree", "attempts branch off others, and share what led there"),
+        "retry": Entry("rlhf.rollout.grouping:Retry", "attempts again, each shown the ones before it"),
     },
     "strategy": {
         "best_of_n": Entry("rlhf.rollout.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"),
         "self_consistency": Entry("rlhf.rollout.strategies:SelfConsistency", "the commonest of several answers"),
         "tree_search": Entry("rlhf.rollout.strategies:TreeSearch", "the best leaf of attempts that branch"),
+        "reflect_and_retry": Entry("rlhf.rollout.strategies:ReflectAndRetry", "try again, shown what was tried"),
     },
     "sampler": {
         "shuffled": Entry("rlhf.sampling.shuffled:Shuffled", "every task once, in an order of its own each time"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import EnvError, RecipeError, boundary
 from rlhf.kinds import kind_of
@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 def _check_replays(recipe: Recipe) -> None:
     from environments.base import properties_of
 
+    for path, section, part in _that_may_replay(recipe):
+        if not getattr(part, "replays", False):
+            continue
+        with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
+            is_replayable = properties_of(recipe.environment).replayable
+        if not is_replayable:
+            raise RecipeError(
+                "episodes would begin with a replay, which this environment does not promise to repeat",
+                where=f"{path}.{section}.kind",
+                got=f"{kind_of(section, part)} in {kind_of('environment', recipe.environment)}",
+                expected="an environment whose `properties` say replayable=True",
+                hint="declare it if it is so, `rlhf check environment` proves it; or remove the key",
+            )
+
+
+def _that_may_replay(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
+    """Path of the holder, section and part."""
     for path, stage in policy_gradient_stages(recipe):
-        for section, part in (("sampler", stage.sampler), ("rollout", stage.rollout)):
-            if not getattr(part, "replays", False):
-                continue
-            with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-                is_replayable = properties_of(recipe.environment).replayable
-            if not is_replayable:
-                raise RecipeError(
-                    "episodes would begin with a replay, which this environment does not promise to repeat",
-                    where=f"{path}.{section}.kind",
-                    got=f"{kind_of(section, part)} in {kind_of('environment', recipe.environment)}",
-                    expected="an environment whose `properties` say replayable=True",
-                    hint="declare it if it is so, `rlhf check environment` proves it; or remove the key",
-                )
+        yield path, "sampler", stage.sampler
+        yield path, "rollout", stage.rollout
+    for i, stage in enumerate(recipe.stages):
+        if (attempts := getattr(stage, "attempts", None)) is not None:
+            yield f"stages[{i}].attempts", "rollout", attempts.rollout
 
 
 def _check_given(recipe: Recipe) -> None:

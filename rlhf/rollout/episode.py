@@ -60,10 +60,12 @@ class Branch:
     Attributes:
         parent: number of that attempt.
         turns: what they have in common, from the first turn on, generations included.
+        messages: what the agent is told beside the messages of the task.
     """
 
     parent: int
     turns: tuple[Turn, ...]
+    messages: tuple[Message, ...] = ()
 
 
 def lanes_of(environment: Environment) -> Lanes:
@@ -118,7 +120,8 @@ async def run_episode(
     watch = watch or Watch()
     policy = _Policy(engine, renderer, limits, sampling, seed, attempt, session, watch)
     begun = branch.turns if branch else task.prefix
-    run = _Run(agent, limits, policy, watch, task, begun)
+    told = replace(task, messages=(*task.messages, *branch.messages)) if branch else task
+    run = _Run(agent, limits, policy, watch, told, begun)
     live = LiveEpisode(environment, task.beginning, limits, own.open())
     notes: list[str] = []
     try:

@@ -1,8 +1,9 @@
-"""How the attempts at one task come about: each on its own, or as the branches of trees.
+"""How the attempts at one task come about: each on its own, as the branches of trees, or one after another.
 
 A tree begins as one attempt from the task's start. In each round, states of its attempts are chosen, and attempts are
 made that leave from there: what led to the state is replayed in a fresh episode of the environment, generations and
-all, and from then on the policy samples anew. All attempts at a task, of whichever tree, are one group.
+all, and from then on the policy samples anew. A chain makes its attempts one after another, and each is told of those
+before. All attempts at a task, of whichever tree or chain, are one group.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.data import Trajectory
+from rlhf.data import Message, Role, Trajectory
 from rlhf.rollout.episode import Branch
 from rlhf.settings import STRICT
 
@@ -125,6 +126,77 @@ class Tree:
             return rng.choices(states, k=n) if n else []
         order = sorted(states, key=lambda state: -state.surprisal)  # stable: of equals, the one that was met first
         return [order[i % len(order)] for i in range(n)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Retry:
+    """Chains of 1 + `retries` attempts: each begins the task anew, and is told what the ones before it did.
+
+    The policy reads the earlier attempts of its chain, opening, actions and replies, and what it is to do about them,
+    before the observation of the fresh episode. `group_size` is the attempts of all chains together:
+    M = group_size / (1 + retries), which has to be a whole number. After the failure of a part a chain ends.
+
+    With `until: solved` a chain also ends with an attempt that the environment calls solved, so a group may hold fewer
+    attempts, and being asked again means to have failed. With `until: end` nobody is told how an attempt went: every
+    chain has all of its attempts.
+
+    An attempt has the earlier ones in its prompt alone: it is a trajectory of its own, with its own score, and all
+    attempts at a task are one group.
+
+    Sources: RISE, arXiv 2407.18219 (there all attempts of a chain are one conversation); Reflexion, arXiv 2303.11366.
+    """
+
+    retries: Annotated[int, Field(ge=1)] = 2
+    """Attempts that a chain may have after the first."""
+    until: Literal["solved", "end"] = "solved"
+    """When a chain ends before it has all of its attempts: once it is solved, or never."""
+    ask: str | None = None
+    """What is said after the earlier attempts; null asks for another way where the last one failed, and for a better
+    one where nobody knows."""
+    max_shown: Annotated[int, Field(ge=1)] = 2
+    """Earlier attempts that are shown, the last ones."""
+    max_chars: Annotated[int, Field(ge=40)] = 2000
+    """Longest text of an earlier attempt; of a longer one its end is shown."""
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of retries."""
+        return self.retries
+
+    def n_from_start(self, group_size: int) -> int:
+        """Return the number of chains. Raises ValueError where there is no whole number of them."""
+        n_chains, left = divmod(group_size, 1 + self.retries)
+        if left or not n_chains:
+            raise ValueError(f"a multiple of 1 + retries = {1 + self.retries}")
+        return n_chains
+
+    def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
+        """Return the next attempt of each chain that goes on."""
+        tried = {t.parent for t in group}
+        by_number = {t.attempt: t for t in group}
+        ends = [t for t in group if t.attempt not in tried and not t.outcome.is_failure_of_a_part]
+        found = []
+        for end in ends:
+            chain = [end]
+            while (parent := chain[0].parent) is not None:
+                chain.insert(0, by_number[parent])
+            if len(chain) <= self.retries and not (end.solved and self.until == "solved"):
+                found.append(Branch(end.attempt, end.turns[: end.n_given], (self.told(chain),)))
+        return found
+
+    def told(self, chain: Sequence[Trajectory]) -> Message:
+        """Return what the next attempt is told of those before it."""
+        first = max(0, len(chain) - self.max_shown)
+        shown = [f"Attempt {i}:\n{self._text(t)}" for i, t in enumerate(chain[first:], start=first + 1)]
+        known = "That attempt failed. Begin anew, and go another way."
+        unknown = "Begin anew, and do it better if you can."
+        ask = self.ask if self.ask is not None else known if self.until == "solved" else unknown
+        return Message(Role.USER, "\n".join([*shown, ask]))
+
+    def _text(self, t: Trajectory) -> str:
+        lines = [t.opening, *(line for turn in t.turns for line in (f"> {turn.action.text}", turn.reply))]
+        text = "\n".join(lines)
+        return text if len(text) <= self.max_chars else f"...{text[3 - self.max_chars :]}"
 
 
 @plain_dataclass(frozen=True, slots=True)

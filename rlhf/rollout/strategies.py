@@ -1,7 +1,7 @@
 """Strategies: several attempts at a task are made, and one of them is the answer.
 
-Nothing that a strategy looks at knows whether an attempt was right: it is given the task without its reference, and the
-attempts without success and without the rewards of the environment.
+What chooses does not know whether an attempt was right: it is given the task without its reference, and the attempts
+without success and without the rewards of the environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -23,7 +23,7 @@ from rewards.outcome import Outcome as OutcomeReward
 from rewards.verified import Verified, is_verifier
 from rlhf.data import Outcome, Task, Trajectory
 from rlhf.errors import RewardError
-from rlhf.rollout.grouping import Grouping, Independent, Tree
+from rlhf.rollout.grouping import Grouping, Independent, Retry, Tree
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.settings import STRICT
@@ -200,6 +200,46 @@ class TreeSearch:
 
     def _best(self) -> BestOfN:
         return BestOfN(n=self.n, judge=self.judge)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ReflectAndRetry:
+    """The last of several attempts, each of which is shown the ones before it.
+
+    With `until: solved` the environment's verdict decides whether there is another attempt, as in a world that says
+    whether something worked: this is the one strategy that is told. With `until: end` there are always n attempts and
+    nobody is told; `choose: vote` then takes the commonest answer, as `self_consistency` does.
+
+    Sources: those of `rollout: {kind: retry}`, which trains on such attempts.
+    """
+
+    n: Annotated[int, Field(ge=2)] = 3
+    """Attempts of one answer at most."""
+    until: Literal["solved", "end"] = "solved"
+    """Whether to stop at an attempt that the environment calls solved."""
+    choose_by: Literal["last", "vote"] = "last"
+    """Which attempt is the answer."""
+    ask: str | None = None
+    """What is said after the earlier attempts; null is the text of `rollout: {kind: retry}`."""
+
+    needs_tokens: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse a vote among attempts that are known to have failed."""
+        if self.choose_by == "vote" and self.until == "solved":
+            raise ValueError("choose_by is vote, expected last: with until: solved all attempts but the last failed")
+
+    @property
+    def rollout(self) -> Retry:
+        """Chains of n attempts."""
+        return Retry(retries=self.n - 1, until=self.until, ask=self.ask)
+
+    async def choose(self, task: Task, candidates: Sequence[Trajectory], *, timeout_s: float = _TIMEOUT_S) -> Choice:
+        """Take the last, or vote; see `Strategy.choose`."""
+        if self.choose_by == "vote":
+            return await SelfConsistency(n=self.n).choose(task, candidates, timeout_s=timeout_s)
+        index = max(range(len(candidates)), key=lambda i: candidates[i].attempt)
+        return Choice(index, f"attempt {len(candidates)} of at most {self.n}")
 
 
 def mean_logprob(trajectory: Trajectory) -> float:

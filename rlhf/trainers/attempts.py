@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.data import ScoredGroup, Task, Trajectory
+from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.sampling.shuffled import walk
 from rlhf.settings import STRICT
 
@@ -37,6 +38,8 @@ class Attempts:
     """Different tasks attempted in a round; the next round goes on to others."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Attempts at each task."""
+    rollout: Grouping = Field(default_factory=Independent)
+    """How they come about: with `retry`, attempts that do better for being shown earlier ones are imitated (RISE)."""
     keep: Literal["solved", "best"] = "solved"
     """Which attempts: those that the environment calls solved, or those that score above the mean of their group."""
     max_per_task: Annotated[int, Field(ge=1)] = 2
@@ -47,6 +50,10 @@ class Attempts:
     def __post_init__(self) -> None:
         if self.keep == "best" and self.group_size < 2:
             raise ValueError("keep: best compares the attempts at a task, and group_size is 1")
+        try:
+            self.rollout.n_from_start(self.group_size)
+        except ValueError as error:
+            raise ValueError(f"group_size is {self.group_size}, expected {error}") from error
 
     def tasks(self, tasks: Sequence[Task], number: int, seed: int | str) -> list[Task]:
         """Return the tasks of round `number`, from 0: each comes once before any comes again."""

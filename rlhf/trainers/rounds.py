@@ -72,6 +72,7 @@ async def attempted(run: Run, source: Attempts, split_tasks: Sequence[Task], num
     collected = await run.collector.collect(
         source.tasks(split_tasks, number, f"{run.seed}/{run.state.stage}/attempts"),
         group_size=source.group_size,
+        grouping=source.rollout,
         sampling=run.collector.limits.sampling(source.temperature),
         step=number,
     )
