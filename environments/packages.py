@@ -24,7 +24,10 @@ from rlhf.errors import EnvError, MissingPackageError
 CACHE_VARIABLE = "RLHF_CACHE"
 
 #: Extras that pip cannot make: what they need names other versions of packages that are needed here.
-_BY_HAND = {"bfcl": "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath"}
+_BY_HAND = {
+    "bfcl": "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath",
+    "minihack": "pip install --no-deps nle==1.3.0 minihack==1.0.2 && pip install 'rlhf-agents[minihack]'",
+}
 
 
 def how_to_install(extra: str) -> str:

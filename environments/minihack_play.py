@@ -1,0 +1,264 @@
+"""A level of MiniHack in play: the package's world, seeded, read and told in words.
+
+NetHack draws from two rows of random numbers, mixes in true randomness now and then, and greets by phase of the moon.
+Here both rows begin with the task's seed, nothing is mixed in, and the moon follows the seed, so that a game that is
+played again goes as it went. A world stays loaded and is used for one game after another: loading takes 0.1 s and a
+shell script that compiles the level, a new game 2 ms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from environments.packages import import_from
+
+EXTRA = "minihack"
+
+#: What the agent may say, and the key of NetHack's keyboard that it stands for. A level offers some of them.
+KEYS: Mapping[str, int] = {
+    "apply": 97,
+    "east": 108,
+    "eat": 101,
+    "kick": 4,
+    "north": 107,
+    "northeast": 117,
+    "northwest": 121,
+    "open": 111,
+    "pick up": 44,
+    "search": 115,
+    "south": 106,
+    "southeast": 110,
+    "southwest": 98,
+    "west": 104,
+}
+#: Columns and rows that each direction leads on.
+WAYS: Mapping[str, tuple[int, int]] = {
+    "north": (0, -1),
+    "east": (1, 0),
+    "south": (0, 1),
+    "west": (-1, 0),
+    "northeast": (1, -1),
+    "southeast": (1, 1),
+    "southwest": (-1, 1),
+    "northwest": (-1, -1),
+}
+#: Answers to a question of the game; on the keyboard they are the keys of two directions.
+ANSWERS: Mapping[str, int] = {"no": 110, "yes": 121}
+
+_OBSERVED = ("glyphs", "chars", "blstats", "message", "inv_strs", "inv_letters", "screen_descriptions")
+_SOLVED = 2  # the package's number for it
+_NEVER = 10**9
+_MOST_IDLE = 4
+_MOST_THINGS = 12
+_DIED = "You have died."
+# What the map shows well enough by itself.
+_NOT_TOLD = frozenset({"floor of a room", "dark part of a room", "stone", "wall", "corridor", "lit corridor"})
+
+
+@dataclass(frozen=True)
+class View:
+    """What is seen after an action, or how the game ended.
+
+    Attributes:
+        message: what the game says.
+        cells: of each cell that is seen or remembered, its character and what that means.
+        at: column and row of the agent.
+        hit_points: those left and those at most.
+        carried: what is carried.
+        asks: whether the game waits for an answer.
+        glyphs: the package's numbers of all cells, as bytes.
+        reward: of this action, in the package's units.
+        over: whether the game has ended.
+        won: whether it ended as the level wants it to.
+    """
+
+    message: str
+    cells: Mapping[tuple[int, int], tuple[str, str]]
+    at: tuple[int, int]
+    hit_points: tuple[int, int]
+    carried: tuple[str, ...]
+    asks: bool
+    glyphs: bytes
+    reward: float = 0.0
+    over: bool = False
+    won: bool = False
+
+    @property
+    def key(self) -> str:
+        """Hash of all that is seen, remembered and carried, without messages, points and the number of moves."""
+        if self.over:
+            return "won" if self.won else "lost"
+        seen = (self.glyphs, self.at, self.hit_points, self.carried, self.asks)
+        return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
+
+    @cached_property
+    def text(self) -> str:
+        """The view in words: message, map, things by distance, hit points."""
+        if self.over:
+            return "Solved." if self.won else f"{self.message} The game is over.".strip()
+        parts = [self.message, self._map(), f"You see: {self._things()}.", "HP {} of {}.".format(*self.hit_points)]
+        return "\n".join(filter(None, parts))
+
+    def _map(self) -> str:
+        columns = [x for x, _ in self.cells]
+        rows = [y for _, y in self.cells]
+        if not columns:
+            return ""
+        lines = (
+            "".join(self.cells.get((x, y), " ")[0] for x in range(min(columns), max(columns) + 1)).rstrip()
+            for y in range(min(rows), max(rows) + 1)
+        )
+        return "\n".join(lines)
+
+    def _things(self) -> str:
+        """The nearest of each kind of thing, and how many more there are of it."""
+        found: dict[str, list[tuple[int, int, int, int]]] = {}
+        for (x, y), (_, what) in self.cells.items():
+            right, down = x - self.at[0], y - self.at[1]
+            if what and what not in _NOT_TOLD and (right, down) != (0, 0):
+                found.setdefault(what, []).append((max(abs(right), abs(down)), abs(right) + abs(down), down, right))
+        nearest = sorted((min(places), what, len(places)) for what, places in found.items())[:_MOST_THINGS]
+        told = [
+            f"{what} {_place(right, down)}{f' and {n - 1} more' if n > 1 else ''}"
+            for (_, _, down, right), what, n in nearest
+        ]
+        return "; ".join(told) or "nothing"
+
+
+class World:
+    """The package's world of one level, played from as many seeds as wanted, by one thread at a time."""
+
+    def __init__(self, level: str) -> None:
+        """Load a level. Raises MissingPackageError."""
+        self.level = level
+        self._base = _import("nle.env.base").NLE
+        _import("minihack")
+        make = _import("gymnasium").make
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the registry finds that levels of minigrid have newer versions
+            made = make(
+                f"MiniHack-{level}-v0", disable_env_checker=True, observation_keys=_OBSERVED, fix_moon_phase=True
+            )
+        self._env: Any = made.unwrapped
+        self._env._max_episode_steps = _NEVER  # the episode counts, and a game that is given up tells nothing more
+        self._rooms = getattr(self._env, "minigrid_env", None)
+        self.keys = {name: i for name, key in KEYS.items() for i, k in enumerate(self._env.actions) if int(k) == key}
+        self._answers = {name: i for name, key in ANSWERS.items() for i, k in enumerate(self._env.actions) if k == key}
+
+    def begin(self, seed: int) -> View:
+        """Start the game of a seed."""
+        # Not the level's own method: that of the MultiRoom levels calls one that minigrid has no more.
+        self._base.seed(self._env, seed, seed, False)
+        if self._rooms is not None:
+            self._env.minigrid_env = _Seeded(self._rooms, seed)
+        observation, _ = self._env.reset()
+        return self._view(observation)
+
+    def step(self, number: int) -> View:
+        """Do the action of this number."""
+        observation, reward, done, _, told = self._env.step(number)
+        if not done:
+            return self._view(observation, float(reward))
+        # What the package shows now is of the menus through which it has left the game.
+        won = int(told["end_status"]) == _SOLVED and reward > 0
+        return View("" if won else _DIED, {}, (0, 0), (0, 0), (), False, b"", float(reward), True, won)
+
+    def numbers(self, view: View) -> Mapping[str, int]:
+        """What may be said now, and the package's number for it."""
+        if not view.asks:
+            return self.keys
+        return {way: self.keys[way] for way in WAYS} if "direction" in view.message else self._answers
+
+    def close(self) -> None:
+        """Free the world and the folder that it plays in."""
+        self._env.close()
+
+    def _view(self, observation: Mapping[str, Any], reward: float = 0.0) -> View:
+        stats = observation["blstats"]
+        rows, columns = (observation["chars"] != 32).nonzero()
+        cells = {
+            (int(x), int(y)): (chr(observation["chars"][y, x]), _words(observation["screen_descriptions"][y, x]))
+            for y, x in zip(rows.tolist(), columns.tolist(), strict=True)
+        }
+        internal = self._env.last_observation[self._env._internal_index]
+        return View(
+            message=_words(observation["message"]),
+            cells=cells,
+            at=(int(stats[0]), int(stats[1])),
+            hit_points=(int(stats[10]), int(stats[11])),
+            carried=tuple(map(_words, observation["inv_strs"][: observation["inv_letters"].nonzero()[0].size])),
+            asks=bool(internal[1]),
+            glyphs=observation["glyphs"].tobytes(),
+            reward=reward,
+        )
+
+
+class _Seeded:
+    """A world of minigrid that begins with one seed; the MultiRoom levels take their rooms from it."""
+
+    def __init__(self, world: Any, seed: int) -> None:
+        self._world, self._seed = world, seed
+
+    def reset(self) -> Any:
+        return self._world.reset(seed=self._seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+
+class Shelf:
+    """Worlds that are loaded and not in play."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[World] = []
+
+    def take(self, level: str) -> World:
+        """Give a world that nobody plays. Raises MissingPackageError."""
+        with self._lock:
+            for i in range(len(self._idle) - 1, -1, -1):
+                if self._idle[i].level == level:
+                    return self._idle.pop(i)
+        return World(level)
+
+    def give_back(self, world: World) -> None:
+        """Keep a world for the next attempt; the longest unused one goes when there are too many."""
+        with self._lock:
+            self._idle.append(world)
+            oldest = self._idle.pop(0) if len(self._idle) > _MOST_IDLE else None
+        if oldest is not None:
+            oldest.close()
+
+    def clear(self) -> None:
+        """Close all that are not in play."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for world in idle:
+            world.close()
+
+
+SHELF = Shelf()
+
+
+def _import(module: str) -> Any:
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package asks setuptools where its files are, which warns of that
+        return import_from(module, "minihack", EXTRA)
+
+
+def _words(characters: Any) -> str:
+    return bytes(characters).split(b"\0", 1)[0].decode("latin-1").strip()
+
+
+def _place(right: int, down: int) -> str:
+    north = f"{abs(down)} {'south' if down > 0 else 'north'}" if down else ""
+    east = f"{abs(right)} {'east' if right > 0 else 'west'}" if right else ""
+    return " ".join(filter(None, (north, east)))

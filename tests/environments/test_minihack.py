@@ -1,0 +1,185 @@
+"""MiniHack in words: levels of the package, what is told, games that go the same way again, and the explorer."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from environments.base import Environment, can_demonstrate
+from environments.minihack import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
+from environments.minihack_play import SHELF, View
+from rlhf.data import Task
+from rlhf.errors import DataError, EnvError
+from tests.environments.play import play, play_at_random, total
+
+pytest.importorskip("nle")
+pytest.importorskip("minihack")
+
+ROOM = MiniHack()
+DARK = MiniHack(level="Room-Dark-5x5")
+MONSTER = MiniHack(level="Room-Monster-15x15", max_steps=60)
+MAZE = MiniHack(level="MazeWalk-9x9")
+CORRIDOR = MiniHack(level="Corridor-R2")
+DOORS = MiniHack(level="MultiRoom-N2")
+
+
+def first(environment: MiniHack, i: int = 0) -> Task:
+    return environment.tasks("test")[i]
+
+
+def told(results: list[Any]) -> list[Any]:
+    return [(r.reply, r.reward, r.state_key, r.admissible_actions, r.success) for r in results]
+
+
+# --- levels and tasks ----------------------------------------------------------------------------------------------
+
+
+def test_a_misspelt_level_names_the_nearest() -> None:
+    with pytest.raises(ValidationError, match="did you mean 'Room-Dark-5x5'"):
+        MiniHack(level="Room-Drak-5x5")
+    assert MiniHack(level="MiniHack-Room-Dark-5x5-v0") == DARK
+
+
+def test_levels_and_their_limits_are_those_of_the_package() -> None:
+    registered = __import__("gymnasium").registry
+    assert all(f"MiniHack-{name}-v0" in registered for name in LEVELS) and len(LEVELS) == 70
+    for name in ("Room-Ultimate-15x15", "Corridor-R5", "HideNSeek-Big", "MultiRoom-N2", "KeyRoom-S15", "Memento-F2"):
+        made = __import__("gymnasium").make(f"MiniHack-{name}-v0", disable_env_checker=True).unwrapped
+        assert made._max_episode_steps == LEVELS[name]
+        made.close()
+
+
+def test_it_is_an_environment_that_pickles_and_demonstrates_where_exploring_helps() -> None:
+    assert isinstance(ROOM, Environment) and pickle.loads(pickle.dumps(ROOM)) == ROOM
+    assert can_demonstrate(ROOM) and not can_demonstrate(MiniHack(level="River"))
+    assert set(FAMILIES) >= EXPLORED and ROOM.properties.package == "minihack 1.0.2, nle 1.3.0"
+
+
+def test_splits_are_ranges_of_seeds() -> None:
+    few = MiniHack(n_train=3, n_dev=2, n_test=1)
+    assert {s: [t.seed for t in few.tasks(s)] for s in ("train", "dev", "test")} == {
+        "train": [0, 1, 2],
+        "dev": [10_000_000, 10_000_001],
+        "test": [20_000_000],
+    }
+    assert few.tasks("test")[0].id == "minihack-1.0.2-nle-1.3.0/Room-Random-5x5/test/20000000"
+    with pytest.raises(EnvError, match="no such split"):
+        few.tasks("valid")
+    with pytest.raises(DataError, match="of another environment"):
+        DARK.start(first(ROOM))
+
+
+# --- what is told --------------------------------------------------------------------------------------------------
+
+
+def test_a_view_is_the_message_the_map_and_the_things_by_distance() -> None:
+    # Drawn by hand: the agent at (5, 3), a boulder next to it, two jackals of which the nearer is two cells away.
+    cells = {
+        (5, 3): ("@", "human rogue"),
+        (6, 3): ("0", "boulder"),
+        (5, 1): ("d", "jackal"),
+        (9, 4): ("d", "jackal"),
+        (4, 4): (">", "staircase down"),
+        (5, 4): (".", "floor of a room"),
+    }
+    view = View("You hear a door.", cells, (5, 3), (7, 12), (), False, b"")
+    assert view.text == (
+        "You hear a door.\n d\n\n @0\n>.   d\n"
+        "You see: boulder 1 east; staircase down 1 south 1 west; jackal 2 north and 1 more.\nHP 7 of 12."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("north", 0),
+        ("Go North.", 0),
+        ("north-east", 1),
+        ("move north east", 1),
+        ("pickup", 2),
+        ("yes", None),
+        ("k", None),
+    ],
+)
+def test_directions_are_read_in_several_ways(text: str, number: int | None) -> None:
+    assert read_action(text, {"north": 0, "northeast": 1, "pick up": 2}) == number
+
+
+def test_the_first_room_is_told_and_solved_in_three_steps() -> None:
+    # The map of seed 20000000: the staircase is three columns to the east and one row up.
+    results = play(ROOM, first(ROOM), ["East", "go east", "northeast"])
+    assert results[0].reply.splitlines()[2:] == [
+        ".....", ".....", "....>", ".@...", ".....", "You see: staircase down 1 north 3 east.", "HP 12 of 12.",
+    ]  # fmt: skip
+    assert results[-1].reply == "Solved." and results[-1].success and results[-1].terminated
+    assert total(results) == 1.0 and results[-1].admissible_actions == ()
+
+
+def test_text_that_is_no_action_costs_a_step_and_changes_nothing() -> None:
+    short = MiniHack(max_steps=2)
+    results = play(short, first(short), ["fly away", "\x1b[2J"])
+    assert [r.valid for r in results] == [True, False, False]
+    assert results[1].state_key == results[0].state_key and "Unknown action. Actions: east, north" in results[1].reply
+    assert results[2].truncated and results[2].success is False
+
+
+def test_the_package_s_reward_charges_for_walking_into_walls() -> None:
+    # The agent stands in the second column; the second step west is into the wall and takes no time.
+    paid = MiniHack(reward="package")
+    assert [r.reward for r in play(paid, first(paid), ["west", "west"])] == [0.0, 0.0, -0.01]
+    assert total(play(ROOM, first(ROOM), ["west", "west"])) == 0.0
+
+
+def test_a_kick_asks_for_a_direction() -> None:
+    results = play(CORRIDOR, first(CORRIDOR), ["kick", "search", "north"])
+    assert "direction" in results[1].reply and "search" not in results[1].admissible_actions
+    assert [r.valid for r in results] == [True, True, False, True]
+    assert "search" in results[-1].admissible_actions
+
+
+# --- the same again ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environment", [MONSTER, MAZE, DOORS, MiniHack(level="HideNSeek-Lava")], ids=lambda e: e.level)
+def test_a_game_goes_the_same_way_again_after_others_in_its_world(environment: MiniHack) -> None:
+    task = first(environment, 1)
+    before = told(play_at_random(environment, task, 5, 40))
+    play_at_random(environment, first(environment, 2), 6, 15)
+    assert told(play_at_random(environment, task, 5, 40)) == before
+    SHELF.clear()
+    assert told(play_at_random(environment, task, 5, 40)) == before
+
+
+def test_another_seed_is_another_game() -> None:
+    assert len({play(ROOM, task, [])[0].reply for task in ROOM.tasks("test")[:20]}) > 10
+    assert len({play(DOORS, task, [])[0].reply for task in DOORS.tasks("test")[:5]}) == 5  # rooms made by minigrid
+
+
+# --- the explorer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "lengths"),
+    [(ROOM, [3, 4, 4, 3, 1]), (DARK, [8, 4, 6, 3, 1]), (MAZE, [8, 29, 4, 31, 3]), (DOORS, [5, 6, 8, 5, 5])],
+    ids=lambda value: getattr(value, "level", ""),
+)
+def test_plans_are_those_of_the_pinned_version_and_solve(environment: MiniHack, lengths: list[int]) -> None:
+    plans = [environment.plan(task, ()) or () for task in environment.tasks("test")[:5]]
+    assert [len(plan) for plan in plans] == lengths
+    for task, plan in zip(environment.tasks("test")[:5], plans, strict=True):
+        assert play(environment, task, plan)[-1].success
+
+
+def test_a_plan_goes_on_from_where_one_is() -> None:
+    # Two steps to the west and south are made good: the staircase is then five columns away instead of three.
+    task, taken = first(ROOM), ["west", "nonsense", "southwest"]
+    plan = ROOM.plan(task, taken) or ()
+    assert len(plan) == 4 and play(ROOM, task, [*taken, *plan])[-1].success
+
+
+def test_where_the_steps_are_too_few_or_the_staircase_is_behind_a_river_there_is_no_plan() -> None:
+    short, river = MiniHack(max_steps=2), MiniHack(level="River-Narrow", max_steps=60)
+    assert short.plan(first(short), ()) is None and river.plan(first(river), ()) is None
