@@ -58,6 +58,8 @@ class StepResult:
         success: at the end, whether the official criterion is met; None before.
         valid: False if the environment did not understand the action.
         admissible_actions: sorted actions possible now; empty where the environment cannot list them.
+        seat: in a game that one policy plays for several, who reads `reply` and acts next; else empty. `reward` is then
+            that of the seat that has just acted.
     """
 
     reply: str
@@ -68,6 +70,7 @@ class StepResult:
     success: bool | None = None
     valid: bool = True
     admissible_actions: tuple[str, ...] = ()
+    seat: str = ""
 
 
 @runtime_checkable

@@ -52,6 +52,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "bandit": Entry("environments.bandit:Bandit", "levers that pay at random; regret is the score"),
         "matrix_game": Entry("environments.matrix_game:MatrixGame", "repeated games against players with a rule"),
         "toy_text": Entry("environments.toy_text:ToyText", "Gymnasium's lake, taxi, cliff, Blackjack", extra="toytext"),
+        "textarena": Entry(
+            "environments.textarena:TextArena", "TextArena: puzzles, and games for two players", extra="textarena"
+        ),
         "reasoning_gym": Entry(
             "environments.reasoning_gym:ReasoningGym", "105 generators of problems", extra="reasoning-gym"
         ),
@@ -246,6 +249,7 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "babyai": ("minigrid",),
     "toytext": ("gymnasium",),
     "reasoning-gym": ("reasoning_gym",),
+    "textarena": ("textarena",),
     "textworld": ("textworld", "jericho"),
     "scienceworld": ("scienceworld",),
     "bfcl": ("bfcl_eval", "mpmath"),
