@@ -9,9 +9,9 @@ again, and what was interrupted goes on, so the command may be stopped and given
 Rows of the page stay where nothing newer is in --out.
 
 `trained` is a small model made from scratch: by a recipe that comes along where RECIPES names one, else by a short one
-for the suite's own parts, in which 0.2 million parameters imitate demonstrations, half of whose actions are random, and
-play a few steps of GiGPO. `untrained` is the same model before its first update. They show what a figure of a suite
-means, and not how far one could get.
+for the suite's own parts, in which 0.3 million parameters imitate 200 to 1,000 demonstrations and play 2 to 5 steps of
+GiGPO. `untrained` is the same model before its first update. They show what a figure of a suite means, and not how far
+one could get.
 """
 
 from __future__ import annotations
@@ -50,32 +50,33 @@ RECIPES = {
     "textworld_express": "coin-gigpo",
 }
 
-SMALL = {"kind": "from_scratch", "hidden_size": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 512, "max_context": 2048}
-STAGES: list[dict[str, Any]] = [
-    {
-        "kind": "supervised",
-        "n_demonstrations": 400,
-        "random_share": 0.5,
-        "observation_weight": 0.5,
-        "epochs": 3,
-        "batch_size": 8,
-        "optimizer": {"lr": 3.0e-3, "schedule": "cosine", "warmup_steps": 20},
-    },
-    {
-        "kind": "policy_gradient",
-        "steps": 5,
-        "tasks_per_step": 8,
-        "group_size": 8,
-        "advantage": {"kind": "gigpo"},
-        "minibatches": 2,
-        "optimizer": {"lr": 1.0e-3, "schedule": "linear"},
-    },
-]
+#: Suite -> tokens of a reply, where its actions are longer than a few words.
+REPLIES = {
+    "collaborate": 32,
+    "countdown": 24,
+    "knights_and_knaves": 48,
+    "reasoning_gym": 24,
+    "shop": 24,
+    "text_to_sql": 64,
+    "tools": 64,
+    "twenty_questions": 24,
+}
+REPLY = 12
+#: Turns that the demonstrations of a suite may have together: short episodes are shown more often than long ones.
+TURNS = 8000
+#: Share of random actions where actions are chosen, so that what follows a mistake is demonstrated too. Where they are
+#: written, few that could be drawn mean anything, and what is copied from the context would be learnt worse.
+STRAY = 0.1
+#: Episodes with more turns than this have few steps of reinforcement learning, because each costs so much.
+LONG = 16
+
+SMALL = {"kind": "from_scratch", "hidden_size": 96, "n_layers": 2, "n_heads": 4, "vocab_size": 512, "max_context": 2048}
 
 
 def recipe_of(suite: Suite) -> dict[str, Any]:
     """The recipe of the small model: the parts of a suite as the levels of one environment."""
     parts = [plain_part("environment", part.environment) for part in suite.parts]
+    turns = [part.limits.max_turns for part in suite.parts]
     return {
         "name": f"small-{suite.name}",
         "policy": SMALL,
@@ -83,13 +84,45 @@ def recipe_of(suite: Suite) -> dict[str, Any]:
         "agent": {"kind": "chat", "system": ""},
         "rewards": plain_rewards(suite.parts[0].rewards),
         "limits": {
-            "max_turns": max(part.limits.max_turns for part in suite.parts),
-            "max_tokens": 12,
+            "max_turns": max(turns),
+            "max_tokens": REPLIES.get(suite.name, REPLY),
             "max_concurrent": min(part.limits.max_concurrent for part in suite.parts),
         },
         "evaluation": {"n_tasks": 20},
-        "stages": STAGES,
+        "stages": stages_of(sum(turns) / len(turns), STRAY if shown_a_list(suite) else 0.0),
     }
+
+
+def shown_a_list(suite: Suite) -> bool:
+    """Whether the agent of every part chooses among actions that it is shown; else it writes."""
+    return all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
+
+
+def stages_of(turns: float, random_share: float) -> list[dict[str, Any]]:
+    """What the small model learns from, where an episode has up to `turns` turns in the mean of the parts.
+
+    A small batch makes many updates of few demonstrations: to copy a name from the context is learnt late and at once.
+    """
+    return [
+        {
+            "kind": "supervised",
+            "n_demonstrations": int(min(max(TURNS // turns, 200), 1000)),
+            "random_share": random_share,
+            "observation_weight": 0.5,
+            "epochs": 4,
+            "batch_size": 4,
+            "optimizer": {"lr": 2.0e-3, "schedule": "cosine", "warmup_steps": 20},
+        },
+        {
+            "kind": "policy_gradient",
+            "steps": 5 if turns <= LONG else 2,
+            "tasks_per_step": 8,
+            "group_size": 8,
+            "advantage": {"kind": "gigpo"},
+            "minibatches": 2,
+            "optimizer": {"lr": 1.0e-3, "schedule": "linear"},
+        },
+    ]
 
 
 def rlhf(words: Sequence[str | Path], log: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
 from contextlib import nullcontext
@@ -19,6 +20,8 @@ from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe import load
 from rlhf.recipe.suites import Suite, list_suites, load_suite
+from rlhf.trainers.demonstrations import play
+from rlhf.trainers.tokenizer import train_tokenizer
 from tests.test_catalog import SERVERS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,6 +92,44 @@ def test_a_small_model_can_be_trained_for_it(
     with nullcontext() if trainable else pytest.raises(RecipeError, match=r"cannot demonstrate|no such split"):
         recipe = load(str(path))
         assert {stage.split for stage in recipe.stages} == {"train"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "name", ["collaborate", "countdown", "knights_and_knaves", "search_qa", "shop", "text_to_sql", "tools", "wordle"]
+)
+def test_a_reply_of_the_small_model_holds_what_it_is_shown(
+    name: str, suites: dict[str, Suite], tables: ModuleType, tmp_path: Path
+) -> None:
+    """In tokens of a tokenizer made as its run makes one; the token that ends a reply is one more."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tables.recipe_of(suites[name])))
+    recipe = load(str(path))
+    tasks = recipe.environment.tasks("train")[:60]  # type: ignore[attr-defined]
+    shown = asyncio.run(
+        play(recipe.environment, tasks, random_share=0, unsolved_share=0, limits=recipe.limits, seed=0)  # type: ignore[arg-type]
+    )
+    words = [text for one in shown for text in one.texts]
+    tokenizer = train_tokenizer(words, vocab_size=tables.SMALL["vocab_size"], max_context=tables.SMALL["max_context"])
+    said = [turn.action.text for one in shown for turn in one.trajectory.turns]
+    assert len(said) >= 60 and max(len(tokenizer(text)["input_ids"]) for text in said) < recipe.limits.max_tokens
+
+
+# 8,000 turns: 1,000 episodes of 8, 400 of 20; no more than 1,000 of 1 (8,000) and no fewer than 200 of 100 (80).
+@pytest.mark.parametrize(
+    ("turns", "n", "steps"), [(1, 1000, 5), (8, 1000, 5), (16, 500, 5), (20, 400, 2), (100, 200, 2)]
+)
+def test_a_small_model_sees_few_long_episodes_and_many_short_ones(
+    turns: int, n: int, steps: int, tables: ModuleType
+) -> None:
+    supervised, gradient = tables.stages_of(turns, 0.1)
+    assert (supervised["n_demonstrations"], gradient["steps"]) == (n, steps)
+
+
+@pytest.mark.parametrize(("name", "share"), [("keyhole", 0.1), ("search_qa", 0.0), ("wordle", 0.0)])
+def test_random_actions_are_demonstrated_where_actions_are_chosen(
+    name: str, share: float, suites: dict[str, Suite], tables: ModuleType
+) -> None:
+    assert tables.recipe_of(suites[name])["stages"][0]["random_share"] == share
 
 
 def test_rows_of_the_page_stay_where_nothing_newer_is_there(tables: ModuleType, tmp_path: Path) -> None:
