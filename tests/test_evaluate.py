@@ -166,6 +166,11 @@ def test_a_split_with_fewer_tasks_than_a_suite_asks_for_is_said(suite: Path) -> 
     assert "caution" not in run("evaluate", "random", "--suite", suite, "--n", "2", "--json").stderr
 
 
+@pytest.mark.parametrize("name", ["-n", "--limit"])
+def test_the_number_of_tasks_goes_by_the_names_of_other_tools_too(suite: Path, name: str) -> None:
+    assert last_json(run("evaluate", "random", "--suite", suite, name, "2", "--json"))["n"] == 2 * (2 + 2)
+
+
 def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(AGENT)
     found = last_json(run("evaluate", f"{tmp_path}/mine.py:First", "--suite", suite, "--json"))

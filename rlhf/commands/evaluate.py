@@ -49,7 +49,7 @@ def evaluate(
     out: Out = None,
     checkpoint: Checkpoint = None,
     split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
-    n: Annotated[int | None, typer.Option(min=1, help="How many tasks of each part.")] = None,
+    n: Annotated[int | None, typer.Option("--n", "-n", "--limit", min=1, help="How many tasks of each part.")] = None,
     attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
     strategy: Annotated[
         str,
