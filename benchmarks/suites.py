@@ -64,8 +64,11 @@ REPLIES = {
 REPLY = 12
 #: Turns that the demonstrations of a suite may have together: short episodes are shown more often than long ones.
 TURNS = 8000
-#: Share of random actions where actions are chosen, so that what follows a mistake is demonstrated too. Where they are
-#: written, few that could be drawn mean anything, and what is copied from the context would be learnt worse.
+#: Suite -> share of random actions in its demonstrations, so that what follows a mistake is shown too: an oracle solves
+#: a puzzle at its first attempt, and nobody would have seen a second one.
+STRAYS = {"countdown": 0.3, "knights_and_knaves": 0.3, "sat": 0.3}
+#: The share elsewhere, where actions are chosen. Where they are written it is 0: few that could be drawn mean anything,
+#: and what is copied from the context would be learnt worse.
 STRAY = 0.1
 #: Episodes with more turns than this have few steps of reinforcement learning, because each costs so much.
 LONG = 16
@@ -89,7 +92,7 @@ def recipe_of(suite: Suite) -> dict[str, Any]:
             "max_concurrent": min(part.limits.max_concurrent for part in suite.parts),
         },
         "evaluation": {"n_tasks": 20},
-        "stages": stages_of(sum(turns) / len(turns), STRAY if shown_a_list(suite) else 0.0),
+        "stages": stages_of(sum(turns) / len(turns), STRAYS.get(suite.name, STRAY if shown_a_list(suite) else 0.0)),
     }
 
 

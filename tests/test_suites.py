@@ -125,8 +125,8 @@ def test_a_small_model_sees_few_long_episodes_and_many_short_ones(
     assert (supervised["n_demonstrations"], gradient["steps"]) == (n, steps)
 
 
-@pytest.mark.parametrize(("name", "share"), [("keyhole", 0.1), ("search_qa", 0.0), ("wordle", 0.0)])
-def test_random_actions_are_demonstrated_where_actions_are_chosen(
+@pytest.mark.parametrize(("name", "share"), [("keyhole", 0.1), ("search_qa", 0.0), ("sat", 0.3)])
+def test_mistakes_are_demonstrated_where_actions_are_chosen_or_tried_again(
     name: str, share: float, suites: dict[str, Suite], tables: ModuleType
 ) -> None:
     assert tables.recipe_of(suites[name])["stages"][0]["random_share"] == share
