@@ -105,6 +105,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "principles": Entry("rewards.judge:Principles", "log p(Yes) - log p(No) of a model, on each principle"),
         "subgoals": Entry("rewards.guides:Subgoals", "subgoals named by a language model, paid when reached"),
         "feedback": Entry("rewards.guides:Feedback", "new replies that a language model takes for progress"),
+        "episodic_memory": Entry("rewards.episodic:EpisodicMemory", "like past successes, unlike past failures"),
         "majority": Entry("rewards.majority:Majority", "1 if the answer is the commonest of the group's; no labels"),
         "math": Entry("rewards.maths:Maths", "1 if the answer equals the reference as mathematics", extra="rewards"),
         "numeric": Entry("rewards.numeric:Numeric", "1 if the answer is the right number within a tolerance"),

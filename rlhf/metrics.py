@@ -90,6 +90,10 @@ watch_gap/*                     | 1          | mean of what is trained on less t
 watch_correlation/*             | 1          | correlation of the two over the attempts of the step
 watch_alarm/*                   | 1          | 1 where the one rises while the watched one falls, else 0
 watch_failures/*                | attempts   | attempts that the watched reward could not judge
+episodic_successes/*            | episodes   | successes that this reward remembers, as many as its bounds allow
+episodic_failures/*             | episodes   | failures that this reward remembers
+episodic_exploit/*              | 1          | mean of minus the distance to remembered successes, before it is normalised
+episodic_explore/*              | 1          | mean of 1 less the largest cosine with a remembered failure, likewise
 success_of/*                    | share      | solved episodes of the tasks whose ids begin so, where several kinds do
 agent/*                         | 1          | notes of this name per episode (n_), their mean characters (chars_)
 env/*                           | 1          | figure reported by the environment

@@ -17,6 +17,7 @@ from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
 from rlhf.recipe.lora_checks import LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
+from rlhf.recipe.memory_checks import MEMORY_CHECKS
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
 from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
@@ -316,6 +317,7 @@ def _no_effect(where: str, value: object, why: str) -> RecipeError:
 _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_tools,
     *WATCH_CHECKS,
+    *MEMORY_CHECKS,
     _check_rewards,
     _check_groups,
     _check_values,

@@ -82,9 +82,15 @@ async def gather(run: Run, parts: Parts, step: int) -> Gathered:
     collected, selection, n_rounds = Collected((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
     while selection.n_more:
         drawn = parts.source.draw(selection.n_more, len(collected.groups))
-        collected = await run.collector.collect(
-            drawn, group_size=stage.group_size, grouping=stage.rollout, sampling=sampling, step=step, earlier=collected
-        )
+        with parts.memories.open():
+            collected = await run.collector.collect(
+                drawn,
+                group_size=stage.group_size,
+                grouping=stage.rollout,
+                sampling=sampling,
+                step=step,
+                earlier=collected,
+            )
         n_rounds += 1
         selection = _selected(run, parts, collected, n_rounds, step)
         if selection.n_more:

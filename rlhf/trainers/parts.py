@@ -20,6 +20,7 @@ from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.reference import ResetClock
 from rlhf.trainers.relift import HardTasks
+from rlhf.trainers.remembering import Memories
 from rlhf.trainers.replay import ReplayBuffer
 from rlhf.trainers.sharded import device_of
 from rlhf.trainers.teacher import Teacher, teacher_of
@@ -44,6 +45,7 @@ class Parts:
         guide: plays demonstrations, or None where none are asked for.
         hard: tasks that wait to be imitated, or None where none are.
         watches: compare rewards that are watched with those that are trained on.
+        memories: of rewards that remember.
     """
 
     stage: PolicyGradient
@@ -58,6 +60,7 @@ class Parts:
     guide: Guide | None = None
     hard: HardTasks | None = None
     watches: Watches = field(default_factory=lambda: Watches({}))
+    memories: Memories = field(default_factory=Memories)
 
     @classmethod
     def of(
@@ -99,12 +102,14 @@ class Parts:
             guide=Guide({task.id: task for task in tasks}) if stage.expert or stage.relift else None,
             hard=HardTasks(stage.relift) if stage.relift else None,
             watches=Watches.of(rewards or {}),
+            memories=Memories.begun(rewards or {}),
         )
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
         """What a checkpoint keeps besides policy and optimiser, by name."""
         parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "empty": self.empty}
+        parts |= {"memories": self.memories if self.memories.of_path else None}
         parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference, "hard": self.hard}
         parts |= {"watches": self.watches if self.watches.settings else None}
         return {name: part for name, part in parts.items() if part is not None}
@@ -133,7 +138,7 @@ class Parts:
         figures, cautions = self.monitor.learn(groups, values, where)
         figures |= self.source.learn(groups)
         watched, alarms = self.watches.learn(groups, where)
-        figures, cautions = figures | watched, cautions | alarms
+        figures, cautions = figures | watched | self.memories.learn(groups), cautions | alarms
         if not self.is_warming(step):
             n_trained = values["batch/n_trained_trajectories"] + values.get("relift/n_imitated", 0.0)
             count, caution = self.empty.learn(n_trained, where)
