@@ -147,6 +147,8 @@ class Properties:
         package: distribution and version the episodes come from, for the run's record.
         isolated: episodes run in worker processes, because the package is not safe beside others in one process: it
             leaks, keeps state of its own for the whole process, or hangs.
+        interleaves: several episodes may be alive in one process as long as one thread steps them in turn, as is so of
+            those that are thread-safe; they then share worker processes.
     """
 
     deterministic: bool = False
@@ -157,6 +159,7 @@ class Properties:
     splits: tuple[str, ...] = ("train", "test")
     package: str = ""
     isolated: bool = False
+    interleaves: bool = False
 
 
 def properties_of(environment: object) -> Properties:

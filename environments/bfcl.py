@@ -73,6 +73,7 @@ class BFCL:
             splits=("test",),
             package=f"bfcl-eval {version_of(DISTRIBUTION, EXTRA)}",
             isolated=True,
+            interleaves=True,
         )
 
     @property

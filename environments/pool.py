@@ -35,7 +35,7 @@ from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
 
-#: Episodes alive at a time in one worker of an environment that is thread-safe.
+#: Episodes alive at a time in one worker of an environment that is thread-safe, or whose episodes interleave.
 SHARED = 32
 
 #: Tasks that travel at a time.
@@ -54,7 +54,7 @@ class Processes:
     n_workers: Annotated[int, Field(ge=0)] | None = None
     """Processes at most; null is one per core, 0 serves everything in this process."""
     episodes_at_once: Annotated[int, Field(ge=1)] | None = None
-    """Episodes alive at a time in one worker; null is 32 of a thread-safe environment, else 1."""
+    """Episodes alive at a time in one worker; null is 32 of an environment whose episodes may share one, else 1."""
     episodes_per_worker: Annotated[int, Field(ge=1)] = 1000
     """After so many a worker is replaced, which frees what a package leaks."""
     max_memory_mb: Annotated[int, Field(ge=64)] = 4096
@@ -176,7 +176,8 @@ class Processes:
     def _size(self) -> Size:
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         n_workers = self.n_workers or max(1, n_cores // processes.current().n)
-        at_once = self.episodes_at_once or (SHARED if properties_of(self.environment).thread_safe else 1)
+        own = properties_of(self.environment)
+        at_once = self.episodes_at_once or (SHARED if own.thread_safe or own.interleaves else 1)
         return Size(n_workers, at_once, self.episodes_per_worker)
 
     def _kept(self) -> dict[str, list[Task]]:

@@ -29,6 +29,7 @@ class Several(ABC):
             deterministic=all(p.deterministic for p in found),
             replayable=all(p.replayable for p in found),
             thread_safe=all(p.thread_safe for p in found),
+            interleaves=all(p.interleaves or p.thread_safe for p in found),
             inline=all(p.inline for p in found),
             oracle=all(p.oracle for p in found),
             splits=tuple(split for split in found[0].splits if all(split in p.splits for p in found)),

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from environments.base import Environment, Oracle
+from environments.base import Environment, Oracle, StepResult, properties_of
 from environments.bfcl import BFCL, CATEGORIES, Category, _entries, _reference
 from environments.bfcl_apis import Apis
 from environments.bfcl_calls import Call, NoCall, decode
 from environments.check import check_environment
+from environments.pool import Processes
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
 from tests.environments.play import play, total
@@ -160,6 +161,24 @@ def test_episodes_share_nothing() -> None:
 
     theirs, mine = asyncio.run(go())
     assert "mine" in mine and "mine" not in theirs
+
+
+def test_conversations_taken_in_turn_are_those_of_each_alone() -> None:
+    tasks = list(BASE.tasks("test"))[::17]
+    plans = [list(BASE.plan(task, ()) or ()) for task in tasks]
+    alone = [play(BASE, task, plan) for task, plan in zip(tasks, plans, strict=True)]
+
+    async def in_turn() -> list[list[StepResult]]:
+        episodes = [BASE.start(task) for task in tasks]
+        found = [[episode.opening] for episode in episodes]
+        for i in range(max(map(len, plans))):
+            for episode, plan, results in zip(episodes, plans, found, strict=True):
+                if i < len(plan):
+                    results.append(await episode.step(plan[i]))
+        return found
+
+    assert asyncio.run(in_turn()) == alone and all(results[-1].success for results in alone)
+    assert properties_of(BASE).interleaves and Processes(environment=BASE, n_workers=2).max_episodes == 64
 
 
 def test_the_oracle_goes_on_where_it_can() -> None:

@@ -307,4 +307,4 @@ def test_the_check_is_clean(environment: Any) -> None:
 
 @pytest.mark.extended
 def test_the_whole_check_is_clean(environment: Any) -> None:
-    clean(environment, n_tasks=10, max_steps=60)
+    clean(environment, n_tasks=10, max_steps=60, enough_s=600)
