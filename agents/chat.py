@@ -13,6 +13,7 @@ from agents.memory.base import MEMORY, Exchange, Memory, Plain, Shown
 from agents.memory.full import FullHistory
 from agents.parsing import Parsed, how_to_answer, parse_action, split_thoughts
 from rlhf.data import Action, Finish, Generation, Message, Role, Turn
+from rlhf.data.generation import calls_of, joined
 from rlhf.settings import STRICT
 
 _THINK_ABOUT = {
@@ -159,7 +160,8 @@ class ChatAgent:
 
     def _reply(self, turn: Turn) -> Message:
         if turn.generations:
-            return Message(Role.ASSISTANT, turn.action.text, turn.generations[-1].token_ids)
+            said = joined(calls_of(turn.generations)[-1])
+            return Message(Role.ASSISTANT, turn.action.text, said.token_ids)
         return Message(Role.ASSISTANT, self.write(Shown(turn.action.text)))
 
     def _observation(self, text: str, admissible: tuple[str, ...]) -> str:

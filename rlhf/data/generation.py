@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlhf.errors import DataError
@@ -125,3 +127,63 @@ class Generation:
     def full_ids(self) -> tuple[int, ...]:
         """Prompt and sampled ids, `[P + T]`."""
         return self.prompt.token_ids + self.token_ids
+
+
+def calls_of(generations: Sequence[Generation]) -> list[tuple[Generation, ...]]:
+    """Gather the pieces of each call: a piece begins where the one before it ended, with nothing read in between.
+
+    A call is one piece, unless attempts part within it; see `rlhf.rollout.forks`.
+    """
+    calls: list[tuple[Generation, ...]] = []
+    for g in generations:
+        if calls and g.prompt.token_ids == calls[-1][-1].full_ids:
+            calls[-1] = (*calls[-1], g)
+        else:
+            calls.append((g,))
+    return calls
+
+
+def joined(pieces: Sequence[Generation]) -> Generation:
+    """Return the call that `pieces` are of, at least one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    first, last = pieces[0], pieces[-1]
+    versions = [v for piece in pieces for v in _versions(piece)]
+    return replace(
+        first,
+        token_ids=tuple(x for piece in pieces for x in piece.token_ids),
+        logprobs=tuple(x for piece in pieces for x in piece.logprobs),
+        finish=last.finish,
+        version_spans=_spans(versions),
+    )
+
+
+def piece_of(generation: Generation, start: int, stop: int) -> Generation:
+    """Return tokens `start` to `stop` as a generation of its own, which has read those before.
+
+    It counts as stopped unless it is the end: whatever cut a call is said of its last piece.
+    """
+    versions = _versions(generation)[start:stop]
+    return replace(
+        generation,
+        prompt=Prompt(generation.prompt.token_ids + generation.token_ids[:start], generation.prompt.stop_ids),
+        token_ids=generation.token_ids[start:stop],
+        logprobs=generation.logprobs[start:stop],
+        finish=generation.finish if stop == len(generation.token_ids) else Finish.STOP,
+        policy_version=versions[0] if versions else generation.policy_version,
+        version_spans=_spans(versions),
+    )
+
+
+def _versions(generation: Generation) -> list[int]:
+    """Version of the weights that sampled each token."""
+    if generation.version_spans:
+        return [version for version, n in generation.version_spans for _ in range(n)]
+    return [generation.policy_version] * len(generation.token_ids)
+
+
+def _spans(versions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Write versions of tokens as (version, number of tokens); empty where there is one version."""
+    if len(set(versions)) < 2:
+        return ()
+    return tuple((version, len(list(found))) for version, found in itertools.groupby(versions))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlhf.data import Failure, Generation, Outcome, Score, ScoredGroup, Task, Trajectory
+from rlhf.data.generation import calls_of
 from rlhf.errors import RewardError
 from rlhf.rollout.strategies import Strategy, unseen
 
@@ -100,7 +101,8 @@ def _owners(group: ScoredGroup, n_from_start: int, attempts: int) -> dict[int, i
 def spent_on(candidates: Sequence[Trajectory], chosen: int, why: str) -> Spent:
     """Add up what the candidates took; a turn that is replayed from another candidate was taken there."""
     turns = [turn for t in candidates for turn in t.own_turns]
-    generations = [g for turn in turns for g in turn.generations]
+    generations = list({id(g): g for turn in turns for g in turn.generations}.values())
+    asked = [call[0] for turn in turns for call in calls_of(turn.generations)]
     usage = [g.usage for g in generations if g.usage is not None]
     is_counted = bool(generations) and len(usage) == len(generations)
     return Spent(
@@ -110,7 +112,7 @@ def spent_on(candidates: Sequence[Trajectory], chosen: int, why: str) -> Spent:
         n_solved=sum(t.solved for t in candidates),
         n_turns=len(turns),
         n_tokens=sum(u[1] for u in usage) if is_counted else sum(len(g.token_ids) for g in generations),
-        n_prompt_tokens=sum(u[0] for u in usage) if is_counted else sum(map(_prompt_length, generations)),
+        n_prompt_tokens=sum(u[0] for u in usage) if is_counted else sum(map(_prompt_length, asked)),
         is_counted=is_counted,
     )
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from agents.base import Agent
 from environments.base import Environment
-from rlhf.data import Finish, Generation, Outcome, SamplingParams, ScoredGroup, Task, Turn
+from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
+from rlhf.data.generation import calls_of
 from rlhf.processes import current
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.group import OnProgress, run_groups
@@ -39,7 +40,7 @@ class Collected:
         scores = [s for g in self.groups for s in g.scores]
         failures = [f for g in self.groups for f in g.failures]
         turns = [turn for t in trajectories for turn in t.own_turns]  # what attempts share counts once
-        generations = [g for turn in turns for g in turn.generations]
+        generations = list({id(g): g for turn in turns for g in turn.generations}.values())  # and so do shared pieces
         n = max(len(trajectories), 1)
         n_tokens = sum(len(g.token_ids) for g in generations)
         returns = [s.total for s in scores]
@@ -66,17 +67,17 @@ class Collected:
         values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
         for name in scores[0].parts if scores else ():
             values[f"reward/{name}"] = sum(s.parts[name].value for s in scores) / n
-        values |= _of_prompts(generations, len(turns)) | _of_notes(turns, n) | _of_parts(self.groups)
+        values |= _of_prompts(turns) | _of_notes(turns, n) | _of_parts(self.groups)
         return values
 
 
-def _of_prompts(generations: Sequence[Generation], n_turns: int) -> dict[str, float]:
+def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:
     """How much the policy was shown, and how often it was asked."""
-    lengths = [len(g.prompt.token_ids) for g in generations]
+    lengths = [len(call[0].prompt.token_ids) for turn in turns for call in calls_of(turn.generations)]
     return {
         "rollout/prompt_tokens_mean": sum(lengths) / max(len(lengths), 1),
         "rollout/prompt_tokens_max": float(max(lengths, default=0)),
-        "rollout/calls_per_turn": len(generations) / max(n_turns, 1),
+        "rollout/calls_per_turn": len(lengths) / max(len(turns), 1),
     }
 
 

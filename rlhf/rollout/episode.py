@@ -10,62 +10,20 @@ import asyncio
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any
 
-from agents.base import Agent, History, Reply
+from agents.base import Agent, History
 from environments.base import Environment, StepResult, properties_of
-from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, SamplingParams, Task, Trajectory, Turn
-from rlhf.errors import AgentError, ContextFull, EngineError, boundary
+from rlhf.data import Action, Generation, Outcome, SamplingParams, Task, Trajectory, Turn
+from rlhf.errors import ContextFull, EngineError
 from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.forks import Branch, Head
+from rlhf.rollout.handle import EpisodePolicy, Phase, Watch
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.live import Ended, LiveEpisode
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.seeds import stable_seed
 from rlhf.rollout.workers import Lanes, describe
-
-
-class Phase(StrEnum):
-    """What an episode waits for."""
-
-    ENVIRONMENT = "environment"
-    AGENT = "agent"
-    ENGINE = "engine"
-
-
-@dataclass(slots=True)
-class Watch:
-    """What can be seen of a running episode from outside.
-
-    Attributes:
-        phase: what it waits for.
-        since: `time.monotonic()` when that began.
-        n_tokens: sampled so far.
-    """
-
-    phase: Phase = Phase.ENVIRONMENT
-    since: float = field(default_factory=time.monotonic)
-    n_tokens: int = 0
-
-    def enter(self, phase: Phase) -> None:
-        """Note what is waited for from now on."""
-        self.phase, self.since = phase, time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Where an attempt leaves another attempt at the same task.
-
-    Attributes:
-        parent: number of that attempt.
-        turns: what they have in common, from the first turn on, generations included.
-        messages: what the agent is told beside the messages of the task.
-    """
-
-    parent: int
-    turns: tuple[Turn, ...]
-    messages: tuple[Message, ...] = ()
 
 
 def lanes_of(environment: Environment) -> Lanes:
@@ -118,10 +76,10 @@ async def run_episode(
     own = lanes or lanes_of(environment)
     clock = time.monotonic()
     watch = watch or Watch()
-    policy = _Policy(engine, renderer, limits, sampling, seed, attempt, session, watch)
+    policy = EpisodePolicy(engine, renderer, limits, sampling, seed, attempt, session, watch)
     begun = branch.turns if branch else task.prefix
     told = replace(task, messages=(*task.messages, *branch.messages)) if branch else task
-    run = _Run(agent, limits, policy, watch, told, begun)
+    run = _Run(agent, limits, policy, watch, told, begun, branch.head if branch else None)
     live = LiveEpisode(environment, task.beginning, limits, own.open())
     notes: list[str] = []
     try:
@@ -148,88 +106,22 @@ async def run_episode(
     )
 
 
-class _Policy:
-    """The policy as one episode sees it; one object serves all turns, `begin_turn` tells them apart."""
-
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        renderer: Renderer,
-        limits: Limits,
-        sampling: SamplingParams,
-        seed: int,
-        attempt: int,
-        session: str,
-        watch: Watch,
-    ) -> None:
-        self._engine, self._renderer, self._limits, self._sampling = engine, renderer, limits, sampling
-        self._seed, self._attempt, self._session, self._watch = seed, attempt, session, watch
-        self._turn = self._n_calls = 0
-        self.generations: list[Generation] = []
-
-    def begin_turn(self, turn: int) -> None:
-        """Forget the calls of the last turn."""
-        self._turn, self._n_calls, self.generations = turn, 0, []
-
-    async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        role: str = "",
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Reply:
-        """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
-        call, self._n_calls = self._n_calls, self._n_calls + 1
-        if call >= self._limits.max_calls:
-            raise AgentError(
-                "the agent asks the policy too often in one turn",
-                where=f"turn {self._turn + 1}",
-                got=f"call {call + 1}",
-                expected=f"at most {self._limits.max_calls} (limits.max_calls)",
-                hint="let it decide after fewer calls, or raise limits.max_calls",
-            )
-        prompt = self._renderer.prompt(messages, tools)
-        generation = replace(await self._sample(prompt, call, max_tokens), role=role)
-        self._watch.enter(Phase.AGENT)
-        self.generations.append(generation)
-        self._watch.n_tokens += len(generation.token_ids)
-        return Reply(self._renderer.reply_text(generation.token_ids), generation)
-
-    def n_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of the prompt that `messages` make."""
-        return len(self._renderer.prompt(messages).token_ids)
-
-    async def _sample(self, prompt: Prompt, call: int, max_tokens: int | None) -> Generation:
-        context = min(self._engine.max_context, self._limits.max_context or self._engine.max_context)
-        room = context - len(prompt.token_ids)
-        if room < 1:
-            raise ContextFull(
-                "the prompt leaves no room for a token",
-                where=self._session,
-                got=f"{len(prompt.token_ids)} tokens in a context of {context}",
-                hint="raise limits.max_context, lower limits.max_turns, or let the agent forget (history)",
-            )
-        limit = min(self._limits.max_tokens, room, max_tokens or self._limits.max_tokens)
-        seed = stable_seed(self._seed, self._attempt, self._turn, call)
-        self._watch.enter(Phase.ENGINE)
-        with boundary(EngineError, where="engine.generate"):
-            generation = await self._engine.generate(
-                prompt, replace(self._sampling, max_tokens=limit, seed=seed), self._session
-            )
-        _check_generation(generation, prompt, limit)
-        return generation
-
-
 class _Run:
     """The loop of turns."""
 
     def __init__(
-        self, agent: Agent, limits: Limits, policy: _Policy, watch: Watch, task: Task, begun: Sequence[Turn]
+        self,
+        agent: Agent,
+        limits: Limits,
+        policy: EpisodePolicy,
+        watch: Watch,
+        task: Task,
+        begun: Sequence[Turn],
+        head: Head | None,
     ) -> None:
         self._agent, self._limits, self._policy, self._watch = agent, limits, policy, watch
         self._task = replace(task, reference=None)
-        self._begun, self._n_given = begun, len(task.prefix)
+        self._begun, self._n_given, self._head = begun, len(task.prefix), head
         self._shown: list[tuple[str, ...]] = []
         self.opening = ""
         self.turns: list[Turn] = []
@@ -278,7 +170,8 @@ class _Run:
 
     async def _act(self, now: StepResult) -> Action:
         history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, tuple(self._shown))
-        self._policy.begin_turn(len(self.turns))
+        head = self._head if len(self.turns) == len(self._begun) else None
+        self._policy.begin_turn(len(self.turns), head)
         self._watch.enter(Phase.AGENT)
         try:
             action: Any = self._agent.act(history, self._policy)
@@ -289,13 +182,13 @@ class _Run:
         problem = _problem_of_action(action, self._policy.generations)
         if problem:
             raise Ended(Outcome.AGENT_ERROR, f"act: {problem}")
-        checked: Action = action
-        return checked
+        return replace(action, generations=self._policy.recorded(action.generations))
 
     def _agent_ended(self, error: Exception, now: StepResult) -> Ended:
         if isinstance(error, ContextFull):
             if self._policy.generations:  # the turn has begun: what was sampled for it is the policy's doing
-                action = Action("", tuple(self._policy.generations), error=error.what)
+                sampled = self._policy.recorded(self._policy.generations)
+                action = Action("", sampled, error=error.what)
                 self._add(Turn(action, error.what, state_key=now.state_key, valid=False), now)
             return Ended(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
         if isinstance(error, EngineError):
@@ -357,21 +250,6 @@ def _engine_error(error: BaseException | None) -> EngineError | None:
         return error
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error.__cause__,)
     return next((found for e in inner if (found := _engine_error(e))), None)
-
-
-def _check_generation(generation: object, prompt: Prompt, limit: int) -> None:
-    """Raise EngineError unless the engine answered what it was asked."""
-    if not isinstance(generation, Generation):
-        problem = f"returned {type(generation).__name__}, expected Generation"
-    elif generation.finish is Finish.ABORT:
-        problem = "gave the call up"
-    elif generation.prompt != prompt:
-        problem = "answered for another prompt"
-    elif len(generation.token_ids) > limit:
-        problem = f"sampled {len(generation.token_ids)} tokens, at most {limit} were asked for"
-    else:
-        return
-    raise EngineError(problem, where="engine.generate")
 
 
 def _problem_of_action(action: object, sampled: Sequence[Generation]) -> str:

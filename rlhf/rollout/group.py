@@ -15,7 +15,8 @@ from agents.base import Agent
 from environments.base import Environment, most_at_once
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
 from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.episode import Branch, Phase, Watch, lanes_of, run_episode
+from rlhf.rollout.episode import Phase, Watch, lanes_of, run_episode
+from rlhf.rollout.forks import Branch, parted
 from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
@@ -213,11 +214,14 @@ class _Rollout:
         self.board.n_failed += trajectory.outcome.is_failure_of_a_part
         return replace(trajectory, n_retries=retry)
 
-    def branches(self, job: _Job, group: Sequence[Trajectory], grouping: Grouping, number: int) -> list[_Job]:
-        """Return the attempts of a round of branches at the task of `job`, numbered behind those of its group."""
+    def branches(self, job: _Job, group: list[Trajectory], grouping: Grouping, number: int) -> list[_Job]:
+        """Return the attempts of a round of branches at the task of `job`, numbered behind those of its group.
+
+        Replies of the group within which one of them leaves are recorded in pieces from then on.
+        """
         rng = random.Random(stable_seed(self._seed, self._step, job.task.id, job.occurrence, "branches", number))
-        found = enumerate(grouping.branches(group, rng), start=len(group))
-        return [replace(job, attempt=attempt, branch=branch) for attempt, branch in found]
+        group[:], found = parted(group, grouping.branches(group, rng))
+        return [replace(job, attempt=attempt, branch=branch) for attempt, branch in enumerate(found, start=len(group))]
 
     async def _once(self, job: _Job, retry: int) -> Trajectory:
         watch = self.board.live[job.name] = Watch()

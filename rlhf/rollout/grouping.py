@@ -9,7 +9,7 @@ before. All attempts at a task, of whichever tree or chain, are one group.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -17,7 +17,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.data import Message, Role, Trajectory
-from rlhf.rollout.episode import Branch
+from rlhf.data.generation import calls_of
+from rlhf.rollout.forks import Branch, Fork
 from rlhf.settings import STRICT
 
 
@@ -73,9 +74,13 @@ class Tree:
 
     A tree whose first attempt ended by the failure of a part has no states at all: its branches are not made.
 
-    Sources: Tree-GRPO, arXiv 2509.21240 (`random`, T = 1; there the start may be drawn, and some leaves are left out);
-    TreeRL, arXiv 2506.11902 (`surprisal`; there a branch leaves from a token, here from the turn that the token is in,
-    which is sampled anew as a whole).
+    With `at: token` branches leave within replies: what came before the chosen token stays, and the policy samples from
+    there on. Places are the tokens of all replies but the first of each, and of each piece that a branch has left
+    behind; a reply of one token has none. Where a tree has no place, it is branched from before a turn.
+
+    Sources: Tree-GRPO, arXiv 2509.21240 (`random`, `turn`, T = 1; there the start may be drawn, and some leaves are
+    left out); TreeRL, arXiv 2506.11902 (`surprisal`, `token`; there tokens after words such as "conclusion" are left
+    out).
     """
 
     replays: ClassVar[bool] = True
@@ -88,6 +93,8 @@ class Tree:
     """L; later rounds also branch from the attempts of earlier ones."""
     choose: Literal["random", "surprisal"] = "random"
     """How states are chosen."""
+    at: Literal["turn", "token"] = "turn"
+    """Where branches leave: before a turn, or within a reply, before one of its tokens but the first."""
 
     @property
     def n_rounds(self) -> int:
@@ -108,17 +115,24 @@ class Tree:
 
     def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
         """Return the next round's branches, tree by tree."""
-        trees: dict[int, list[_State]] = {}
+        trees: dict[int, list[Trajectory]] = {}
         root_of: dict[int, int] = {}
         for t in group:
             root_of[t.attempt] = t.attempt if t.parent is None else root_of[t.parent]
-            trees.setdefault(root_of[t.attempt], []).extend(_states(t))
+            trees.setdefault(root_of[t.attempt], []).append(t)
         return [
-            Branch(state.attempt.attempt, state.attempt.turns[: state.turn])
-            for states in trees.values()
-            for state in self._chosen([s for s in states if s.turn > s.attempt.n_given] or states, rng)
+            Branch(state.attempt.attempt, state.attempt.turns[: state.turn], fork=state.fork)
+            for attempts in trees.values()
+            for state in self._chosen(self._open(attempts), rng)
             for _ in range(self.continuations)
         ]
+
+    def _open(self, attempts: Sequence[Trajectory]) -> list[_State]:
+        """Return what the attempts of a tree may be left from."""
+        if self.at == "token" and (places := _within(attempts)):
+            return places
+        states = [state for t in attempts for state in _states(t)]
+        return [s for s in states if s.turn > s.attempt.n_given] or states
 
     def _chosen(self, states: list[_State], rng: random.Random) -> list[_State]:
         n = self.branches_per_round if states else 0
@@ -205,10 +219,14 @@ class _State:
 
     attempt: Trajectory
     turn: int
+    fork: Fork | None = None
+    logprob: float = 0.0
 
     @property
     def surprisal(self) -> float:
-        """Of the least likely token of the turn, nats; 0 where nothing was sampled."""
+        """Of the token in its place, else of the least likely token of the turn, nats; 0 where nothing was sampled."""
+        if self.fork is not None:
+            return -self.logprob
         return max((-x for g in self.attempt.turns[self.turn].generations for x in g.logprobs), default=0.0)
 
 
@@ -218,3 +236,20 @@ def _states(t: Trajectory) -> list[_State]:
         return []
     first = t.n_given if t.parent is None else t.n_shared + 1
     return [_State(t, k) for k in range(first, len(t.turns))]
+
+
+def _within(attempts: Iterable[Trajectory]) -> list[_State]:
+    """Return the places within replies, each once; not before the first token of a reply, or of a piece of one."""
+    seen: set[int] = set()
+    found: list[_State] = []
+    for t in (t for t in attempts if not t.outcome.is_failure_of_a_part):
+        for k, turn in enumerate(t.turns):
+            for number, call in enumerate(calls_of(turn.generations)):
+                n = 0
+                for g in call:
+                    if id(g) not in seen and g.usage is None:  # text of a server has no tokens to branch between
+                        seen.add(id(g))
+                        places = enumerate(g.logprobs[1:], start=n + 1)
+                        found += [_State(t, k, Fork(number, at), logprob) for at, logprob in places]
+                    n += len(g.token_ids)
+    return found
