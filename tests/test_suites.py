@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import re
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -104,10 +105,8 @@ def test_a_reply_of_the_small_model_holds_what_it_is_shown(
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(tables.recipe_of(suites[name])))
     recipe = load(str(path))
-    tasks = recipe.environment.tasks("train")[:60]  # type: ignore[attr-defined]
-    shown = asyncio.run(
-        play(recipe.environment, tasks, random_share=0, unsolved_share=0, limits=recipe.limits, seed=0)  # type: ignore[arg-type]
-    )
+    tasks = list(islice(recipe.environment.tasks("train"), 60))
+    shown = asyncio.run(play(recipe.environment, tasks, random_share=0, unsolved_share=0, limits=recipe.limits, seed=0))
     words = [text for one in shown for text in one.texts]
     tokenizer = train_tokenizer(words, vocab_size=tables.SMALL["vocab_size"], max_context=tables.SMALL["max_context"])
     said = [turn.action.text for one in shown for turn in one.trajectory.turns]
