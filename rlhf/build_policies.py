@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhf.build import device, make_collector, policy_of
 from rlhf.build_engine import make_publisher
+from rlhf.build_store import agent_of
 from rlhf.errors import ModelError, RecipeError, nearest
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, RandomAgent, WholeMessages
 from rlhf.evaluation.endpoint import EndpointEngine, Patience
@@ -144,7 +145,7 @@ async def _model_at_play(found: Contender, progress: RichProgress) -> AsyncItera
         yield lambda part: replace(
             collector,
             environment=part.environment,
-            agent=part.agent,
+            agent=agent_of(part, found.checkpoint),
             rewards=part.rewards,
             limits=part.limits,
             seed=found.suite.seed,

@@ -77,6 +77,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),
         "tools": Entry("agents.tools:ToolAgent", "replies are calls of tools, as model families write them"),
         "planner": Entry("agents.planner:PlannerExecutor", "names subgoals, then acts towards each"),
+        "remembering": Entry("agents.stores.remembering:Remembering", "shown what earlier episodes have left"),
+    },
+    "store": {
+        "cases": Entry("agents.stores.cases:Cases", "attempts at other tasks, chosen by what helps (Memento)"),
     },
     "memory": {
         "full": Entry("agents.memory.full:FullHistory", "the whole conversation"),
@@ -266,6 +270,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "environment": ("tasks", "start"),
     "agent": ("act",),
     "memory": ("recall",),
+    "store": ("recollect", "learn"),
     "reward": ("__call__",),
     "advantage": ("__call__", "needs_values", "min_group"),
     "critic": ("start",),
@@ -283,6 +288,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "environments.base:Environment": "environment",
     "agents.base:Agent": "agent",
     "agents.memory.base:Memory": "memory",
+    "agents.stores.kind:StoreKind": "store",
     "rewards.base:Reward": "reward",
     "rewards.base:GroupReward": "reward",
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",

@@ -96,6 +96,9 @@ episodic_exploit/*              | 1          | mean of minus the distance to rem
 episodic_explore/*              | 1          | mean of 1 less the largest cosine with a remembered failure, likewise
 success_of/*                    | share      | solved episodes of the tasks whose ids begin so, where several kinds do
 agent/*                         | 1          | notes of this name per episode (n_), their mean characters (chars_)
+store/n_entries                 | 1          | entries of the agent's store after the step
+store/n_recalled                | 1          | entries that the attempts of the step were shown, in all
+store/retriever_loss            | nats       | mean cross-entropy of how likely these were to help
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part
 credit/n_groups                 | groups     | groups credit was computed for

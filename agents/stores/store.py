@@ -258,6 +258,15 @@ class Store:
                 self._base.execute("UPDATE entry SET vector = ? WHERE id = ?", row)
             return len(entries)
 
+    def keep(self, name: str, value: str) -> None:
+        """Keep a text beside the entries, under a name: what a kind of store has learnt."""
+        with self.transaction():
+            self._base.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (f"kept/{name}", value))
+
+    def kept(self, name: str) -> str:
+        """What was kept under a name; empty where nothing was."""
+        return self._about(f"kept/{name}")
+
     def rows_of_all(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Everything that is in the store, in one order: (table, row)."""
         tables = {"about": "1", "entry": "1", "earlier": "1, 2", "link": "1, 2, 3", "sqlite_sequence": "1"}

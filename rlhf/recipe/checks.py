@@ -22,6 +22,7 @@ from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
 from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
 from rlhf.recipe.stopping_checks import STOPPING_CHECKS
+from rlhf.recipe.store_checks import STORE_CHECKS
 from rlhf.recipe.trainer_checks import TRAINER_CHECKS
 from rlhf.recipe.watch_checks import WATCH_CAUTIONS, WATCH_CHECKS
 
@@ -318,6 +319,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_tools,
     *WATCH_CHECKS,
     *MEMORY_CHECKS,
+    *STORE_CHECKS,
     _check_rewards,
     _check_groups,
     _check_values,

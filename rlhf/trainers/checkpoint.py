@@ -3,6 +3,7 @@
     checkpoints/2-policy_gradient-000040/
         policy/        model (or adapter) and tokenizer in Hugging Face format
         trainer.pt     optimiser state, generator states, and what the stage's live parts remember
+        store.sqlite   what the agent's store holds, with its hash in store.sha256, where it has one
         files.json     every file above with its size, by which one that was cut later is found
         keep           how many of its stage stay, where the recipe says so
         state.json     where the run stands; written last
@@ -122,6 +123,7 @@ def save(
     *,
     keep: Keep = KEPT,
     writer: Writer | None = None,
+    beside: Callable[[Path], object] | None = None,
 ) -> Path:
     """Write a checkpoint under `root` and prune old ones; a crash at any point leaves the older ones whole.
 
@@ -137,6 +139,7 @@ def save(
         kept: the live parts of the stage that remember something, by name.
         keep: how many checkpoints of this stage to leave, its start not counted, now and in later stages.
         writer: writes a copy while the caller goes on; None writes at once.
+        beside: writes what else belongs to this state into the folder it is given, before the call returns.
     """
     target, new, here = root / state.folder_name, root / f".{state.folder_name}.partial", current()
 
@@ -155,6 +158,8 @@ def save(
         with _reported(target, policy, kept):
             shutil.rmtree(new, ignore_errors=True)
             snapshot.begin(new)
+            if beside is not None:
+                beside(new)
         if writer is None:
             write(snapshot)
         else:

@@ -21,6 +21,7 @@ from rlhf.sinks import Metrics
 from rlhf.trainers import checkpoint
 from rlhf.trainers.cautions import cautions
 from rlhf.trainers.checkpoint import State
+from rlhf.trainers.keeping import Keeper
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.publish import Publisher
@@ -69,6 +70,7 @@ class Run:
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
+        keeper: of the agent's store, or None where it has none.
         writer: of checkpoints that are written while training goes on.
         state: where the run stands; replaced, never changed.
     """
@@ -85,6 +87,7 @@ class Run:
     state: State
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
+    keeper: Keeper | None = None
     writer: Writer = field(default_factory=Writer)
     _clock: float = field(default_factory=time.perf_counter)
     _saved: State | None = None
@@ -147,7 +150,10 @@ class Run:
         optimizer = parts.trainer.optimizer if parts else optimizer
         later = parts is not None and in_background and parts.stage.checkpoint_in_background
         writer = self.writer if later else None
-        checkpoint.save(self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep, writer=writer)
+        beside = self.keeper.save if self.keeper else None
+        checkpoint.save(
+            self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep, writer=writer, beside=beside
+        )
         self._saved = state if parts is not None else None
         return folder
 

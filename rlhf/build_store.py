@@ -1,0 +1,35 @@
+"""The store of a run, and that of an evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agents.stores.remembering import Remembering
+from rlhf.recipe import Recipe
+from rlhf.recipe.suites import Part
+from rlhf.rollout.tasks import tasks_of
+from rlhf.trainers.keeping import Keeper, opened
+from rlhf.trainers.policy_gradient import PolicyGradient
+
+
+def make_keeper(recipe: Recipe, folder: Path, found: Path | None) -> Keeper | None:
+    """The keeper of the run's store, as checkpoint `found` has it, else new; None where its agent has no store."""
+    agent: Any = recipe.agent
+    if not isinstance(agent, Remembering):
+        return None
+    splits = [stage.split for stage in recipe.stages if isinstance(stage, PolicyGradient)]
+    own = recipe.evaluation
+    tasks = [] if own.allow_overlap else tasks_of(recipe.environment, own.split, own.n_tasks)
+    return Keeper.of(agent, folder, found, (splits or ["train"])[0], {task.id for task in tasks})
+
+
+def agent_of(part: Part, checkpoint: Path | None) -> Any:
+    """The agent of an evaluation; one that remembers, with the store of the checkpoint, which it only reads.
+
+    Raises:
+        StoreError: there is no store, it is damaged, or one of the tasks has left something in it.
+    """
+    if not isinstance(part.agent, Remembering) or checkpoint is None:
+        return part.agent
+    return opened(part.agent, checkpoint, {task.id for task in part.tasks.of(part.environment)})

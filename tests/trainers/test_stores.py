@@ -1,0 +1,138 @@
+"""Stores in whole runs: written by training alone, versioned with checkpoints, and resumed exactly."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.stores import copies
+from agents.stores.copies import content_hash
+from agents.stores.entry import Origin
+from agents.stores.faults import StoreLeak
+from agents.stores.kind import RECALLED
+from agents.stores.store import Store
+from rlhf.build import train
+from rlhf.build_store import agent_of
+from rlhf.errors import CheckpointError, RecipeError
+from rlhf.evaluation.store import read_trajectories
+from rlhf.recipe import load
+from rlhf.recipe.suites import Part, Tasks
+from rlhf.trainers import checkpoint
+from tests import test_resume as resume
+from tests.trainers import runs, words
+from tests.trainers.tiny import policy
+
+AGENT = {
+    "kind": "remembering",
+    "inner": {"kind": "chat", "system": ""},
+    "store": {"kind": "cases", "k": 2, "alpha": 0.5, "lr": 0.5},
+}
+
+
+def recipe(folder: Path, **changes: Any) -> Path:
+    return resume.recipe(folder, "grpo", None, **{"agent": AGENT, **changes})
+
+
+def hash_of(path: Path) -> str:
+    with Store(path) as store:
+        return content_hash(store)
+
+
+def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path) -> None:
+    path = recipe(tmp_path)
+    with words.on_every_step(path, counter := resume.PressAt(-1)):
+        runs.run(path, tmp_path / "whole")
+    draw = random.Random(1)
+    at = [draw.randrange(1, counter.n_steps // 2) for _ in range(4)]
+    assert resume.run_with_interruptions(path, tmp_path / "stopped", at) >= 2
+    resume.assert_equal(tmp_path / "stopped", tmp_path / "whole")
+    whole = tmp_path / "whole"
+    assert hash_of(whole / "store.sqlite") == hash_of(tmp_path / "stopped" / "store.sqlite")
+
+    # Every checkpoint holds the store as it was then; the last one, as it is now.
+    found = checkpoint.every(whole / "checkpoints")
+    hashes = [hash_of(folder / copies.COPY) for folder in found]
+    assert hashes == [(folder / copies.HASH).read_text() for folder in found]
+    assert hashes[-1] == hash_of(whole / "store.sqlite") != hashes[0]
+    with Store(whole / "store.sqlite") as store:
+        entries = store.entries()
+        assert entries and {e.origin.split for e in entries} == {"train"}
+        numbers = [int(e.origin.task.rpartition("/")[2]) for e in entries]
+        assert all(n < words.FIRST_SEED["dev"] for n in numbers), "no task of another split"
+        assert store.kept("weights")
+
+    # What is learnt is shown from the next step on, in training and, read alone, in the evaluation after it.
+    assert runs.curve(whole, "store/n_entries")[-1] == len(entries)
+    shown = {
+        phase: [t.action.notes.get(RECALLED, "") for r in read_trajectories(whole / "trajectories", phase=phase)
+                for t in r.trajectory.turns[:1]]
+        for phase in ("train", "eval")
+    }  # fmt: skip
+    assert any("before:" in text for text in shown["train"]) and any("before:" in text for text in shown["eval"])
+
+
+def test_a_checkpoint_whose_store_was_changed_is_refused_by_name(tmp_path: Path) -> None:
+    path = recipe(tmp_path)
+    with words.on_every_step(path, resume.PressAt(40)), pytest.raises(Exception, match="stopped"):
+        train(load(path), tmp_path / "run")
+    last = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert last is not None
+    with Store(last / copies.COPY, split="train") as store:
+        store.add("case", "x", Origin("words/1", "train"), {"solved": True, "actions": []})
+    sizes = (last / "files.json").read_text()
+    with pytest.raises(Exception, match="the store is not the one that was saved"):
+        shutil.copy(last / "files.json", tmp_path / "kept")
+        (last / "files.json").unlink()  # so that not the size of the file gives it away
+        train(load(path), tmp_path / "run", resume=tmp_path / "run")
+    assert '"store.sqlite"' in sizes and '"store.sha256"' in sizes
+
+
+def test_a_store_that_cannot_be_copied_leaves_no_checkpoint(tmp_path: Path) -> None:
+    def fails(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        checkpoint.save(tmp_path, checkpoint.State(0, "supervised", 0, False, 0), policy(), None, beside=fails)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_evaluation_reads_the_store_of_its_checkpoint_and_refuses_tasks_that_are_in_it(tmp_path: Path) -> None:
+    made = load(recipe(tmp_path))
+    with Store(tmp_path / "s", split="train") as store:
+        store.add("case", "Say red.", Origin("words/1", "train"), {"solved": True, "actions": ["red"]})
+        copies.save(store, tmp_path)
+        saved = content_hash(store)
+
+    def of(split: str) -> Part:
+        parts = {name: getattr(made, name) for name in ("environment", "agent", "rewards", "limits")}
+        return Part(name="words", **parts, tasks=Tasks(split=split))
+
+    bound = agent_of(of("test"), tmp_path)
+    assert not bound.store.is_open_to_write and content_hash(bound.store) == saved
+    bound.store.close()
+    with pytest.raises(StoreLeak, match=r"(?s)tasks that judge the policy have left something.*words/1"):
+        agent_of(of("train"), tmp_path)
+    assert agent_of(of("test"), None) is made.agent
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "says"),
+    [
+        ({"stages": [resume.SUPERVISED]}, "agent.store", "nothing is ever stored"),
+        ({"agent": {**AGENT, "inner": AGENT}}, "agent.inner.kind", "one store"),
+        (
+            {"stages": [resume.POLICY_GRADIENT, {**resume.POLICY_GRADIENT, "split": "dev"}]},
+            "stages",
+            "dev, train",
+        ),
+        ({"agent": {**AGENT, "store": {"kind": "case"}}}, "agent.store.kind", "did you mean 'cases'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, changes: dict[str, Any], where: str, says: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load(recipe(tmp_path, **changes))
+    assert refused.value.where == where and says in str(refused.value)
