@@ -26,6 +26,8 @@ PLAN = "plan"
 #: Note of how the subgoal before ended, on the turn in which the next is named; a line each, as the subgoals have,
 #: where a turn names several.
 ENDED = "subgoal ended"
+#: How a subgoal ended that the executor called done; others ran out of turns.
+REACHED = "done"
 
 
 @plain_dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class PlannerExecutor:
             n_done += 1
             if len(named) == self.max_plans_per_turn:
                 break
-            pursued = [*pursued[:-1], replace(pursued[-1], ended="done")]
+            pursued = [*pursued[:-1], replace(pursued[-1], ended=REACHED)]
         times = "once" if n_done == 1 else f"{n_done} times"
         error = f"No action was taken: '{self.done}' was said {times}. Say what to do."
         return Action("", tuple(generations), error, notes)
@@ -120,7 +122,7 @@ class PlannerExecutor:
             named, ended = (notes[name].split("\n") if name in notes else [] for name in (SUBGOAL, ENDED))
             for subgoal in named:
                 if found:
-                    found[-1] = replace(found[-1], ended=ended.pop(0) if ended else "done")
+                    found[-1] = replace(found[-1], ended=ended.pop(0) if ended else REACHED)
                 found.append(Pursued(subgoal, t))
         if found and len(history.turns) - found[-1].first >= self.max_turns_per_subgoal:
             found[-1] = replace(found[-1], ended="out of turns")

@@ -95,6 +95,7 @@ episodic_failures/*             | episodes   | failures that this reward remembe
 episodic_exploit/*              | 1          | mean of minus the distance to remembered successes, before it is normalised
 episodic_explore/*              | 1          | mean of 1 less the largest cosine with a remembered failure, likewise
 success_of/*                    | share      | solved episodes of the tasks whose ids begin so, where several kinds do
+agent/n_subgoals_reached        | subgoals   | per episode, called done by the executor before another was named
 agent/*                         | 1          | notes of this name per episode (n_), their mean characters (chars_)
 store/n_entries                 | 1          | entries of the agent's store after the step
 store/n_recalled                | 1          | entries that the attempts of the step were shown, in all

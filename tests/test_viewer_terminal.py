@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
+from rlhf.evaluation.answers import Spent
 from rlhf.evaluation.store import FailureRecord, TrajectoryRecord
 from rlhf.viewer.terminal import failure_table, show_trajectory, trajectory_table
 
@@ -49,6 +51,26 @@ def test_a_trajectory_is_shown_turn_by_turn() -> None:
         "Say an action.",
         "turn_limit score +0.3 (outcome 0, valid -1) 5 tokens, 1.2 s",
     ]
+
+
+def test_roles_notes_branches_and_choices_are_shown() -> None:
+    record = make_record()
+    first, second = record.trajectory.turns
+    calls = tuple(replace(g, role=role) for g, role in zip(first.generations, ("plan", ""), strict=True))
+    first = replace(first, action=replace(first.action, generations=calls, notes={"subgoal": "find the key"}))
+    branch = replace(record.trajectory, turns=(first, second), parent=1, n_shared=1)
+    spent = Spent(2, "-0.5 by the judge, of 3", 3, 1, 9, 40, 300, False)
+    found = lines(shown(lambda c: show_trajectory(replace(record, trajectory=branch, spent=spent), c), width=200))
+    assert found[1:6] == [
+        "branches off attempt 1 after 1 turns",
+        "chosen from 3 candidates, 1 of them solved: candidate 2, -0.5 by the judge, of 3; they took 40 tokens and "
+        "read 300",
+        "You are in the kitchen.",
+        "1 > go [north] reward +0.5 advantage +0.75 shared asked for plan, an action",
+        "subgoal: find the key",
+    ]
+    again = replace(branch, n_shared=0)
+    assert "goes another way than attempt 1" in shown(lambda c: show_trajectory(replace(record, trajectory=again), c))
 
 
 def test_tokens_are_listed_with_log_prob_and_advantage() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,13 +66,17 @@ def trajectories(
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Show the sampled tokens with log-prob and advantage.")
     ] = False,
+    candidates: Annotated[
+        bool, typer.Option("--candidates", help="Of an evaluation: those that its strategy chose from.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read the stored trajectories of a run in the terminal.
 
     Example: rlhf trajectories runs/quickstart-seed0 --outcome failed --limit 2 --tokens
     """
-    folder, wanted = _trajectories_of(run), None if outcome is None else _outcome(outcome)
+    folder = _candidates_of(run) if candidates else _trajectories_of(run)
+    wanted = None if outcome is None else _outcome(outcome)
     if wanted is not None and wanted.is_failure_of_a_part:
         _show_failures(folder, wanted, (step, task, attempt), limit, as_json=as_json)
         return
@@ -139,6 +144,20 @@ def _trajectories_of(run: Path) -> Path:
     )
 
 
+def _candidates_of(run: Path) -> Path:
+    from rlhf.evaluation.folder import CANDIDATES
+
+    if not (run / CANDIDATES).is_dir():
+        raise RecipeError(
+            "this folder holds no candidates",
+            where=f"{run} --candidates",
+            got=f"no folder {CANDIDATES}/",
+            expected="an evaluation that `rlhf evaluate --strategy ... --out` made",
+            hint="leave out --candidates",
+        )
+    return run / CANDIDATES
+
+
 def _refuse_no_run(run: Path) -> None:
     if not any((run / name).exists() for name in ("recipe.yaml", "trajectories")):
         raise RecipeError(
@@ -176,6 +195,9 @@ def _plain(record: Any, tokens: bool) -> dict[str, Any]:
         "outcome": trajectory.outcome.value,
         "score": score and score.total,
         "rewards": {name: verdict.value for name, verdict in score.parts.items()} if score else {},
+        "parent": trajectory.parent,
+        "n_shared": trajectory.n_shared,
+        **({"spent": asdict(record.spent)} if record.spent is not None else {}),
         "opening": trajectory.opening,
         "turns": [_plain_turn(turn, tokens) for turn in trajectory.turns],
         **({"advantages": record.advantages} if tokens else {}),
@@ -186,6 +208,8 @@ def _plain_turn(turn: Any, tokens: bool) -> dict[str, Any]:
     plain = {"action": turn.action.text, "reply": turn.reply, "reward": turn.reward, "valid": turn.valid}
     if turn.action.notes:
         plain["notes"] = dict(turn.action.notes)
+    if any(g.role for g in turn.generations):
+        plain["roles"] = [g.role for g in turn.generations]
     if tokens:
         plain["generations"] = [
             {"role": g.role, "token_ids": g.token_ids, "logprobs": g.logprobs} for g in turn.generations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -141,6 +141,22 @@ def calls_of(generations: Sequence[Generation]) -> list[tuple[Generation, ...]]:
         else:
             calls.append((g,))
     return calls
+
+
+def counted_once(turns: Iterable[Sequence[Generation]]) -> list[Generation]:
+    """Return the generations of `turns`, a piece that several replies have in common once.
+
+    Args:
+        turns: generations of turns that no other attempt has taken; see `Trajectory.own_turns`.
+    """
+    seen: set[int] = set()
+    found: list[Generation] = []
+    for turn in turns:
+        for call in calls_of(turn):
+            new = [g for g in call if len(call) == 1 or id(g) not in seen]
+            seen.update(map(id, new))
+            found += new
+    return found
 
 
 def joined(pieces: Sequence[Generation]) -> Generation:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlhf.data import Failure, Generation, Outcome, Score, ScoredGroup, Task, Trajectory
-from rlhf.data.generation import calls_of
+from rlhf.data.generation import calls_of, counted_once
 from rlhf.errors import RewardError
 from rlhf.rollout.strategies import Strategy, unseen
 
@@ -101,7 +101,7 @@ def _owners(group: ScoredGroup, n_from_start: int, attempts: int) -> dict[int, i
 def spent_on(candidates: Sequence[Trajectory], chosen: int, why: str) -> Spent:
     """Add up what the candidates took; a turn that is replayed from another candidate was taken there."""
     turns = [turn for t in candidates for turn in t.own_turns]
-    generations = list({id(g): g for turn in turns for g in turn.generations}.values())
+    generations = counted_once(turn.generations for turn in turns)
     asked = [call[0] for turn in turns for call in calls_of(turn.generations)]
     usage = [g.usage for g in generations if g.usage is not None]
     is_counted = bool(generations) and len(usage) == len(generations)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.base import Agent
+from agents.planner import ENDED, PLAN, REACHED
 from environments.base import Environment
 from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
-from rlhf.data.generation import calls_of
+from rlhf.data.generation import calls_of, counted_once
 from rlhf.processes import current
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.group import OnProgress, run_groups
@@ -40,7 +41,7 @@ class Collected:
         scores = [s for g in self.groups for s in g.scores]
         failures = [f for g in self.groups for f in g.failures]
         turns = [turn for t in trajectories for turn in t.own_turns]  # what attempts share counts once
-        generations = list({id(g): g for turn in turns for g in turn.generations}.values())  # and so do shared pieces
+        generations = counted_once(turn.generations for turn in turns)
         n = max(len(trajectories), 1)
         n_tokens = sum(len(g.token_ids) for g in generations)
         returns = [s.total for s in scores]
@@ -88,6 +89,9 @@ def _of_notes(turns: Sequence[Turn], n_trajectories: int) -> dict[str, float]:
         for name, note in turn.action.notes.items():
             lengths.setdefault(re.sub(r"\W+", "_", name.rstrip("0123456789 ")), []).append(len(note))
     counts = {f"agent/n_{name}": len(found) / n_trajectories for name, found in lengths.items()}
+    if any(g.role == PLAN for turn in turns for g in turn.generations):
+        ended = [line for turn in turns for line in turn.action.notes.get(ENDED, "").split("\n")]
+        counts["agent/n_subgoals_reached"] = ended.count(REACHED) / n_trajectories
     return counts | {f"agent/chars_{name}": sum(found) / len(found) for name, found in lengths.items()}
 
 

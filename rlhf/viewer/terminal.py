@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf.data import Failure, Outcome, Score, Trajectory, Turn
+from rlhf.data.generation import calls_of
 
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code != 10} | {127: "␡"}
 _OUTCOME_STYLES = {Outcome.SOLVED: "bold green", Outcome.FAILED: "yellow", Outcome.TURN_LIMIT: "yellow"}
@@ -37,6 +38,25 @@ class Record(Protocol):
     def score(self) -> Score | None: ...  # noqa: D102
     @property
     def advantages(self) -> Sequence[Sequence[float]] | None: ...  # noqa: D102
+    @property
+    def spent(self) -> Spent | None: ...  # noqa: D102
+
+
+class Spent(Protocol):
+    """What the candidates took that an attempt was chosen from."""
+
+    @property
+    def chosen(self) -> int: ...  # noqa: D102
+    @property
+    def why(self) -> str: ...  # noqa: D102
+    @property
+    def n_candidates(self) -> int: ...  # noqa: D102
+    @property
+    def n_solved(self) -> int: ...  # noqa: D102
+    @property
+    def n_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def n_prompt_tokens(self) -> int: ...  # noqa: D102
 
 
 class FailedAttempt(Protocol):
@@ -103,6 +123,8 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
     title = _plain(record.task_id, "bold")
     title.append_text(_plain(f"  {record.stage}, {record.phase}, step {record.step}, attempt {t.attempt}", "dim"))
     console.print(Rule(title, align="left", style="dim"))
+    for line in _origin(record):
+        console.print(_plain(line, "dim"))
     console.print(_plain(t.opening, "dim"))
     first = 0
     for k, turn in enumerate(t.turns):
@@ -111,6 +133,8 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
         reward = record.score.turns[k] if record.score is not None else turn.reward
         line = _action_line(k, turn, reward, rows)
         line.append("  given" if k < t.n_given else "  shared" if k < t.n_shared else "", "dim")
+        if roles := _roles(turn):
+            line.append_text(_plain(f"  asked for {roles}", "dim"))
         console.print(line)
         for name, note in turn.action.notes.items():
             console.print(Padding(_plain(f"{name}: {note}", "magenta"), (0, 0, 0, 4)))
@@ -119,6 +143,24 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
                 console.print(Padding(table, (0, 0, 0, 4)))
         console.print(_plain(turn.reply, "dim"))
     console.print(_end_line(record))
+
+
+def _origin(record: Record) -> Iterator[str]:
+    """Say where the attempt comes from, where it was not simply made from the start."""
+    t, spent = record.trajectory, record.spent
+    if t.parent is not None:
+        n = t.n_shared - t.n_given
+        yield f"branches off attempt {t.parent} after {n} turns" if n else f"goes another way than attempt {t.parent}"
+    if spent is not None:
+        of = f"chosen from {spent.n_candidates} candidates, {spent.n_solved} of them solved: candidate {spent.chosen}"
+        took = f"they took {spent.n_tokens} tokens and read {spent.n_prompt_tokens}"
+        yield f"{of}, {spent.why}; {took}" if spent.why else f"{of}; {took}"
+
+
+def _roles(turn: Turn) -> str:
+    """What the policy was asked for in the turn, in order; nothing where that is only actions."""
+    roles = [call[0].role for call in calls_of(turn.generations)]
+    return ", ".join(role or "an action" for role in roles) if any(roles) else ""
 
 
 def _action_line(k: int, turn: Turn, reward: float, rows: Sequence[Sequence[float]] | None) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,21 @@ from agents.memory.base import Shown
 from agents.memory.summary import Summary
 from agents.memory.window import Window
 from agents.planner import PLAN, PlannerExecutor
-from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn
+from rlhf.data import (
+    Action,
+    Finish,
+    Generation,
+    Message,
+    Outcome,
+    Prompt,
+    Role,
+    Score,
+    ScoredGroup,
+    Task,
+    Trajectory,
+    Turn,
+)
+from rlhf.rollout.collect import Collected
 
 
 class Speaks:
@@ -164,3 +179,22 @@ def test_a_demonstrated_executor_says_done_also_after_it_was_asked_for_a_summary
     [found] = asyncio.run(render([shown], made, renderer))
     calls = [(g.role, renderer.reply_text(g.token_ids)) for g in found.turns[2].generations]
     assert calls == [("memory", ""), ("", "done"), ("plan", "door"), ("", "open")]
+
+
+def test_subgoals_that_were_reached_are_counted() -> None:
+    def turn(role: str, **notes: str) -> Turn:
+        generation = Generation(Prompt((1,)), (2,), (-0.1,), Finish.STOP, 0, role=role)
+        named = {name.replace("_", " "): text for name, text in notes.items()}
+        return Turn(Action("go", (generation,), notes=named), "...")
+
+    # Named, out of turns; then a turn in which one is named, done at once, and the next is named; that one is done.
+    turns = (
+        turn("plan", subgoal="a"), turn("plan", subgoal="b\nc", subgoal_ended="out of turns\ndone"),
+        turn("plan", subgoal="d", subgoal_ended="done"), turn(""),
+    )  # fmt: skip
+    tried = [Trajectory("t", i, "", found, Outcome.FAILED) for i, found in enumerate((turns, turns[:1]))]
+    group = ScoredGroup("t", tuple(tried), tuple(Score({}, (0.0,) * len(t.turns), 0.0) for t in tried))
+    metrics = Collected((group,), 1.0).metrics()
+    assert metrics["agent/n_subgoals_reached"] == 2 / 2 and metrics["agent/n_subgoal"] == 4 / 2
+    plain = replace(group, trajectories=tuple(replace(t, turns=(turn(""),) * len(t.turns)) for t in tried))
+    assert "agent/n_subgoals_reached" not in Collected((plain,), 1.0).metrics()

@@ -127,6 +127,11 @@ def test_an_evaluation_with_a_strategy(suite: Path, tmp_path: Path) -> None:
     [record] = read_trajectories(out / "trajectories", task_id=attempts[0].task_id, attempt=0)
     assert record.spent is not None and record.spent.why.endswith("by the judge, of 3")
 
+    listed = last_json(run("trajectories", out, "--candidates", "--limit", "99", "--json"))["trajectories"]
+    assert len(listed) == 36 and not any("spent" in t for t in listed)
+    [told] = last_json(run("trajectories", out, "--limit", "1", "--json"))["trajectories"]
+    assert told["spent"]["n_candidates"] == 3 and told["parent"] is None
+
     # Interrupted and gone on with, it is the same; and made again, it comes again.
     before = (out / "summary.json").read_bytes()
     sorted((out / "trajectories").iterdir())[-1].unlink()
@@ -143,6 +148,12 @@ def test_the_command_line_names_another_strategy(suite: Path) -> None:
     grown = "{kind: tree_search, n: 3, judge: {kind: turn_cost}}"
     tree = last_json(run("evaluate", "random", "--suite", suite, "--strategy", grown, "--json"))["summary"]
     assert tree["candidates_mean"] == 3 and tree["strategy"]["rollout"]["kind"] == "tree"
+
+
+def test_candidates_are_only_there_where_there_was_a_choice(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").mkdir()
+    found = run("trajectories", tmp_path, "--candidates")
+    assert found.exit_code == 2 and "this folder holds no candidates" in found.stderr
 
 
 def test_what_a_strategy_needs_is_asked_before_anything_is_played(suite: Path, tmp_path: Path) -> None:
