@@ -123,7 +123,7 @@ def stages_of(turns: float, random_share: float) -> list[dict[str, Any]]:
             "group_size": 8,
             "advantage": {"kind": "gigpo"},
             "minibatches": 2,
-            "optimizer": {"lr": 1.0e-3, "schedule": "linear"},
+            "optimizer": {"lr": 2.0e-4, "schedule": "linear"},
         },
     ]
 
