@@ -370,6 +370,10 @@ def versions(environment: Environment) -> dict[str, Any]:
         "jericho",
         "scienceworld",
         "bfcl-eval",
+        "alfworld",
+        "fast-downward-textworld",
+        "nle",
+        "minihack",
     ):
         try:
             packages[name] = metadata.version(name)
