@@ -78,6 +78,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),
         "tools": Entry("agents.tools:ToolAgent", "replies are calls of tools, as model families write them"),
         "planner": Entry("agents.planner:PlannerExecutor", "names subgoals, then acts towards each"),
+        "rafa": Entry("agents.rafa:ReasonForFuture", "imagines what could come, then takes one step"),
         "remembering": Entry("agents.stores.remembering:Remembering", "shown what earlier episodes have left"),
     },
     "store": {
