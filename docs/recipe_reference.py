@@ -29,12 +29,14 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.watch import Watch
 from rlhf.trainers.attempts import Attempts
 from rlhf.trainers.expert import Expert
+from rlhf.trainers.judge_renewal import JudgeRenewal
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.pairs import Pairs
 from rlhf.trainers.policy import Lora
 from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.relift import Relift
 from rlhf.trainers.replay import Replay
+from rlhf.trainers.reward_refresh import RewardRefresh
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
@@ -57,6 +59,8 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].relift", Relift),
     ("stages[i].replay", Replay),
     ("stages[i].reference_reset", ReferenceReset),
+    ("stages[i].reward_refresh", RewardRefresh),
+    ("stages[i].judge_renewal", JudgeRenewal),
     ("policy.lora", Lora),
 )
 

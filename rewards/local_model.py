@@ -52,9 +52,27 @@ class LocalChat:
             ]
 
 
-@lru_cache(maxsize=2)
+#: Models that are in memory already, by the names that stand for their paths.
+_HELD: dict[str, tuple[Any, Any]] = {}
+
+
+def hold(name: str, model: Any, tokenizer: Any) -> None:
+    """Let `name`, given as a path, stand for a model in memory until it is released."""
+    _HELD[name] = model, tokenizer
+
+
+def release(name: str) -> None:
+    """Forget what `name` stood for, if anything."""
+    _HELD.pop(name, None)
+
+
 def load_chat(path: str) -> tuple[Any, Any]:
     """Model and tokenizer; loaded once in a process."""
+    return _HELD[path] if path in _HELD else _loaded(path)
+
+
+@lru_cache(maxsize=2)
+def _loaded(path: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

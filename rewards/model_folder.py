@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -18,6 +18,8 @@ from rlhf.settings import STRICT
 
 #: Key of `config.json` by which a reward_model stage says what its model has learnt.
 LEARNT = "rlhf_learns"
+#: Key of `config.json` with (a, b): what a model of pairs says, x, is served as a x + b.
+SCALE = "rlhf_scale"
 #: Ids, and the places in them at which the model is asked.
 Row = tuple[Sequence[int], Sequence[int]]
 
@@ -42,6 +44,10 @@ class ModelReward:
 
     def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Score the attempts at a task, in order. Raises RewardError where that cannot be done."""
+        return self.judged(trajectories, lambda: load(self.path)[0])
+
+    def judged(self, trajectories: Sequence[Trajectory], model: Callable[[], Any]) -> list[Verdict]:
+        """Score attempts by what `model` returns. Raises RewardError where that cannot be done."""
         read = [self.rows(t) for t in trajectories]
         for trajectory, rows in zip(trajectories, read, strict=True):
             if not rows:
@@ -53,7 +59,7 @@ class ModelReward:
                 )
         flat = [row for rows in read for row in rows]
         try:
-            values = iter(self.read(load(self.path)[0], flat))
+            values = iter(self.read(model(), flat))
         except Exception as error:  # of torch, transformers and safetensors, which raise one of their own each
             raise RewardError(
                 "the reward model failed",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
 
-from rewards.model_folder import ModelReward, Row, pooled
+from rewards.model_folder import SCALE, ModelReward, Row, pooled
 from rewards.step_rows import aggregated, step_rows, telescoped
 from rlhf.data import Trajectory, Verdict
 from rlhf.settings import STRICT
@@ -26,7 +26,8 @@ class RewardModelScore(ModelReward):
 
     def read(self, model: Any, rows: Sequence[Row]) -> list[list[float]]:
         """Where the model looks by itself, as it did when TRL trained it: at the last token that is not padding."""
-        return pooled(model, rows, self.batch_size)
+        a, b = getattr(model.config, SCALE, (1.0, 0.0))
+        return [[a * x + b for x in values] for values in pooled(model, rows, self.batch_size)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -217,6 +217,29 @@ reward_model/n_attempts         | episodes   | attempts with labels, of a reward
 reward_model/n_labels           | 1          | labels of these attempts: one of each, or one of each of its turns
 reward_model/label_mean         | share      | mean of these labels
 reward_model/calibration_error  | share      | mean gap between how sure the model is and how often it is right
+refresh/n_refreshes             | 1          | times that the reward model was trained further in the stage
+refresh/n_fresh                 | 1          | pairs or attempts of the steps since the last time, learnt from
+refresh/n_old                   | 1          | pairs or attempts of earlier policies, learnt from again
+refresh/n_held_out              | pairs      | pairs of attempts of those steps that it is judged by, never taught
+refresh/accuracy_before         | share      | held-out pairs that the model ranked rightly before it learnt
+refresh/accuracy_before_low     | share      | lower end of the 95% interval of refresh/accuracy_before
+refresh/accuracy_before_high    | share      | upper end of the 95% interval of refresh/accuracy_before
+refresh/accuracy_after          | share      | the same once it has learnt
+refresh/accuracy_after_low      | share      | lower end of the 95% interval of refresh/accuracy_after
+refresh/accuracy_after_high     | share      | upper end of the 95% interval of refresh/accuracy_after
+refresh/loss                    | 1          | mean loss of a pair, or of a label
+refresh/grad_norm               | 1          | mean norm of the gradient before clipping
+refresh/scale                   | 1          | factor with which the model's numbers are served, 1 at first
+refresh/shift                   | 1          | what is added to them, 0 at first
+judge/audit_accuracy            | share      | audited pairs of which a judge prefers the right attempt; ties ½
+judge/audit_accuracy_low        | share      | lower end of the 95% interval of judge/audit_accuracy
+judge/audit_accuracy_high       | share      | upper end of the 95% interval of judge/audit_accuracy
+judge/n_audited                 | pairs      | pairs of the audit, one of each task
+judge/tie_share                 | share      | of them, those that the judge finds equal
+judge/n_unread                  | pairs      | of them, those on which it gives no verdict
+judge/n_renewals                | 1          | times that another became the judge, in the stage
+judge/age                       | steps      | steps since the judge was the policy; of the first, since the stage began
+judge/is_over                   | 1          | 1 where one failed its audit, so that none is renewed any more, else 0
 expert/n_trajectories           | episodes   | demonstrations that joined the attempts of the step
 expert/n_unguided_groups        | groups     | groups trained on without a demonstration: none solves their task
 expert/return_mean              | 1          | mean total score of the demonstrations that joined
@@ -235,6 +258,8 @@ eval/n_turns_mean               | turns      | mean turns of an evaluation episo
 time/rollout_s                  | s          | making trajectories and scoring them
 time/train_s                    | s          | computing the loss and updating
 time/critic_s                   | s          | values of the critic and its updates, a part of time/train_s
+time/audit_s                    | s          | auditing a judge, the attempts that it is audited by among it
+time/refresh_s                  | s          | training the reward model further, and judging it
 time/eval_s                     | s          | evaluating
 time/checkpoint_s               | s          | writing checkpoints
 time/publish_s                  | s          | giving new weights to the engine

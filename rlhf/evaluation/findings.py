@@ -35,7 +35,7 @@ def findings(run: RunData) -> list[Finding]:
     """Look for quiet failures; what the run did not log is not reported on."""
     checks = (
         *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _watched, _limits, _updates, _finite),
-        _overlap,
+        *(_refreshed, _renewed, _overlap),
     )
     return [finding for check in checks for finding in check(run)]
 
@@ -175,6 +175,37 @@ def _watched(run: RunData) -> Iterator[Finding]:
             if alarms
             else "",
         )
+
+
+def _refreshed(run: RunData) -> Iterator[Finding]:
+    before, after = run.values("refresh/accuracy_before"), run.values("refresh/accuracy_after")
+    if not before:
+        return
+    low = run.values("refresh/accuracy_after_low")[-1]
+    yield Finding(
+        "Reward model that was trained further",
+        percent_text(after[-1]),
+        "look" if low <= 0.5 else "fine",
+        f"Pairs of held-out attempts of the present policy that it ranks rightly: {percent_text(before[0])} before the "
+        f"first of {len(before)} times and {percent_text(after[-1])}, at least {percent_text(low)}, after the last.",
+        "it may be no better than chance: hold out more, or make more attempts between two times" if low <= 0.5 else "",
+    )
+
+
+def _renewed(run: RunData) -> Iterator[Finding]:
+    accuracies = run.values("judge/audit_accuracy")
+    if not accuracies:
+        return
+    is_over = any(run.values("judge/is_over"))
+    yield Finding(
+        "Judge that was renewed",
+        percent_text(accuracies[-1]),
+        "problem" if is_over else "fine",
+        f"Audited pairs of which a judge prefers the right attempt: {percent_text(accuracies[0])} of the first and "
+        f"{percent_text(accuracies[-1])} of the last of {len(accuracies)} that were audited."
+        + (" That one failed, so the judge before it stayed." if is_over else ""),
+        "read what it prefers, use a judge of another make, and compare with the watched reward" if is_over else "",
+    )
 
 
 def _limits(run: RunData) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
 from rlhf.recipe.lora_checks import LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.memory_checks import MEMORY_CHECKS
+from rlhf.recipe.renewal_checks import RENEWAL_CAUTIONS, RENEWAL_CHECKS
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
 from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
@@ -341,6 +342,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *STAGE_CHECKS,
     *STOPPING_CHECKS,
     *TRAINER_CHECKS,
+    *RENEWAL_CHECKS,
     _check_watched,
     _check_overlong,
     _check_splits,
@@ -376,4 +378,5 @@ _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     *CRITIC_CAUTIONS,
     *WATCH_CAUTIONS,
     *LEVEL_CAUTIONS,
+    *RENEWAL_CAUTIONS,
 )

@@ -30,6 +30,15 @@ def check_processes(recipe: Recipe, n: int) -> None:
                 expected="one process",
                 hint="start one process, or run the stage by itself on the checkpoint of the others",
             )
+        for key in ("reward_refresh", "judge_renewal"):
+            if getattr(stage, key, None) is not None:
+                raise RecipeError(
+                    "models of rewards are renewed in one process",
+                    where=f"stages[{i}].{key}",
+                    got=f"{n} processes",
+                    expected="one process",
+                    hint="start one process, or remove the key",
+                )
         if kind_of("trainer", stage.trainer) == "torch":
             raise RecipeError(
                 "this trainer works in one process",

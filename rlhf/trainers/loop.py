@@ -16,10 +16,11 @@ from rlhf.batching.samples import make_samples
 from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.trainers.adaptive_kl import next_kl_coef, with_kl_coef
+from rlhf.trainers.between import between, leave, serve, serve_left
 from rlhf.trainers.gather import gather
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy_gradient import PolicyGradient
-from rlhf.trainers.reference import take_reference, watch
+from rlhf.trainers.reference import take_reference
 from rlhf.trainers.relift import lift
 from rlhf.trainers.run import Run
 from rlhf.trainers.stages import is_played, other_stage
@@ -29,6 +30,7 @@ from rlhf.trainers.update import update
 
 async def train(run: Run, stages: Sequence[Any]) -> None:
     """Run every stage from where `run.state` stands. Whatever stops a run, its last finished step is saved."""
+    serve_left(run, stages)
     for index in range(run.state.stage, len(stages)):
         stage = stages[index]
         kind, work = other_stage(stage) or ("policy_gradient", improve)
@@ -51,21 +53,23 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
     begun = start if run.state.step else None
     parts = Parts.of(stage, run.policy, run.collector.environment, run.seed, begun, run.collector.rewards)
     run.take_up(parts)
+    serve(run, parts)
     if getattr(stage.loss, "needs_ref", False):
         take_reference(run)
     await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
     with run.saved_if_stopped(parts):
-        await watch(run, parts)  # where a run was stopped in an evaluation
+        await between(run, parts)  # where a run was stopped there
         for step in range(run.state.step, stage.steps):
             if run.has_stalled(stage.evaluate_every, stage.patience):
                 break
             now = with_teacher_coef(with_kl_coef(stage, run.state.kl_coef), step)
             await one_step(run, now, parts, step)
-            await watch(run, parts)
+            await between(run, parts)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(parts, in_background=True)
     parts.trainer.close()
+    leave(run, parts)
     run.advance(finished=True)
 
 

@@ -19,9 +19,11 @@ from rlhf.trainers.guide import Guide
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.reference import ResetClock
+from rlhf.trainers.refreshing import Refresher
 from rlhf.trainers.relift import HardTasks
 from rlhf.trainers.remembering import Memories
 from rlhf.trainers.replay import ReplayBuffer
+from rlhf.trainers.self_judging import JudgeKeeper
 from rlhf.trainers.sharded import device_of
 from rlhf.trainers.teacher import Teacher, teacher_of
 from rlhf.trainers.trainer import TorchTrainer
@@ -45,6 +47,8 @@ class Parts:
         guide: plays demonstrations, or None where none are asked for.
         hard: tasks that wait to be imitated, or None where none are.
         watches: compare rewards that are watched with those that are trained on.
+        refresher: trains a reward model further, or None where none is.
+        keeper: of a judge that is the policy of some steps ago, or None where none is renewed.
         memories: of rewards that remember.
     """
 
@@ -60,6 +64,8 @@ class Parts:
     guide: Guide | None = None
     hard: HardTasks | None = None
     watches: Watches = field(default_factory=lambda: Watches({}))
+    refresher: Refresher | None = None
+    keeper: JudgeKeeper | None = None
     memories: Memories = field(default_factory=Memories)
 
     @classmethod
@@ -102,6 +108,8 @@ class Parts:
             guide=Guide({task.id: task for task in tasks}) if stage.expert or stage.relift else None,
             hard=HardTasks(stage.relift) if stage.relift else None,
             watches=Watches.of(rewards or {}),
+            refresher=Refresher.of(stage.reward_refresh, rewards or {}, f"{seed}/reward_refresh"),
+            keeper=JudgeKeeper.of(stage.judge_renewal, rewards or {}, policy),
             memories=Memories.begun(rewards or {}),
         )
 
@@ -111,13 +119,19 @@ class Parts:
         parts: dict[str, Stateful | None] = {"sampler": self.source, "monitor": self.monitor, "empty": self.empty}
         parts |= {"memories": self.memories if self.memories.of_path else None}
         parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference, "hard": self.hard}
-        parts |= {"watches": self.watches if self.watches.settings else None}
+        parts |= {"watches": self.watches if self.watches.settings else None, "refresher": self.refresher}
+        parts |= {"keeper": self.keeper}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def n_critic_updates(self) -> int:
         """Updates of the critic so far; 0 without one."""
         return self.critic.n_updates if self.critic else 0
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether something that is renewed between steps is half done, and no state to save."""
+        return self.refresher is not None and self.refresher.is_torn
 
     def is_warming(self, step: int) -> bool:
         """Whether the critic learns alone in a step, counted from 0."""
@@ -147,6 +161,10 @@ class Parts:
             self.buffer.learn()
         if self.hard is not None:
             self.hard.learn(self.trainer.n_beside)
+        if self.refresher is not None:
+            self.refresher.learn(groups, step + 1)
+        if self.keeper is not None:
+            self.keeper.learn(step + 1)
         if self.reference is not None:
             figures |= self.reference.learn(values)
         return figures, cautions

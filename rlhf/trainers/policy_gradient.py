@@ -21,10 +21,12 @@ from rlhf.sampling.shuffled import Shuffled
 from rlhf.settings import STRICT
 from rlhf.trainers.critic_kind import CriticKind
 from rlhf.trainers.expert import Expert
+from rlhf.trainers.judge_renewal import JudgeRenewal
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.relift import Relift
 from rlhf.trainers.replay import Replay
+from rlhf.trainers.reward_refresh import RewardRefresh
 from rlhf.trainers.trainer_kind import Torch, TrainerKind
 
 
@@ -70,6 +72,10 @@ class PolicyGradient:
     """Supervised updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
     """Trajectories of the last steps that take the place of those left out; null replays nothing."""
+    reward_refresh: RewardRefresh | None = None
+    """When and how the reward model that the policy learns from is trained further; null leaves it as it is."""
+    judge_renewal: JudgeRenewal | None = None
+    """When the policy of some steps ago becomes the judge of a reward; null keeps the judge that the reward names."""
     layout: Literal["trajectory", "generation"] = "trajectory"
     """One row per trajectory (folded where prompts extend each other), or one row per generation."""
     epochs: Annotated[int, Field(ge=1)] = 1

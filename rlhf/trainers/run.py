@@ -219,7 +219,7 @@ class Run:
         if current().n > 1 and not current().stops_together:
             return checkpoint.latest(self.checkpoints)
         made = (parts.trainer.n_updates, parts.n_critic_updates)
-        is_whole = made == (self.state.n_updates, self.state.n_critic_updates)
+        is_whole = made == (self.state.n_updates, self.state.n_critic_updates) and not parts.is_torn
         return self.save(parts) if is_whole else checkpoint.latest(self.checkpoints)
 
     def caution(self, collected: Collected, where: str) -> None:
