@@ -83,6 +83,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "store": {
         "cases": Entry("agents.stores.cases:Cases", "attempts at other tasks, chosen by what helps (Memento)"),
+        "notes": Entry("agents.stores.notes:Notes", "notes with links that evolve (A-MEM)", extra="search"),
     },
     "memory": {
         "full": Entry("agents.memory.full:FullHistory", "the whole conversation"),

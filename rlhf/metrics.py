@@ -100,6 +100,9 @@ agent/*                         | 1          | notes of this name per episode (n
 store/n_entries                 | 1          | entries of the agent's store after the step
 store/n_recalled                | 1          | entries that the attempts of the step were shown, in all
 store/retriever_loss            | nats       | mean cross-entropy of how likely these were to help
+store/n_refused                 | 1          | replies and ids in them that a store could make nothing of
+store/n_evolved                 | 1          | earlier notes that were given another context or other tags
+store/n_linked                  | 1          | links that were asked for between notes
 env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part
 credit/n_groups                 | groups     | groups credit was computed for

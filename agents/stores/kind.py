@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from agents.base import History
+from agents.base import History, PolicyHandle
 from agents.stores.store import Store
 from rlhf.data import ScoredGroup, Trajectory
 
@@ -25,6 +25,21 @@ class Recollection:
 
     text: str = ""
     entries: tuple[int, ...] = ()
+
+
+@runtime_checkable
+class Asks(Protocol):
+    """A kind that asks the policy what to make of the attempts, before it stores anything of them."""
+
+    async def learn_asking(
+        self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
+    ) -> Mapping[str, float]:
+        """As `StoreKind.learn`, which is then not called. What `policy` says here is not trained on.
+
+        Raises:
+            EngineError: it could not be asked; nothing of the step is then stored.
+        """
+        ...
 
 
 @runtime_checkable

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from agents.base import Reply
 from agents.stores import copies
+from agents.stores.kind import Asks
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
-from rlhf.data import ScoredGroup
+from rlhf.data import Message, ScoredGroup
+from rlhf.errors import ContextFull, EngineError, StoreError, boundary
 from rlhf.processes import current
+from rlhf.rollout.collect import Collector
+from rlhf.rollout.seeds import stable_seed
 
 #: Name of the file in the run's folder.
 FILE = "store.sqlite"
@@ -39,6 +45,13 @@ class Keeper:
         Raises:
             StoreError: the checkpoint's is damaged, holds what a task left that judges the policy, or cannot be opened.
         """
+        if isinstance(agent.store, Asks) and current().n > 1:
+            raise StoreError(
+                "this kind of store asks the policy between steps, which is done in one process",
+                where="agent.store",
+                got=f"{type(agent.store).__name__} in {current().n} processes",
+                expected="one process, or a kind that asks nothing",
+            )
         store, path = None, folder / FILE
         if current().is_main:
             if found is None:
@@ -49,12 +62,28 @@ class Keeper:
         current().gather(None, "the store")
         return cls(agent, store, Bound(agent, Store(path)))
 
-    def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Take in a finished step, once, whole or not at all. Returns what is logged of it."""
+    async def learn(self, groups: Sequence[ScoredGroup], collector: Collector, seed: str) -> dict[str, float]:
+        """Take in a finished step, once, whole or not at all. Returns what is logged of it.
+
+        Args:
+            groups: of all tasks of the step.
+            collector: whose policy a kind may ask.
+            seed: of what it says then, another in each step.
+
+        Raises:
+            StoreError, EngineError: nothing of the step is stored.
+        """
         figures: dict[str, float] = {}
         if self.store is not None and self.store.split is not None:
+            kind = self.agent.store
+            asker = Asker(collector, seed)
             with self.store.transaction():
-                figures = dict(self.agent.store.learn(self.store, groups, self.store.split))
+                if isinstance(kind, Asks):
+                    figures = dict(await kind.learn_asking(self.store, groups, self.store.split, asker))
+                else:
+                    figures = dict(kind.learn(self.store, groups, self.store.split))
+            if asker.n_calls:
+                await collector.engine.release(asker.session)
         current().gather(None, "the store")
         return figures
 
@@ -77,3 +106,35 @@ def opened(agent: Remembering, checkpoint: Path, judged: Collection[str]) -> Bou
         StoreError: there is none, it is damaged, or holds what a task left that judges the policy.
     """
     return Bound(agent, Store(checkpoint / copies.COPY, judged=frozenset(judged)))
+
+
+class Asker:
+    """The policy as a store asks it between two steps; one call after the other."""
+
+    def __init__(self, collector: Collector, seed: str) -> None:
+        self._collector, self._seed, self.session, self.n_calls = collector, seed, f"store/{seed}", 0
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
+        """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
+        engine, renderer, limits = self._collector.engine, self._collector.renderer, self._collector.limits
+        prompt = renderer.prompt(messages, tools)
+        room = min(engine.max_context, limits.max_context or engine.max_context) - len(prompt.token_ids)
+        if room < 1:
+            raise ContextFull("the prompt leaves no room for a token", where=self.session, got=str(-room))
+        limit = min(limits.max_tokens, room, max_tokens or limits.max_tokens)
+        sampling = replace(limits.sampling(1.0), max_tokens=limit, seed=stable_seed(self._seed, self.n_calls))
+        self.n_calls += 1
+        with boundary(EngineError, where="engine.generate"):
+            generation = await engine.generate(prompt, sampling, self.session)
+        return Reply(renderer.reply_text(generation.token_ids), replace(generation, role=role))
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of the prompt that `messages` make."""
+        return len(self._collector.renderer.prompt(messages).token_ids)

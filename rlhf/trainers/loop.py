@@ -96,7 +96,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     await run.deliver()
 
     learnt, cautions = parts.learn(collected.groups, values, step, run.state.label)
-    learnt |= run.keeper.learn(collected.groups) if run.keeper else {}
+    learnt |= await run.remember(collected.groups, step)
     run.say_once(cautions)
     run.record(run.state.label, step + 1, "train", gathered.recorded, gathered.of_all(credits))
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)

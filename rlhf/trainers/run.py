@@ -107,6 +107,12 @@ class Run:
         self.policy.version += not again
         await self.publisher.deliver()
 
+    async def remember(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
+        """Let the agent's store, if it has one, take in a finished step; returns what is logged of it."""
+        if self.keeper is None:
+            return {}
+        return await self.keeper.learn(groups, self.collector, f"{self.seed}/{self.state.label}/{step}")
+
     def advance(self, **changes: Any) -> None:
         """Move the state on, the time since the last call included.
 

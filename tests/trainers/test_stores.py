@@ -33,6 +33,9 @@ AGENT = {
 }
 
 
+NOTES = {**AGENT, "store": {"kind": "notes", "k": 2, "max_transcript": 40, "ask": "note:", "ask_links": "links:"}}
+
+
 def recipe(folder: Path, **changes: Any) -> Path:
     return resume.recipe(folder, "grpo", None, **{"agent": AGENT, **changes})
 
@@ -42,12 +45,13 @@ def hash_of(path: Path) -> str:
         return content_hash(store)
 
 
-def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path) -> None:
-    path = recipe(tmp_path)
+@pytest.mark.parametrize("agent", [AGENT, NOTES], ids=["cases", "notes"])
+def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path, agent: dict[str, Any]) -> None:
+    path = recipe(tmp_path, agent=agent)
     with words.on_every_step(path, counter := resume.PressAt(-1)):
         runs.run(path, tmp_path / "whole")
     draw = random.Random(1)
-    at = [draw.randrange(1, counter.n_steps // 2) for _ in range(4)]
+    at = [draw.randrange(1, counter.n_steps // 2) for _ in range(3)]
     assert resume.run_with_interruptions(path, tmp_path / "stopped", at) >= 2
     resume.assert_equal(tmp_path / "stopped", tmp_path / "whole")
     whole = tmp_path / "whole"
@@ -63,7 +67,7 @@ def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path)
         assert entries and {e.origin.split for e in entries} == {"train"}
         numbers = [int(e.origin.task.rpartition("/")[2]) for e in entries]
         assert all(n < words.FIRST_SEED["dev"] for n in numbers), "no task of another split"
-        assert store.kept("weights")
+        assert bool(store.kept("weights")) == (agent is AGENT)
 
     # What is learnt is shown from the next step on, in training and, read alone, in the evaluation after it.
     assert runs.curve(whole, "store/n_entries")[-1] == len(entries)
@@ -72,7 +76,10 @@ def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path)
                 for t in r.trajectory.turns[:1]]
         for phase in ("train", "eval")
     }  # fmt: skip
-    assert any("before:" in text for text in shown["train"]) and any("before:" in text for text in shown["eval"])
+    begins = ("Solved before:", "Not solved before:") if agent is AGENT else ("Notes:",)
+    assert all(any(text.startswith(begins) for text in texts) for texts in shown.values())
+    if agent is NOTES:  # this model cannot write one: it was asked, and what it did was kept
+        assert runs.curve(whole, "store/n_refused")[0] == runs.curve(whole, "store/n_entries")[0] > 0
 
 
 def test_a_checkpoint_whose_store_was_changed_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,246 @@
+"""Notes that the policy writes of its attempts, links between them, and what a new one changes in the old ones.
+
+Source: A-MEM, arXiv 2502.12110.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.base import History, PolicyHandle
+from agents.parsing import split_thoughts
+from agents.stores.entry import Entry, Origin
+from agents.stores.kind import Recollection
+from agents.stores.store import Store
+from rlhf.data import Message, Role, ScoredGroup, Trajectory
+from rlhf.errors import ContextFull
+from rlhf.settings import STRICT
+
+_NOTE, _MOST_WORDS = "note", 8
+
+
+@plain_dataclass
+class _Counts:
+    """What came of the replies of a step."""
+
+    refused: int = 0
+    evolved: int = 0
+    linked: int = 0
+
+
+@plain_dataclass(frozen=True)
+class _Note:
+    """A note as it is written."""
+
+    content: str
+    context: str = ""
+    keywords: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    solved: bool = False
+    plain: bool = field(default=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """Everything that a search looks through."""
+        words = ", ".join(dict.fromkeys((*self.keywords, *self.tags)))
+        return " ".join(filter(None, [self.content, self.context, f"[{words}]" if words else ""]))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The parts as the store keeps them."""
+        lists = {"keywords": list(self.keywords), "tags": list(self.tags)}
+        return {"content": self.content, "context": self.context, "solved": self.solved, **lists}
+
+    @classmethod
+    def of(cls, entry: Entry) -> _Note:
+        known = entry.fields
+        lists = tuple(known["keywords"]), tuple(known["tags"])
+        return cls(known["content"], known["context"], *lists, known["solved"])
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Notes:
+    """Shows the notes nearest to the opening, and those that they are linked to.
+
+    After a step the policy is asked (role `memory`) for a note of one attempt at each task, in JSON: content, context,
+    keywords, tags. It is then shown the notes nearest to the new one, and says which of them it is to be linked to and
+    which of them are to get another context or other tags. A reply that is not JSON leaves a plain note, or changes
+    nothing; an unknown id is passed over. Both count in `store/n_refused`. A task leaves one note, and another, in its
+    place, only where it was solved for the first time.
+    """
+
+    k: Annotated[int, Field(ge=1)] = 5
+    """Notes that are found for an opening, and neighbours that a new note is shown."""
+    max_notes: Annotated[int, Field(ge=2)] = 1000
+    """Most notes; of more the oldest go."""
+    max_chars: Annotated[int, Field(ge=20)] = 300
+    """Longest content, and longest context, of a note."""
+    max_transcript: Annotated[int, Field(ge=20)] = 2000
+    """Characters of an attempt that the policy is shown to write a note of: its end, where it is longer."""
+    ask: str = (
+        'Write a note that helps with later tasks, as JSON: {"content": "...", "context": "...", "keywords": ["..."], '
+        '"tags": ["..."]}'
+    )
+    """What is asked for a note, after the attempt."""
+    ask_links: str = (
+        'What of the others belongs to the new note, or is to change? Answer in JSON: {"links": [1], "updates": '
+        '[{"id": 1, "context": "...", "tags": ["..."]}]}'
+    )
+    """What is asked for links and changes, after the new note and its neighbours."""
+
+    def recollect(self, store: Store, history: History) -> Recollection:
+        """Choose notes for a task that begins; those of the task itself are left out."""
+        found = [f.entry for f in store.search(history.opening, self.k + 1, kind=_NOTE)]
+        chosen = [e for e in found if e.origin.task != history.task.id][: self.k]
+        by_id = {entry.id: entry for entry in chosen}
+        for entry in chosen:
+            for link in store.links(entry.id):
+                other = store.get(link.target if link.source == entry.id else link.source)
+                if other.origin.task != history.task.id and len(by_id) < 2 * self.k:
+                    by_id.setdefault(other.id, other)
+        lines = [f"- {entry.text}" for entry in by_id.values()]
+        return Recollection("\n".join(["Notes:", *lines]) if lines else "", tuple(by_id))
+
+    def learn(self, store: Store, groups: Sequence[ScoredGroup], split: str) -> Mapping[str, float]:
+        """Store plain notes: for where nobody can be asked."""
+        counts = _Counts()
+        for chosen in self._chosen(store, groups):
+            self._write(store, chosen, _plain(chosen, self.max_chars), split)
+        return self._figures(store, counts)
+
+    async def learn_asking(
+        self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
+    ) -> Mapping[str, float]:
+        """Ask for a note of one attempt at each task, then for its links and for changes of its neighbours."""
+        counts = _Counts()
+        for chosen in self._chosen(store, groups):
+            said = await _asked(policy, f"{_transcript(chosen)[-self.max_transcript :]}\n\n{self.ask}")
+            note = _note(said, chosen.solved, self.max_chars) or _plain(chosen, self.max_chars)
+            counts.refused += note.plain
+            number = self._write(store, chosen, note, split)
+            near = [f.entry for f in store.search(note.text, self.k + 1, kind=_NOTE) if f.entry.id != number]
+            if near[: self.k] and not note.plain:
+                lines = [f"New: {note.text}", *(f"{e.id}: {e.text}" for e in near[: self.k])]
+                said = await _asked(policy, "\n".join([*lines, self.ask_links]))
+                self._evolve(store, number, near[: self.k], said, counts)
+        return self._figures(store, counts)
+
+    def _chosen(self, store: Store, groups: Sequence[ScoredGroup]) -> list[Trajectory]:
+        """One attempt of each task that has something new to tell: a solution where there is one."""
+        known = {e.origin.task: bool(e.fields["solved"]) for e in store.entries(_NOTE)}
+        found: dict[str, Trajectory] = {}
+        for group in groups:
+            attempts = [t for t in group.trajectories if t.turns]
+            solved = [t for t in attempts if t.solved]
+            chosen = min(solved, key=lambda t: len(t.turns)) if solved else attempts[-1] if attempts else None
+            before = known.get(group.task_id)
+            if chosen is not None and (before is None or (chosen.solved and not before)):
+                found.setdefault(group.task_id, chosen)
+        return list(found.values())
+
+    def _write(self, store: Store, of: Trajectory, note: _Note, split: str) -> int:
+        before = [e.id for e in store.entries(_NOTE) if e.origin.task == of.task_id]
+        if before:
+            return store.update(before[0], note.text, note.fields).id
+        number = store.add(_NOTE, note.text, Origin(of.task_id, split), note.fields)
+        for entry in store.entries(_NOTE)[: -self.max_notes]:
+            store.delete(entry.id)
+        return number
+
+    def _evolve(self, store: Store, number: int, near: Sequence[Entry], said: str, counts: _Counts) -> None:
+        """Carry out what was said about the neighbours of a note; nothing of what names another id."""
+        found = _json(said)
+        if found is None:
+            counts.refused += 1
+            return
+        known = {entry.id: entry for entry in near}
+        for other in _list(found.get("links")):
+            if type(other) is int and other in known:
+                store.link(number, other)
+                counts.linked += 1
+            else:
+                counts.refused += 1
+        for change in _list(found.get("updates")):
+            named = change.get("id") if isinstance(change, dict) else None
+            target = known.get(named) if type(named) is int else None
+            if target is None:
+                counts.refused += 1
+                continue
+            old = _Note.of(target)
+            context = _short(change.get("context"), self.max_chars) or old.context
+            tags = _words(change.get("tags")) or old.tags
+            now = _Note(old.content, context, old.keywords, tags, old.solved)
+            if now != old:
+                store.update(target.id, now.text, now.fields)
+                counts.evolved += 1
+
+    @staticmethod
+    def _figures(store: Store, counts: _Counts) -> dict[str, float]:
+        return {
+            "store/n_entries": float(len(store.entries())),
+            "store/n_refused": float(counts.refused),
+            "store/n_evolved": float(counts.evolved),
+            "store/n_linked": float(counts.linked),
+        }
+
+
+async def _asked(policy: PolicyHandle, text: str) -> str:
+    """What the policy answers without its thoughts; nothing where the question is too long for it."""
+    try:
+        reply = await policy.generate((Message(Role.USER, text),), role="memory")
+    except ContextFull:
+        return ""
+    return split_thoughts(reply.text).answer
+
+
+def _transcript(of: Trajectory) -> str:
+    lines = [of.opening]
+    for turn in of.turns:
+        lines += [f"> {turn.action.text}", turn.reply]
+    return "\n".join([*lines, "Solved." if of.solved else "Not solved."])
+
+
+def _plain(of: Trajectory, max_chars: int) -> _Note:
+    """The note of an attempt that nobody has written one of."""
+    actions = ", ".join(turn.action.text for turn in of.turns if turn.action.error is None)
+    how = "Solved by" if of.solved else "Not solved by"
+    return _Note(_short(f"{of.opening} {how}: {actions}", max_chars), solved=of.solved, plain=True)
+
+
+def _note(said: str, solved: bool, max_chars: int) -> _Note | None:
+    """The note in a reply; None where there is none."""
+    found = _json(said)
+    content = _short(found.get("content"), max_chars) if found else ""
+    if not found or not content:
+        return None
+    lists = _words(found.get("keywords")), _words(found.get("tags"))
+    return _Note(content, _short(found.get("context"), max_chars), *lists, solved)
+
+
+def _json(said: str) -> dict[str, Any] | None:
+    """The object between the first and the last brace of a reply; None where it is none."""
+    begin, end = said.find("{"), said.rfind("}")
+    try:
+        found = json.loads(said[begin : end + 1]) if 0 <= begin < end else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(_short(word, 40) for word in _list(value)[:_MOST_WORDS] if isinstance(word, str) and word.strip())
+
+
+def _short(value: object, max_chars: int) -> str:
+    return " ".join(value.split())[:max_chars] if isinstance(value, str) else ""
