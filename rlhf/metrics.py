@@ -199,6 +199,7 @@ supervised/loss                 | nats       | cross-entropy per demonstrated to
 supervised/accuracy             | share      | demonstrated tokens that are the policy's likeliest
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
 supervised/n_demonstrations     | episodes   | demonstrations, or attempts kept, that were trained on
+supervised/n_calibrated         | episodes   | of these, attempts that were corrected from their first bad step on
 supervised/kept_tasks_share     | share      | tasks attempted in the round of which an attempt was kept
 preference/loss                 | 1          | mean loss of a pair
 preference/accuracy             | share      | pairs of which the policy raised the chosen side above the rejected one

@@ -83,4 +83,38 @@ def _check_trees(recipe: Recipe) -> None:
             ) from error
 
 
-START_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_replays, _check_given, _check_oracle, _check_trees)
+def _check_calibrated(recipe: Recipe) -> None:
+    from environments.base import can_demonstrate, properties_of
+
+    for i, stage in enumerate(recipe.stages):
+        attempts = getattr(stage, "attempts", None)
+        if attempts is None or not attempts.calibrate:
+            continue
+        with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
+            is_replayable = properties_of(recipe.environment).replayable
+        if not (is_replayable and can_demonstrate(recipe.environment)):
+            raise RecipeError(
+                "attempts at these tasks cannot be corrected",
+                where=f"stages[{i}].attempts.calibrate",
+                got=f"{kind_of('environment', recipe.environment)}, "
+                + ("without a method `plan`" if is_replayable else "which does not promise to repeat itself"),
+                expected="a replayable environment with a method `plan(task, taken)`",
+                hint="remove the key",
+            )
+        if not callable(getattr(recipe.agent, "write", None)):
+            raise RecipeError(
+                "this agent cannot be shown corrections",
+                where=f"stages[{i}].attempts.calibrate",
+                got=f"{kind_of('agent', recipe.agent)}, which lacks write",
+                expected="a method `write` beside `act`, as agents.chat.ChatAgent has",
+                hint="remove the key, or write the method",
+            )
+
+
+START_CHECKS: tuple[Callable[[Recipe], None], ...] = (
+    _check_replays,
+    _check_given,
+    _check_oracle,
+    _check_trees,
+    _check_calibrated,
+)

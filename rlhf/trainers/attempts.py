@@ -46,6 +46,10 @@ class Attempts:
     """Most attempts kept of a task, the best first, so that easy tasks do not crowd out the hard ones."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
+    calibrate: bool = False
+    """Whether attempts that are not solved are corrected and imitated too, as far as `max_per_task` has room: own
+    actions up to the first bad step, after which the environment's oracle is no nearer to the goal, and the oracle's
+    from there on (STeCa)."""
 
     def __post_init__(self) -> None:
         if self.keep == "best" and self.group_size < 2:

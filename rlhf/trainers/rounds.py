@@ -10,6 +10,8 @@ from rlhf.errors import TrainingError
 from rlhf.rollout.collect import Collected
 from rlhf.rollout.tasks import tasks_of
 from rlhf.trainers.attempts import Attempts
+from rlhf.trainers.calibrating import calibrated
+from rlhf.trainers.demonstrations import needs_of, render
 from rlhf.trainers.imitation import by_demonstration, imitation_samples, updates_of
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
@@ -27,12 +29,32 @@ async def imitate_attempts(run: Run, stage: Supervised) -> None:
     for number in range(run.state.step, source.rounds):
         collected, where = await attempted(run, source, tasks, number)
         kept = source.kept(collected.groups)
+        if source.calibrate:
+            kept += await _corrections(run, source, tasks, collected, kept, number)
         run.record(run.state.label, number + 1, "train", collected.groups, None)
         check_kept(kept, source, collected, where)
         await _imitated(run, stage, collected, kept, number)
         if number + 1 < source.rounds:
             run.save()
     run.advance(finished=True)
+
+
+async def _corrections(
+    run: Run, source: Attempts, tasks: Sequence[Task], collected: Collected, kept: Sequence[Trajectory], number: int
+) -> list[Trajectory]:
+    """Correct attempts of round `number` that are not solved."""
+    run.progress.note("correcting attempts")
+    agent = run.collector.agent
+    found = await calibrated(
+        run.collector.environment,
+        {task.id: task for task in source.tasks(tasks, number, f"{run.seed}/{run.state.stage}/attempts")},
+        collected.groups,
+        kept,
+        run.collector.limits,
+        max_per_task=source.max_per_task,
+        needs=needs_of(agent),
+    )
+    return await render(found, agent, run.collector.renderer)
 
 
 async def _imitated(run: Run, stage: Supervised, collected: Collected, kept: Sequence[Trajectory], number: int) -> None:
@@ -54,6 +76,7 @@ async def _imitated(run: Run, stage: Supervised, collected: Collected, kept: Seq
         **_over_round(updates),
         "rollout/n_groups": float(len(collected.groups)),
         "supervised/n_demonstrations": float(len(kept)),
+        "supervised/n_calibrated": float(sum(t.is_demonstration for t in kept)),
         "supervised/kept_tasks_share": len({t.task_id for t in kept}) / len(collected.groups),
         "optimizer/n_updates": float(n_updates),
         "optimizer/n_skipped": float(trainer.n_skipped),

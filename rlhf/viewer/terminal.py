@@ -123,8 +123,8 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
     title = _plain(record.task_id, "bold")
     title.append_text(_plain(f"  {record.stage}, {record.phase}, step {record.step}, attempt {t.attempt}", "dim"))
     console.print(Rule(title, align="left", style="dim"))
-    for line in _origin(record):
-        console.print(_plain(line, "dim"))
+    for said in _origin(record):
+        console.print(_plain(said, "dim"))
     console.print(_plain(t.opening, "dim"))
     first = 0
     for k, turn in enumerate(t.turns):

@@ -104,5 +104,5 @@ def test_without_a_proposal_there_is_no_action_and_the_policy_reads_why() -> Non
 def test_it_keeps_the_contract_of_an_agent() -> None:
     report = check_agent(ReasonForFuture())
     assert report.ok, str(report)
-    with pytest.raises(ValueError, match="executor.memory is another than full"):
+    with pytest.raises(ValueError, match="another than full, expected full"):
         ReasonForFuture(executor=ChatAgent(memory=Window()))
