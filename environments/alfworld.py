@@ -41,8 +41,8 @@ class ALFWorld:
     games: Literal["auto", "official", "generated"] = "auto"
     """Official games, from the folder that `ALFWORLD_DATA` names, or generated ones, which are not ALFWorld's; `auto`
     takes official ones where the variable is set."""
-    task_types: Annotated[tuple[TaskType, ...], Field(min_length=1)] = TASK_TYPES
-    """Types of task that are asked for: all six, or some of them."""
+    task_types: Annotated[tuple[TaskType, ...], Field(min_length=1)] | None = None
+    """Types of task that are asked for; null is all six."""
     max_steps: Annotated[int, Field(ge=1)] = 50
     """The episode is cut after so many steps; 50 is the usual limit."""
     n_train: SplitSize | None = None
@@ -115,6 +115,10 @@ class ALFWorld:
     def _is_official(self) -> bool:
         return self.games == "official" or (self.games == "auto" and alfworld_data.is_there())
 
+    @property
+    def _asked(self) -> tuple[TaskType, ...]:
+        return self.task_types or TASK_TYPES
+
     def _official(self, split: str) -> Sequence[Task]:
         prefix = f"alfworld-{version_of('alfworld', EXTRA)}/{alfworld_data.OFFICIAL[split]}"
         return [
@@ -124,12 +128,12 @@ class ALFWorld:
                 info={"path": game.path, "task_type": game.task_type, "digest": game.digest},
             )
             for i, game in enumerate(alfworld_data.games(split))
-            if game.task_type in self.task_types
+            if game.task_type in self._asked
         ]
 
     def _generated(self, split: str, most: int | None) -> Sequence[Task]:
         n, first = most or {"train": 3000, "dev": 140, "test": 134}[split], _FIRST_SEED[split]
-        asked = set(self.task_types)
+        asked = set(self._asked)
         seeds = [
             seed for seed in range(first, first + 6 * (n // len(asked) + 1)) if alfworld_make.type_of(seed) in asked
         ]
