@@ -22,6 +22,9 @@ class RewardModelScore(ModelReward):
     label whose tokenizer is the policy's: what it reads are the ids that were sampled, never text. All attempts at a
     task are scored together. A model that fails, or says something that is no finite number, makes all of them failures
     of the reward, and never a zero; so does an attempt in which the policy said nothing, as there is nothing to read.
+
+    A version x that a stage has trained further is served as a x + b, in the scale of the version before it; its folder
+    says a and b.
     """
 
     def read(self, model: Any, rows: Sequence[Row]) -> list[list[float]]:
