@@ -76,6 +76,8 @@ class History:
     admissible_actions: tuple[str, ...] = ()
     admissible_before: tuple[tuple[str, ...], ...] = ()
     """`[K]` the lists shown before each finished turn, so that an agent can rebuild its earlier prompts exactly."""
+    seats: tuple[str, ...] = ()
+    """`[K + 1]` who had each finished turn, and who has the next; empty names where there is one player."""
 
     @property
     def observation(self) -> str:

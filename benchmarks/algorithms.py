@@ -158,6 +158,7 @@ NOTES: Mapping[str, str] = {
     "guided": "With `baseline: own` and a demonstration in each group: it is shown what the others have to find.",
     "task_normalised": "Around GiGPO. There is one type of task here, so it only scales.",
     "ktae": "Around Lite PPO.",
+    "seats": "This task has one seat, so it is GRPO.",
     "hicra": "There are no plans in this task: the tokens that it raises are arbitrary ones.",
     "duration_aware": "Around GRPO. Its runs follow the clock and do not repeat.",
     "gspo": "With bounds of 0.1, since the default ones are for far lower learning rates.",

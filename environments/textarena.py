@@ -146,7 +146,8 @@ class TextArena(Drawn):
                 found.append(path)
             if len(found) == _ENOUGH:
                 break
-        return tuple(min(found, key=len)) if found else None
+        best = min(found, key=len, default=None)
+        return None if best is None else tuple(best)
 
 
 class TextArenaEpisode:

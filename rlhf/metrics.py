@@ -119,6 +119,7 @@ credit/n_task_types             | types      | types of task that were normalise
 credit/n_untimed_trajectories   | episodes   | trajectories whose seconds are not known: weight 1
 credit/n_options                | options    | subgoals that were pursued, and what came before the first
 credit/n_lone_options           | options    | options that no other of their group is compared with
+credit/n_sides                  | groups     | groups cut to one seat of a game, whose attempts were compared
 credit/n_planning_tokens        | tokens     | sampled tokens taken for planning
 credit/n_trees                  | trees      | trees of several trajectories that begin with the same generation
 credit/n_single_trees           | trees      | trajectories that begin like no other: not compared within a tree

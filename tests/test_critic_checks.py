@@ -132,3 +132,10 @@ def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
     with pytest.raises(RecipeError) as error:
         loaded(1, "{kind: archer}", ARCHER)
     assert error.value.where == "stages[1].critic.kind" and error.value.expected == "values"
+
+
+def test_roles_are_not_chosen_beside_a_critic(echo: Path) -> None:
+    with pytest.raises(RecipeError) as error:
+        load(echo, [GAE, "stages.1.critic={}", "stages.1.trains=[plan]"])
+    assert error.value.where == "stages[1].trains" and "'plan'" in error.value.got
+    assert load(echo, ["stages.1.trains=[plan]"]).stages[1].trains == ("plan",)

@@ -7,7 +7,7 @@ other share a row and so the forward pass over their common prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -133,7 +133,10 @@ class Sample:
 
 
 def make_samples(
-    groups: Sequence[ScoredGroup], credits: Sequence[Credit], layout: Layout = "trajectory"
+    groups: Sequence[ScoredGroup],
+    credits: Sequence[Credit],
+    layout: Layout = "trajectory",
+    roles: Collection[str] | None = None,
 ) -> tuple[list[Sample], Mapping[str, float]]:
     """Cut the trajectories of a step into rows.
 
@@ -146,6 +149,7 @@ def make_samples(
         groups: of one step.
         credits: aligned with `groups`.
         layout: how trajectories become rows.
+        roles: of the generations to train on; None is all. What others sampled is only read.
 
     Returns:
         The rows, in the order of the trajectories, and counters. `Sample.group` is the index into `groups`;
@@ -153,8 +157,10 @@ def make_samples(
         row.
 
     Raises:
-        DataError: credit does not match the sampled tokens, or is not finite.
+        DataError: credit does not match the sampled tokens, or is not finite; or no generation has one of the roles.
     """
+    if roles is not None:
+        _check_roles(groups, roles)
     samples: list[Sample] = []
     n_rewritten = n_without_tokens = sequence = 0
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True)):
@@ -162,7 +168,8 @@ def make_samples(
         returns_GNT = (None,) * len(group.trajectories) if credit.returns_GNT is None else credit.returns_GNT
         _check_count(len(returns_GNT), len(group.trajectories), group, "trajectories", "returns")
         for trajectory, credit_NT, returns_NT in zip(group.trajectories, credit.tokens_GNT, returns_GNT, strict=True):
-            runs = list(_runs(_credited(trajectory.generations, credit_NT, returns_NT, group)))
+            credited = _credited(trajectory.generations, credit_NT, returns_NT, group)
+            runs = list(_runs(found for found in credited if roles is None or found[0].role in roles))
             n_rewritten += max(len(runs) - 1, 0)
             n_without_tokens += not runs
             for run in runs:
@@ -197,7 +204,20 @@ def _credited(
     return [found for found in zip(generations, credit_NT, returns, strict=True) if found[0].token_ids or found[1]]
 
 
-def _runs(credited: Sequence[_Credited]) -> Iterator[list[_Credited]]:
+def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
+    """Raise DataError where there are generations, and none of a role that is trained."""
+    found = {g.role for group in groups for trajectory in group.trajectories for g in trajectory.generations}
+    if found and not found & set(roles):
+        raise DataError(
+            "no generation has a role that is trained",
+            where="trains",
+            got=", ".join(repr(role) for role in sorted(roles)),
+            expected=f"one of {', '.join(repr(role) for role in sorted(found))}",
+            hint="the empty role is that of plain actions; `rlhf trajectories` shows the roles of a run",
+        )
+
+
+def _runs(credited: Iterable[_Credited]) -> Iterator[list[_Credited]]:
     """Yield the longest runs of generations of which each prompt begins with all ids of the generation before."""
     run: list[_Credited] = []
     seen: tuple[int, ...] = ()  # prompt and sampled ids of the generation before

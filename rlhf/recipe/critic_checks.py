@@ -52,6 +52,18 @@ def _check_pairing(recipe: Recipe) -> None:
             )
 
 
+def _check_roles(recipe: Recipe) -> None:
+    for path, stage in policy_gradient_stages(recipe):
+        if stage.critic is not None and stage.trains is not None:
+            raise RecipeError(
+                "a critic learns from all generations",
+                where=f"{path}.trains",
+                got=f"{', '.join(map(repr, stage.trains))} beside a critic",
+                expected="null",
+                hint="remove the key, or use an estimator without a critic, such as grpo",
+            )
+
+
 def _check_capacity(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         n_episodes = stage.tasks_per_step * stage.group_size
@@ -108,6 +120,7 @@ def _check_path(recipe: Recipe) -> None:
 
 CRITIC_CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_pairing,
+    _check_roles,
     _check_warmup,
     _check_path,
     _check_capacity,

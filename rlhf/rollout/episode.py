@@ -123,6 +123,7 @@ class _Run:
         self._task = replace(task, reference=None)
         self._begun, self._n_given, self._head = begun, len(task.prefix), head
         self._shown: list[tuple[str, ...]] = []
+        self._seats: list[str] = []
         self.opening = ""
         self.turns: list[Turn] = []
 
@@ -169,7 +170,9 @@ class _Run:
         return after
 
     async def _act(self, now: StepResult) -> Action:
-        history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, tuple(self._shown))
+        seats = (*self._seats, now.seat)
+        shown = tuple(self._shown)
+        history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, shown, seats)
         head = self._head if len(self.turns) == len(self._begun) else None
         self._policy.begin_turn(len(self.turns), head)
         self._watch.enter(Phase.AGENT)
@@ -207,6 +210,7 @@ class _Run:
     def _add(self, turn: Turn, before: StepResult) -> None:
         self.turns.append(turn)
         self._shown.append(before.admissible_actions)
+        self._seats.append(before.seat)
 
 
 async def _do(live: LiveEpisode, action: Action) -> StepResult:

@@ -111,6 +111,7 @@ def checked(result: object, where: str) -> StepResult:
         "reply is no text": not isinstance(result.reply, str),
         "reward is no finite number": not _is_finite(result.reward),
         "state_key is neither text nor None": not isinstance(result.state_key, str | None),
+        "seat is no text": not isinstance(result.seat, str),
         "admissible_actions is no tuple of texts": not isinstance(actions, tuple | list)
         or not all(isinstance(a, str) for a in actions),
     }

@@ -45,6 +45,7 @@ class Demonstration:
         recalls: of each turn, what was worth remembering before it; empty where no agent needs it, or the environment
             cannot say it.
         subgoals: of each turn, what it was for; likewise.
+        seats: of each turn, who had it; likewise, where there is one player.
     """
 
     task: Task
@@ -52,6 +53,7 @@ class Demonstration:
     admissible: tuple[tuple[str, ...], ...]
     recalls: tuple[str, ...] = ()
     subgoals: tuple[str, ...] = ()
+    seats: tuple[str, ...] = ()
 
     @property
     def texts(self) -> Iterator[str]:
@@ -177,13 +179,13 @@ async def _play_one(
     live = LiveEpisode(environment, task, limits, lane)
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
-            played, shown = await _steps(environment, task, live, strays, limits, lane)
+            played, shown, seats = await _steps(environment, task, live, strays, limits, lane)
             taken = [turn.action.text for turn in played.turns]
             recalls, subgoals = [
                 await _said(environment, name, task, taken, limits, lane) if name in needs else ()
                 for name in ("recall", "subgoal")
             ]
-            return Demonstration(task, played, shown, recalls, subgoals)
+            return Demonstration(task, played, shown, recalls, subgoals, seats if any(seats) else ())
     except TimeoutError:
         raise Ended(Outcome.TIMEOUT, f"longer than {limits.episode_timeout_s:g} s") from None
     finally:
@@ -192,11 +194,12 @@ async def _play_one(
 
 async def _steps(
     environment: Environment, task: Task, live: LiveEpisode, strays: _Strays, limits: Limits, lane: Lane
-) -> tuple[Trajectory, tuple[tuple[str, ...], ...]]:
-    """What was done, and the actions that were possible before each turn. Raises Ended."""
+) -> tuple[Trajectory, tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """What was done, the actions that were possible before each turn, and who had it. Raises Ended."""
     opening = state = await live.start()
     turns: list[Turn] = []
     shown: list[tuple[str, ...]] = []
+    seats: list[str] = []
     plan: list[str] | None = None
     outcome = Outcome.TURN_LIMIT
     while len(turns) < limits.max_turns:
@@ -210,12 +213,13 @@ async def _steps(
             text = plan.pop(0)
         result = await live.step(text)
         shown.append(state.admissible_actions)
+        seats.append(state.seat)
         turns.append(Turn(Action(text), result.reply, result.reward, state.state_key, result.valid))
         state = result
         if state.terminated or state.truncated:
             outcome = Outcome.SOLVED if state.success else Outcome.FAILED
             break
-    return Trajectory(task.id, 0, opening.reply, tuple(turns), outcome), tuple(shown)
+    return Trajectory(task.id, 0, opening.reply, tuple(turns), outcome), tuple(shown), tuple(seats)
 
 
 async def _said(
@@ -326,8 +330,8 @@ async def _render_one(demonstration: Demonstration, agent: Any, renderer: Render
     task, played = replace(demonstration.task, reference=None), demonstration.trajectory
     turns: list[Turn] = []
     for k, turn in enumerate(played.turns):
-        admissible = demonstration.admissible
-        history = History(task, played.opening, tuple(turns), admissible[k], admissible[:k])
+        admissible, seats = demonstration.admissible, demonstration.seats[: k + 1]
+        history = History(task, played.opening, tuple(turns), admissible[k], admissible[:k], seats)
         action = await agent.act(history, _Demonstrator(agent, renderer, demonstration.shown(k)))
         # What was done was done, also where the agent reads its own words otherwise.
         turns.append(replace(turn, action=replace(action, text=turn.action.text, error=None)))
@@ -354,5 +358,5 @@ def _from_plain(plain: dict[str, Any]) -> Demonstration:
     turns = tuple(Turn(**{**turn, "action": Action(turn["action"]["text"])}) for turn in played["turns"])
     trajectory = Trajectory(**{**played, "turns": turns, "outcome": Outcome(played["outcome"])})
     admissible = tuple(tuple(names) for names in plain["admissible"])
-    recalls, subgoals = (tuple(plain.get(name, ())) for name in ("recalls", "subgoals"))
-    return Demonstration(Task(**task), trajectory, admissible, recalls, subgoals)
+    recalls, subgoals, seats = (tuple(plain.get(name, ())) for name in ("recalls", "subgoals", "seats"))
+    return Demonstration(Task(**task), trajectory, admissible, recalls, subgoals, seats)

@@ -81,7 +81,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     seen = parts.critic.look(groups) if parts.critic else None
     with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
         credits = gathered.weighted(credit_of(stage.advantage, groups, seen.values if seen else None))
-    made, counters = make_samples(groups, credits, stage.layout)
+    made, counters = make_samples(groups, credits, stage.layout, stage.trains)
     samples, dropped = stage.filters([] if parts.is_warming(step) else made, groups)
 
     run.reseed(step)

@@ -76,6 +76,9 @@ class PolicyGradient:
     """When and how the reward model that the policy learns from is trained further; null leaves it as it is."""
     judge_renewal: JudgeRenewal | None = None
     """When the policy of some steps ago becomes the judge of a reward; null keeps the judge that the reward names."""
+    trains: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Roles whose generations are trained, such as `plan` or a seat of a game; the empty role is that of plain actions.
+    Null trains all. The others count in the credit as ever."""
     layout: Literal["trajectory", "generation"] = "trajectory"
     """One row per trajectory (folded where prompts extend each other), or one row per generation."""
     epochs: Annotated[int, Field(ge=1)] = 1

@@ -1,0 +1,98 @@
+"""Whole runs in which one policy has both seats of a game: rewards reach the seat that earned them, and it learns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from rlhf.errors import RlhfError
+from rlhf.evaluation.store import read_trajectories
+from tests.environments import heap
+from tests.trainers import runs
+
+SUPERVISED = {
+    "kind": "supervised",
+    "n_demonstrations": 256,
+    "random_share": 0.1,
+    "epochs": 14,
+    "batch_size": 16,
+    "optimizer": {"lr": 5.0e-3},
+}
+SELF_PLAY = {
+    "kind": "policy_gradient",
+    "steps": 14,
+    "tasks_per_step": 2,
+    "group_size": 32,
+    "advantage": {"kind": "seats"},
+    "optimizer": {"lr": 4.0e-3, "schedule": "linear", "final_lr_share": 0.2},
+}
+
+
+def write(folder: Path, stages: list[dict[str, Any]], **changes: Any) -> Path:
+    settings = {
+        "environment": {"kind": "./heap.py:Heap"},
+        "agent": {"kind": "self_play", "player": {"system": "", "memory": {"kind": "window", "turns": 1}}},
+        # What cannot be read is no move: who is about to lose must not get away with it.
+        "rewards": {"won": {"kind": "environment"}, "invalid": {"kind": "invalid_action", "penalty": 1.0}},
+        "limits": {"max_turns": 6, "max_tokens": 4},
+    }
+    path = runs.write(folder, stages, **settings, **changes)
+    shutil.copy(heap.__file__, folder / "heap.py")
+    return path
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was shown how games end: whoever can take the last does, and all else is left to chance."""
+    folder = tmp_path_factory.mktemp("start")
+    return runs.run(write(folder, [SUPERVISED]), folder / "run").folder
+
+
+def learn(start: Path, folder: Path, **stage: Any) -> runs.Done:
+    """Self-play from the policy of `start`."""
+    policy = {"kind": "pretrained", "path": str(runs.newest(start) / "policy")}
+    return runs.run(write(folder, [{**SELF_PLAY, **stage}], policy=policy), folder / "run")
+
+
+def against_chance(folder: Path) -> float:
+    """Share of games that the newest policy of a run wins against a player who moves at random."""
+    given = ["evaluate", str(folder), "environment.opponent=chance", "--n", "128", "--json"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    return float(json.loads(done.stdout.splitlines()[-1])["success"])
+
+
+@pytest.mark.slow
+def test_self_play_learns_to_beat_chance(start: Path, tmp_path: Path) -> None:
+    done = learn(start, tmp_path)
+    # Both end a game where they can, so the first seat wins by the opening that leaves three, and loses by the other.
+    assert done.result["success_before"] < 0.75 and done.result["success_after"] > 0.9
+    # The best play wins all games that it begins and three in four of the others against chance: 7/8.
+    before, after = against_chance(start), against_chance(done.folder)
+    assert before < 0.5 and after > 0.7, (before, after)
+    for record in read_trajectories(done.folder / "trajectories", phase="train", steps=[1]):
+        seats = [turn.action.notes["seat"] for turn in record.trajectory.turns]
+        assert seats == [heap.SEATS[k % 2] for k in range(len(seats))]
+        assert [g.role for g in record.trajectory.generations] == seats
+
+
+def test_one_seat_alone_is_trained_where_trains_names_it(start: Path, tmp_path: Path) -> None:
+    done = learn(start, tmp_path, steps=2, trains=["second"])
+    n_trained = runs.curve(done.folder, "batch/n_policy_tokens")[-1]
+    stored = read_trajectories(done.folder / "trajectories", phase="train", steps=[2])
+    calls = [g for record in stored for g in record.trajectory.generations]
+    assert (
+        n_trained == sum(len(g.token_ids) for g in calls if g.role == "second") < sum(len(g.token_ids) for g in calls)
+    )
+
+
+def test_a_role_that_nobody_has_stops_the_run_and_names_those_there_are(start: Path, tmp_path: Path) -> None:
+    with pytest.raises(RlhfError) as caught:
+        learn(start, tmp_path, steps=1, trains=["third"])
+    assert "'third'" in str(caught.value) and "'first'" in str(caught.value)
