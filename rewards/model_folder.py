@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from rlhf.settings import STRICT
 LEARNT = "rlhf_learns"
 #: Key of `config.json` with (a, b): what a model of pairs says, x, is served as a x + b.
 SCALE = "rlhf_scale"
+#: Key of `config.json` by which a model says that it reads nodes: {"mark": the id before a node, "longest": its steps}.
+NODES = "rlhf_nodes"
 #: Ids, and the places in them at which the model is asked.
 Row = tuple[Sequence[int], Sequence[int]]
 
@@ -139,6 +142,15 @@ class ModelReward:
                 expected=f"one with learns: {self.learnt}",
                 hint=f"score with kind: {kinds.get(learnt, learnt)}",
             )
+
+
+def nodes_of(path: str) -> tuple[int, int] | None:
+    """The mark and the longest node of a folder whose model reads nodes; None for any other, and where none is."""
+    try:
+        nodes = json.loads((Path(path).expanduser() / "config.json").read_text("utf-8")).get(NODES)
+    except (OSError, ValueError):
+        return None  # a name on a hub, or what loading it will say
+    return (int(nodes["mark"]), int(nodes["longest"])) if nodes else None
 
 
 def load(path: str) -> tuple[Any, Any]:

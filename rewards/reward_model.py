@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.model_folder import SCALE, ModelReward, Row, pooled
-from rewards.step_rows import aggregated, step_rows, telescoped
+from rewards.model_folder import SCALE, ModelReward, Row, nodes_of, pooled
+from rewards.step_rows import StepRow, aggregated, cut, node_row, step_rows, telescoped
 from rlhf.data import Trajectory, Verdict
+from rlhf.errors import ModelError
 from rlhf.settings import STRICT
 
 
@@ -58,20 +60,49 @@ class ProcessModelScore(ModelReward):
     that a policy gains nothing by more steps. Otherwise the attempt earns one number, on its last turn. Probabilities
     (.9, .8, .3) are worth .9, −.1 and −.5 by turn; as one number .3 (min), .216 (product), .3 (last) or .667 (mean).
 
+    With `node` n the turns of an attempt are taken n at a time, and a node earns on its last turn: a mistake
+    that is mended within it costs nothing, by `min` neither. A model that was trained with `merge` reads each node with
+    a mark before it; any other is asked where nodes end. Probabilities (.2, .8, .9, .7) by turn have the least .2, and
+    where nodes of two turns end (.8, .7) the least .7.
+
     Turns that the policy did not take are not read: the first that it took earns its whole p. What cannot be read, or a
     model that fails, is a failure of the reward, and never a zero.
 
-    Sources: Lightman and others, arXiv 2305.20050; the minimum over steps is theirs too.
+    Sources: Lightman and others, arXiv 2305.20050; the minimum over steps is theirs too. Nodes: arXiv 2503.13551.
     """
 
     learnt: ClassVar[str] = "steps"
 
     credit: Literal["telescoped", "min", "product", "last", "mean"] = "telescoped"
     """What the probabilities come to: a value for each turn, or one number."""
+    node: Annotated[int, Field(ge=1)] = 1
+    """Turns that are judged as one, from the first of the attempt on; no more than the model has learnt, where it
+    reads nodes."""
 
     def rows(self, trajectory: Trajectory) -> list[Row]:
-        """The rows of the attempt, asked where each turn ends."""
-        return [(row.token_ids, row.ends) for row in step_rows(trajectory)]
+        """The rows of the attempt, asked where each node ends."""
+        read = step_rows(trajectory)
+        nodes = nodes_of(self.path)
+        if nodes is None:
+            return [(row.token_ids, [row.ends[last] for _, last in self._nodes(row)]) for row in read]
+        marked = (node_row(row, *node, nodes[0]) for row in read for node in self._nodes(row))
+        return [(ids, (end,)) for ids, end in marked]
+
+    def _nodes(self, row: StepRow) -> list[tuple[int, int]]:
+        return cut(len(row.turns), self.node)
+
+    def check_policy(self, tokenizer: Any) -> None:
+        """Refuse, too, a model that has not learnt nodes of so many turns. Raises ModelError."""
+        super().check_policy(tokenizer)
+        nodes = nodes_of(self.path)
+        if nodes is not None and self.node > nodes[1]:
+            raise ModelError(
+                "the reward model has not learnt nodes of so many turns",
+                where=f"reward model {self.path}",
+                got=f"node: {self.node}",
+                expected=f"at most {nodes[1]}, the `merge.longest` of its stage",
+                hint="lower node, or train the model with a longer one",
+            )
 
     def verdict(self, trajectory: Trajectory, said: Sequence[Sequence[float]]) -> Verdict:
         """Values per turn, or one number."""
@@ -80,7 +111,7 @@ class ProcessModelScore(ModelReward):
         if self.credit != "telescoped":
             return Verdict(aggregated(p, self.credit), why)
         earned = [0.0] * len(trajectory.turns)
-        turns = [number for row in step_rows(trajectory) for number in row.turns]
+        turns = [row.turns[last] for row in step_rows(trajectory) for _, last in self._nodes(row)]
         for number, x in zip(turns, telescoped(p), strict=True):
             earned[number] = x
         return Verdict(math.fsum(earned), why, tuple(earned))

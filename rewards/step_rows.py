@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlhf.data import Trajectory
@@ -21,11 +21,13 @@ class StepRow:
         token_ids: `[L]` everything that was read and said, up to the end of the last of its turns.
         ends: `[S]` the place of the last token that was sampled in each turn.
         turns: `[S]` the number of that turn in the attempt.
+        begins: `[S]` the place of the first token that was sampled in it.
     """
 
     token_ids: tuple[int, ...]
     ends: tuple[int, ...]
     turns: tuple[int, ...]
+    begins: tuple[int, ...] = field(default=(), compare=False)
 
 
 def step_rows(trajectory: Trajectory) -> list[StepRow]:
@@ -43,8 +45,31 @@ def step_rows(trajectory: Trajectory) -> list[StepRow]:
         before = rows[-1] if rows and ids[: len(rows[-1].token_ids)] == rows[-1].token_ids else StepRow((), (), ())
         if before.ends:
             rows.pop()
-        rows.append(StepRow(ids, (*before.ends, len(ids) - 1), (*before.turns, number)))
+        first = next(g for g in said if g.full_ids == ids[: len(g.full_ids)])
+        begin = len(first.prompt.token_ids)
+        ends, turns = (*before.ends, len(ids) - 1), (*before.turns, number)
+        rows.append(StepRow(ids, ends, turns, (*before.begins, begin)))
     return rows
+
+
+def node_row(row: StepRow, first: int, last: int, mark: int) -> tuple[tuple[int, ...], int]:
+    """Return the ids of a node of several steps and the place where it ends: what was before, a mark, and the node.
+
+    The node reaches from the first sampled token of step `first` of the row to the last of step `last`, replies between
+    them included. The mark tells the model where what it judges begins: two steps read as one node are then something
+    else than the second of them. 1 2 | 3 4, read 5, said 6: with mark 0, the second step is 1 2 3 4 5 0 6, the node of
+    both is 1 2 0 3 4 5 6.
+    """
+    begin, end = row.begins[first], row.ends[last]
+    return (*row.token_ids[:begin], mark, *row.token_ids[begin : end + 1]), end + 1
+
+
+def cut(n_steps: int, n: int) -> list[tuple[int, int]]:
+    """First and last step of each node where steps are taken `n` at a time, the last node being what is left.
+
+    5 steps, 2 at a time: (0, 1), (2, 3), (4, 4).
+    """
+    return [(i, min(i + n, n_steps) - 1) for i in range(0, n_steps, n)]
 
 
 def telescoped(p_S: Sequence[float]) -> list[float]:

@@ -92,8 +92,8 @@ watch_alarm/*                   | 1          | 1 where the one rises while the w
 watch_failures/*                | attempts   | attempts that the watched reward could not judge
 episodic_successes/*            | episodes   | successes that this reward remembers, as many as its bounds allow
 episodic_failures/*             | episodes   | failures that this reward remembers
-episodic_exploit/*              | 1          | mean of minus the distance to remembered successes, before it is normalised
-episodic_explore/*              | 1          | mean of 1 less the largest cosine with a remembered failure, likewise
+episodic_exploit/*              | 1          | mean of minus the distance to remembered successes, not normalised
+episodic_explore/*              | 1          | mean of 1 less the largest cosine with a remembered failure
 success_of/*                    | share      | solved episodes of the tasks whose ids begin so, where several kinds do
 agent/n_subgoals_reached        | subgoals   | per episode, called done by the executor before another was named
 agent/*                         | 1          | notes of this name per episode (n_), their mean characters (chars_)

@@ -29,7 +29,7 @@ def _refreshing(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def _check_refreshed(recipe: Recipe) -> None:
-    from rewards.model_folder import ModelReward
+    from rewards.model_folder import ModelReward, nodes_of
 
     found = [name for name, w in recipe.trained_rewards.items() if isinstance(w.reward, ModelReward)]
     for path, settings in _refreshing(recipe):
@@ -37,6 +37,14 @@ def _check_refreshed(recipe: Recipe) -> None:
             f"{path}.reward", settings.reward, found, "reward model", "rewards: {learned: {kind: reward_model}}"
         )
         reward: Any = recipe.rewards[settings.reward or found[0]].reward
+        if nodes_of(reward.path) is not None:
+            raise RecipeError(
+                "a model that reads nodes with a mark cannot be trained further on turns without",
+                where=path,
+                got=f"a reward model that was trained with merge: {reward.path}",
+                expected="a model of a stage without the key merge",
+                hint="remove reward_refresh, or train the model without merge",
+            )
         for name in _SILENT[reward.learnt]:
             if getattr(settings, name) != getattr(type(settings)(), name):
                 raise RecipeError(

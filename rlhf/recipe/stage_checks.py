@@ -136,11 +136,12 @@ def _check_learning(recipe: Recipe) -> None:
     for path, stage in _learning(recipe):
         why = f"{path} learns from {stage.learns}"
         if stage.learns == "pairs":
-            _refuse_changed(stage, ("enough", "rollout", "eta"), path, why, "remove the key, or use learns: steps")
+            keys = ("enough", "rollout", "eta", "merge")
+            _refuse_changed(stage, keys, path, why, "remove the key, or use learns: steps")
             continue
         _refuse_changed(stage, ("centring",), path, why, "remove the key, or use learns: pairs")
         if stage.learns == "outcome":
-            _refuse_changed(stage, ("rollout", "eta"), path, why, "remove the key, or use learns: steps")
+            _refuse_changed(stage, ("rollout", "eta", "merge"), path, why, "remove the key, or use learns: steps")
         names = ("file", "level", "gamma", "margin", "max_per_task")
         _refuse_changed(stage.pairs, names, f"{path}.pairs", why, "remove the key, or use learns: pairs")
         if stage.pairs.from_run is not None:

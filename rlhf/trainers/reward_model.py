@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.settings import STRICT
+from rlhf.trainers.merging import Merging
 from rlhf.trainers.on_pairs import OnPairs
 from rlhf.trainers.optimizer import AdamW
 
@@ -26,7 +27,7 @@ class RewardModel(OnPairs):
     `learns: outcome` and `learns: steps` read σ(number), the probability that the attempt comes out right: at its last
     sampled token, or at the last of each turn. The loss of a label y is −y log p − (1 − y) log(1 − p), and its mean is
     over the labels of an update. For `rewards: {kind: outcome_model}` and `{kind: process_model}`. `pairs` then says
-    which attempts are made, and `pairs_per_microbatch` and `batch_size` count attempts.
+    which attempts are made, and `pairs_per_microbatch` and `batch_size` count attempts, or nodes where turns merge.
 
     Sources: Bradley and Terry, Biometrika 39, 1952; centring, arXiv 2312.09244; outcome and process supervision, arXiv
     2211.14275; labels of steps from continuations, arXiv 2412.11006.
@@ -42,6 +43,8 @@ class RewardModel(OnPairs):
     was; attempts that share nothing have one label for all of their turns."""
     eta: Annotated[float, Field(ge=0)] = 1.0
     """η of the labels of `steps`: (1/η) ln mean exp(η r) over the attempts that go on from there; 0 is their mean."""
+    merge: Merging | None = None
+    """Turns of `steps` merged into nodes, as more to learn from; null learns each turn by all that came before it."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the tasks that are kept for judging the model."""
     centring: Annotated[float, Field(ge=0)] = 0.01

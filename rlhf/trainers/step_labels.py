@@ -76,15 +76,8 @@ def labelled(groups: Iterable[ScoredGroup], *, steps: bool, enough: float, eta: 
     """
     for group in groups:
         right = [score.total >= enough for score in group.scores]
-        tree = tree_of(group)
-        through = members(tree.parents_V, tree.leaves_G)
-        for i, trajectory in enumerate(group.trajectories):
-            of_turn, n = {}, 0
-            for number, turn in enumerate(trajectory.turns):
-                n += len(turn.generations)
-                if turn.generations:
-                    shared = through[tree.nodes_GN[i][n - 1]]
-                    of_turn[number] = soft_mean([float(right[j]) for j in shared], eta)
+        for i, (trajectory, shared) in enumerate(zip(group.trajectories, passing(group), strict=True)):
+            of_turn = {k: soft_mean([float(right[j]) for j in attempts], eta) for k, attempts in shared.items()}
             rows = step_rows(trajectory)
             for row in rows:
                 is_last = row is rows[-1]
@@ -97,3 +90,21 @@ def labelled(groups: Iterable[ScoredGroup], *, steps: bool, enough: float, eta: 
                 yield Labelled(
                     group.task_id, i, row.token_ids, row.ends[first:], tuple(labels[first:]), right[i], is_last
                 )
+
+
+def passing(group: ScoredGroup) -> list[dict[int, tuple[int, ...]]]:
+    """Return, of each attempt of a group, turn -> the attempts that did and read the same up to the end of that turn.
+
+    The turns are those that the policy took. Each attempt is among its own.
+    """
+    tree = tree_of(group)
+    through = members(tree.parents_V, tree.leaves_G)
+    found: list[dict[int, tuple[int, ...]]] = []
+    for trajectory, nodes_N in zip(group.trajectories, tree.nodes_GN, strict=True):
+        of_turn, n = {}, 0
+        for number, turn in enumerate(trajectory.turns):
+            n += len(turn.generations)
+            if turn.generations:
+                of_turn[number] = tuple(through[nodes_N[n - 1]])
+        found.append(of_turn)
+    return found

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rewards.model_folder import logits, logits_at
+from rewards.model_folder import NODES, logits, logits_at
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
+from rlhf.trainers.node_labels import labelled_nodes
 from rlhf.trainers.optimizer import Stepper
 from rlhf.trainers.preferring import groups_for, seed_of
 from rlhf.trainers.reliability import bins_of, calibration_error, write_held_out
@@ -26,7 +27,7 @@ async def learn_values(run: Run, stage: RewardModel) -> None:
     """Make or read attempts, train on most, and judge by the others. An interrupted stage starts again."""
     run.save()
     groups, collected = await groups_for(run, stage.pairs, stage.split, stage.rollout)
-    rows = list(labelled(groups, steps=stage.learns == "steps", enough=stage.enough, eta=stage.eta))
+    rows = _rows(run, stage, groups)
     _check_any(rows, groups, stage, f"the attempts of {run.state.label}")
     seen, unseen = split_by_task(rows, stage.held_out, f"{run.seed}/{run.state.stage}/held_out")
     _check_any(seen, groups, stage, f"the attempts of {run.state.label} that are trained on")
@@ -37,6 +38,8 @@ async def learn_values(run: Run, stage: RewardModel) -> None:
     figures |= figures_of(rows)
     run.reseed(0)
     model = scoring_model(run.policy, stage.learns)
+    if stage.merge:
+        setattr(model.config, NODES, {"mark": run.policy.tokenizer.pad_token_id, "longest": stage.merge.longest})
     for update, values in enumerate(updates(model, seen, stage, seed_of(run)), start=1):
         run.log(update, values | (figures if update == 1 else {}), delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
@@ -45,6 +48,15 @@ async def learn_values(run: Run, stage: RewardModel) -> None:
     _judge(run, stage, model, unseen, total)
     n_episodes = collected.n_episodes if collected else 0
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + n_episodes)
+
+
+def _rows(run: Run, stage: RewardModel, groups: Sequence[ScoredGroup]) -> list[Labelled]:
+    """Everything there is to learn from: attempts, each with all of its labels, or one row of each node."""
+    if stage.merge is None:
+        return list(labelled(groups, steps=stage.learns == "steps", enough=stage.enough, eta=stage.eta))
+    draw = random.Random(f"{run.seed}/{run.state.stage}/merge")
+    mark = run.policy.tokenizer.pad_token_id
+    return list(labelled_nodes(groups, stage.merge, enough=stage.enough, eta=stage.eta, mark=mark, draw=draw))
 
 
 def figures_of(rows: Sequence[Labelled]) -> dict[str, float]:
