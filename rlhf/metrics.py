@@ -134,7 +134,6 @@ batch/n_dropped_groups          | groups     | groups left out because nothing c
 batch/n_dropped_trajectories    | episodes   | trajectories left out because a limit cut them
 batch/n_low_entropy_tokens      | tokens     | sampled tokens left out because the policy was sure of them
 batch/n_outliers                | episodes   | trajectories left out because their advantage is far from the others'
-batch/n_tokens_of_other_roles   | tokens     | sampled tokens that filters.roles leaves out
 batch/n_trajectories_without_tokens | episodes | trajectories in which the policy sampled nothing
 batch/n_trained_trajectories    | episodes   | trajectories trained on, replayed ones included
 batch/n_microbatches            | batches    | forward and backward passes

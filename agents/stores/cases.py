@@ -129,7 +129,8 @@ def choose(values: Sequence[float], k: int, alpha: float, seed: str) -> list[int
     left = sorted(range(len(values)), key=lambda i: (-values[i], -i))
     if alpha == 0:
         return left[:k]
-    rng, drawn = random.Random(seed), []
+    rng = random.Random(seed)
+    drawn: list[int] = []
     while left and len(drawn) < k:
         [picked] = rng.choices(left, weights=chances([values[i] for i in left], alpha))
         drawn.append(picked)

@@ -11,11 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample, sample_counters
 from rlhf.data import Outcome, ScoredGroup
-from rlhf.errors import DataError
 from rlhf.settings import STRICT
 
-#: What `roles` calls a generation without a role: one that acts.
-ACTION = "action"
 _TRUNCATED = frozenset({Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT})
 
 
@@ -44,11 +41,6 @@ class Filters:
     2506.01939). The other tokens do not count in the reduction's numbers; KL and entropy terms do not see them. Costs a
     forward pass without gradient where the correction needs none."""
 
-    roles: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Train only on replies that an agent asked for in these roles; null trains on all. `action` is a reply that acts,
-    `memory` one that says what is to be remembered, `plan` one that names a subgoal. The tokens of others do not count
-    in the reduction's numbers. The roles share one set of weights: what one learns moves the others too."""
-
     def __call__(
         self, samples: Sequence[Sample], groups: Sequence[ScoredGroup]
     ) -> tuple[list[Sample], Mapping[str, float]]:
@@ -68,46 +60,11 @@ class Filters:
             kept = [s for s in kept if s.sequence not in truncated]
         outliers = _outliers(samples, self.max_advantage_z) & {s.sequence for s in kept}
         kept = [s for s in kept if s.sequence not in outliers]
-        n_before = sum(s.n_policy_tokens for s in kept)
-        kept = kept if self.roles is None else of_roles(samples, kept, groups, self.roles)
         return kept, sample_counters(kept) | {
-            "batch/n_tokens_of_other_roles": float(n_before - sum(s.n_policy_tokens for s in kept)),
             "batch/n_dropped_groups": float(len(silent)),
             "batch/n_dropped_trajectories": float(len(truncated)),
             "batch/n_outliers": float(len(outliers)),
         }
-
-
-def of_roles(
-    samples: Sequence[Sample], kept: Sequence[Sample], groups: Sequence[ScoredGroup], roles: Sequence[str]
-) -> list[Sample]:
-    """Return the rows `kept` with all tokens masked that were said in another role; rows without any left are left out.
-
-    Args:
-        samples: all rows of `groups`, by whose order a token is known.
-        kept: some of them.
-        groups: of the step.
-        roles: `Generation.role`, or `action` for an empty one.
-
-    Raises:
-        DataError: the rows are not those of the groups.
-    """
-    trajectories = (trajectory for group in groups for trajectory in group.trajectories)
-    left = [
-        np.array([(g.role or ACTION) in roles for g in t.generations for _ in g.token_ids], dtype=bool)
-        for t in trajectories
-    ]
-    chosen: dict[int, Sample] = {}
-    for sample in samples:
-        flags = left[sample.sequence][: sample.n_policy_tokens]
-        left[sample.sequence] = left[sample.sequence][sample.n_policy_tokens :]
-        mask = sample.mask.copy()
-        mask[sample.mask] = flags
-        chosen[id(sample)] = sample.masked(mask)
-    if samples and any(map(len, left)):
-        raise DataError("rows are missing", where="filters.roles", got=f"{sum(map(len, left))} tokens in no row")
-    found = [chosen[id(sample)] for sample in kept]
-    return [sample for sample in found if sample.mask.any()]
 
 
 def high_entropy(samples: Sequence[Sample], share: float) -> tuple[list[Sample], dict[str, float]]:

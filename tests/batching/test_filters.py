@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from batch_parts import VOCABULARY, constant_credit, generation, group, steps, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from rlhf.batching.filters import Filters, high_entropy
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.data import Outcome
-from rlhf.errors import DataError
 from rlhf.losses.reduction import Reduction
 
 LIMITS = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
@@ -123,25 +121,3 @@ def test_a_step_can_be_left_with_nothing():
     assert left == [] and counters["batch/n_dropped_groups"] == 1
     assert list(pack_minibatches(left, 2, Reduction(), 100)) == []
     assert Filters()([], []) == ([], dict.fromkeys(counters, 0.0))
-
-
-@pytest.mark.parametrize("layout", ["trajectory", "generation"])
-@pytest.mark.parametrize(("roles", "ids"), [(("memory",), [10, 11]), (("action",), [20, 30]), (("plan",), [])])
-def test_only_the_tokens_of_the_roles_asked_for_are_trained(layout, roles, ids):
-    # The second call goes on from the first, so that in one row of a trajectory two roles stand side by side.
-    calls = [
-        replace(generation([1], [10, 11]), role="memory"),
-        generation([1, 10, 11, 5], [20]),
-        generation([2], [30]),
-    ]
-    made = group(trajectory(*calls), trajectory(*calls))
-    samples, before = make_samples([made], [constant_credit(made, [1.0, -1.0])], layout)
-    found, counters = Filters(roles=roles)(samples, [made])
-    assert [int(i) for s in found for i in s.token_ids[s.mask]] == ids * 2
-    assert counters["batch/n_policy_tokens"] == 2 * len(ids) == 8 - counters["batch/n_tokens_of_other_roles"]
-    assert before["batch/n_policy_tokens"] == 8
-    everything, _ = Filters()(samples, [made])
-    assert everything == samples
-    assert Filters(roles=roles)([], [made])[0] == []
-    with pytest.raises(DataError, match="tokens in no row"):
-        Filters(roles=roles)(samples[:1], [made])
