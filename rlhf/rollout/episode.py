@@ -185,7 +185,8 @@ class _Run:
         problem = _problem_of_action(action, self._policy.generations)
         if problem:
             raise Ended(Outcome.AGENT_ERROR, f"act: {problem}")
-        return replace(action, generations=self._policy.recorded(action.generations))
+        checked: Action = action
+        return replace(checked, generations=self._policy.recorded(checked.generations))
 
     def _agent_ended(self, error: Exception, now: StepResult) -> Ended:
         if isinstance(error, ContextFull):

@@ -15,9 +15,10 @@ from agents.base import Agent
 from environments.base import Environment, most_at_once
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
 from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.episode import Phase, Watch, lanes_of, run_episode
+from rlhf.rollout.episode import lanes_of, run_episode
 from rlhf.rollout.forks import Branch, parted
 from rlhf.rollout.grouping import Grouping, Independent
+from rlhf.rollout.handle import Phase, Watch
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.seeds import stable_seed
