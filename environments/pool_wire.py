@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class Frames:
 def answer_of(value: object) -> tuple[int, object]:
     """Return kind and plain form of what a call returned."""
     if type(value) is StepResult:
-        return RESULT, tuple(getattr(value, name) for name in _FIELDS)
+        return RESULT, _plain(value)
     return VALUE, value
 
 
@@ -92,7 +93,7 @@ def decoded(payload: bytes) -> Any:
     return StepResult(*value) if kind == RESULT else value
 
 
-_FIELDS = tuple(field.name for field in fields(StepResult))
+_plain = attrgetter(*(field.name for field in fields(StepResult)))
 
 
 def packed(environment: object, *more: object) -> bytes:
