@@ -48,7 +48,7 @@ _KINDS: dict[int, tuple[type[StoreError], str, str]] = {
     sqlite3.SQLITE_FULL: (
         StoreFull,
         "there is no room for what was to be stored",
-        "free disk space, raise max_mb, or remove entries; what was stored before is whole",
+        "free disk space, or raise max_mb; what was stored before is whole",
     ),
     sqlite3.SQLITE_IOERR: (
         StoreFull,
