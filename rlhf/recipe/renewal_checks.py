@@ -75,8 +75,8 @@ def _check_renewed(recipe: Recipe) -> None:
     from environments.base import properties_of
     from rewards.asking import AsksModel
 
-    asking = {name: w.reward for name, w in recipe.trained_rewards.items() if isinstance(w.reward, AsksModel)}
-    found = [name for name, reward in asking.items() if reward.path is not None]
+    rewards: dict[str, object] = {name: weighted.reward for name, weighted in recipe.trained_rewards.items()}
+    found = [name for name, reward in rewards.items() if isinstance(reward, AsksModel) and reward.path is not None]
     for path, settings in _renewing(recipe):
         example = "rewards: {own: {kind: grade, path: FOLDER}}"
         _check_named(f"{path}.reward", settings.reward, found, "judge with a path", example)

@@ -286,8 +286,9 @@ def _stored(item: Item) -> dict[str, Any]:
 
 def _restored(values: Mapping[str, Any]) -> Item:
     if "chosen" in values:
-        sides = (tuple(values[name].tolist()) for name in ("chosen", "rejected"))
-        return Pair(values["task_id"], *(Side(ids, (True,) * len(ids)) for ids in sides))
-    kept = {name: values[name] for name in ("task_id", "attempt", "right", "is_last")}
-    ids = {name: tuple(values[name]) for name in ("ends", "labels")}
-    return Labelled(token_ids=tuple(values["token_ids"].tolist()), **kept, **ids)
+        chosen, rejected = (tuple(values[name].tolist()) for name in ("chosen", "rejected"))
+        sides = [Side(ids, (True,) * len(ids)) for ids in (chosen, rejected)]
+        return Pair(values["task_id"], sides[0], sides[1])
+    kept: dict[str, Any] = {name: values[name] for name in ("task_id", "attempt", "right", "is_last")}
+    kept |= {name: tuple(values[name]) for name in ("ends", "labels")}
+    return Labelled(token_ids=tuple(values["token_ids"].tolist()), **kept)

@@ -101,7 +101,7 @@ class JudgeKeeper:
         """The reward, asking the policy of `step`."""
         name = f"{self.office}, of step {step}"
         hold(name, model_of(self.policy, weights), self.policy.tokenizer)
-        return replace(self.reward, path=name)  # type: ignore[type-var]
+        return replace(self.reward, path=name)
 
     def close(self) -> None:
         """Keep no judge in memory."""
@@ -211,13 +211,12 @@ _NUMBERS = ("judge_step", "next_step", "n_audits", "n_renewals", "is_over", "is_
 
 def renewed(settings: JudgeRenewal, rewards: Mapping[str, Weighted]) -> tuple[str, AsksModel]:
     """Return name and reward that are meant; a recipe that was checked has it."""
-    found = [
-        (name, weighted.reward)
+    named: dict[str, object] = {
+        name: weighted.reward
         for name, weighted in rewards.items()
-        if isinstance(weighted.reward, AsksModel) and weighted.watch is None and settings.reward in (None, name)
-        if weighted.reward.path is not None
-    ]
-    return found[0]
+        if weighted.watch is None and settings.reward in (None, name)
+    }
+    return next((name, r) for name, r in named.items() if isinstance(r, AsksModel) and r.path is not None)
 
 
 def learnt(policy: Policy) -> Weights:
