@@ -39,6 +39,8 @@ class ModelReward:
 
     #: What the model has to have learnt.
     learnt: ClassVar[str] = "pairs"
+    #: It reads ids, which a policy on a server does not give.
+    reads_tokens: ClassVar[bool] = True
 
     path: str
     """Folder of the model, or its name on a hub."""

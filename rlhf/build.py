@@ -224,7 +224,7 @@ def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
 async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> Collector:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     limits = recipe.limits
-    check_rewards(recipe, policy.tokenizer)
+    check_rewards((weighted.reward for weighted in recipe.rewards.values()), policy.tokenizer)
     if record := programs_record(recipe.rewards):
         progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
     if not isinstance(recipe.engine, TransformersSettings):

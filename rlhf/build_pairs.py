@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,10 @@ def check_sources(recipe: Recipe) -> None:
             )
 
 
-def check_rewards(recipe: Recipe, tokenizer: Any) -> None:
+def check_rewards(rewards: Iterable[Any], tokenizer: Any) -> None:
     """Load the models that rewards ask. Raises ModelError where one cannot be had, or reads other tokens."""
-    for weighted in recipe.rewards.values():
-        for reward in _with_parts(weighted.reward):
+    for whole in rewards:
+        for reward in _with_parts(whole):
             check = getattr(reward, "check_policy", None)
             if callable(check):
                 check(tokenizer)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhf.build import device, make_collector, policy_of
 from rlhf.build_engine import make_publisher
+from rlhf.build_pairs import check_rewards
 from rlhf.build_store import agent_of
 from rlhf.errors import ModelError, RecipeError, nearest
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, RandomAgent, WholeMessages
@@ -138,6 +139,9 @@ async def _model_at_play(found: Contender, progress: RichProgress) -> AsyncItera
     recipe = found.recipe
     assert recipe is not None
     policy = _weights(recipe, found.checkpoint)
+    strategy = found.suite.strategy
+    asked = [weighted.reward for part in found.suite.parts for weighted in part.rewards.values()]
+    check_rewards([*asked, getattr(strategy, "judge", None)], policy.tokenizer)
     policy.model.to(device())
     collector = await make_collector(recipe, policy, progress)
     try:

@@ -147,7 +147,7 @@ class Store:
         Raises:
             StoreLeak: `origin` is of another split than the store's, or judges the policy.
         """
-        if origin.split != self.split or origin.task in self._judged:
+        if self.split is not None and (origin.split != self.split or origin.task in self._judged):
             raise StoreLeak(
                 "this task may leave nothing in the store",
                 where=str(self.path),

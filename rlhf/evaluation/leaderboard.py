@@ -145,6 +145,7 @@ def _row(side: Side) -> dict[str, Any]:
         "interval": [success["low"], success["high"]],
         "score": figures["score"]["value"],
         "turns_mean": figures["turns_mean"],
+        "tokens_mean": figures["tokens_mean"],
         "n_errors": figures["n_errors"],
         "n": success["n"],
         "pass": figures["pass"],
@@ -159,7 +160,9 @@ def _named(side: Side) -> tuple[str, str, int, str]:
     try:
         summary = json.loads(path.read_text("utf-8"))
         metric = str(summary.get("metric", "success"))
-        return str(summary["suite"]), str(summary["policy"]), int(summary["attempts"]), metric
+        strategy = summary.get("strategy")
+        policy = f"{summary['policy']}, {strategy['kind']} of {strategy['n']}" if strategy else str(summary["policy"])
+        return str(summary["suite"]), policy, int(summary["attempts"]), metric
     except (ValueError, KeyError, TypeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 

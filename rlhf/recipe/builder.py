@@ -88,12 +88,14 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
     settings = {key: value for key, value in values.items() if key != "kind"}
     if not inspect.isclass(target):
         if settings:
+            key = str(next(iter(settings)))
             raise RecipeError(
-                "a function takes no keys",
-                where=join(path, str(next(iter(settings)))),
+                "a function takes no keys of its own",
+                where=join(path, key),
                 got=f"a key for {kind}",
-                expected="no keys",
-                hint="make it a dataclass with fields and a __call__",
+                expected="weight or watch" if section == "reward" else "no keys",
+                hint=nearest(key, ("weight", "watch") if section == "reward" else ())
+                or "make it a dataclass with fields and a __call__",
             )
         return target
     _refuse_of_other_kinds(section, kind, settings, keys_of(target, path), path, base)

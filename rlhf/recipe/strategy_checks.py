@@ -49,6 +49,15 @@ def check_strategy(suite: Suite, has_tokens: bool, policy: str) -> None:
             expected="a judge, or a model that is loaded here",
             hint=f"write strategy: {{kind: {kind}, judge: {{kind: ...}}}}",
         )
+    judge = getattr(strategy, "judge", None)
+    if not has_tokens and getattr(judge, "reads_tokens", False):
+        raise RecipeError(
+            "this judge reads the tokens of a policy, and those of this one are not known",
+            where="strategy.judge",
+            got=f"{kind_of('reward', judge)}, for {policy}",
+            expected="a judge that reads text, or a model that is loaded here",
+            hint="judge: {kind: grade, url: ...} asks a language model",
+        )
     for part in suite.parts:
         if getattr(strategy.rollout, "replays", False) and not _is_replayable(part.environment):
             raise RecipeError(

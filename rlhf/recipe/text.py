@@ -157,7 +157,7 @@ def _apply(config: DictConfig, override: str) -> None:
             where=f"override {key}",
             got=override,
             expected="the path of a key; a list is counted from 0: stages.0.epochs=1",
-            hint=str(error).splitlines()[0],
+            hint="`rlhf show` prints the recipe with all that may be changed",
         ) from error
 
 

@@ -16,7 +16,10 @@ from rlhf.evaluation.attempts import read_attempts
 from rlhf.evaluation.store import read_trajectories
 from rlhf.rollout.grouping import Grouping, Independent, Tree
 from rlhf.rollout.strategies import Choice
+from rlhf.trainers.scoring_models import save, scoring_model
+from rlhf.trainers.tokenizer import train_tokenizer
 from tests.commands import last_json, run
+from tests.trainers import tiny
 
 TASK = Task("door/1")
 
@@ -127,6 +130,9 @@ def test_an_evaluation_with_a_strategy(suite: Path, tmp_path: Path) -> None:
     [record] = read_trajectories(out / "trajectories", task_id=attempts[0].task_id, attempt=0)
     assert record.spent is not None and record.spent.why.endswith("by the judge, of 3")
 
+    [board] = last_json(run("leaderboard", out, "--json"))["boards"]
+    assert [row["policy"] for row in board["rows"]] == ["random, best_of_n of 3"]
+
     listed = last_json(run("trajectories", out, "--candidates", "--limit", "99", "--json"))["trajectories"]
     assert len(listed) == 36 and not any("spent" in t for t in listed)
     [told] = last_json(run("trajectories", out, "--limit", "1", "--json"))["trajectories"]
@@ -164,5 +170,21 @@ def test_what_a_strategy_needs_is_asked_before_anything_is_played(suite: Path, t
         "class Still:\n    def tasks(self, split):\n        return []\n    def start(self, task):\n        ...\n"
     )
     grown = "{kind: tree_search, n: 3, judge: {kind: turn_cost}}"
+    reading = "{kind: best_of_n, judge: {kind: outcome_model, path: nowhere}}"
+    blind = run("evaluate", "random", "--suite", suite, "--strategy", reading)
+    assert blind.exit_code == 2 and "this judge reads the tokens of a policy" in blind.stderr
     still = run("evaluate", "random", "--suite", suite, "--strategy", grown)
     assert still.exit_code == 2 and "does not promise to repeat" in still.stderr
+
+
+def test_a_judge_that_reads_other_tokens_is_refused(suite: Path, tmp_path: Path) -> None:
+    policy = tiny.policy()
+    policy.model.save_pretrained(tmp_path / "policy")
+    policy.tokenizer.save_pretrained(tmp_path / "policy")
+    other = train_tokenizer(["something else entirely"] * 9, vocab_size=300, max_context=64)
+    save(tmp_path / "judge", scoring_model(policy), other)
+    judged = f"{{kind: best_of_n, n: 2, judge: {{kind: reward_model, path: {tmp_path / 'judge'}}}}}"
+    found = run("evaluate", tmp_path / "policy", "--suite", suite, "--strategy", judged)
+    assert found.exit_code == 2 and "the reward model does not fit the policy" in found.stderr
+    found = run("evaluate", tmp_path / "policy", "--suite", suite, "--strategy", judged.replace("judge}", "nowhere}"))
+    assert found.exit_code == 2 and "the reward model cannot be loaded" in found.stderr
