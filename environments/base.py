@@ -149,6 +149,7 @@ class Properties:
             leaks, keeps state of its own for the whole process, or hangs.
         interleaves: several episodes may be alive in one process as long as one thread steps them in turn, as is so of
             those that are thread-safe; they then share worker processes.
+        seats: names of the seats that the agent plays, where it plays several (`StepResult.seat`).
     """
 
     deterministic: bool = False
@@ -160,6 +161,7 @@ class Properties:
     package: str = ""
     isolated: bool = False
     interleaves: bool = False
+    seats: tuple[str, ...] = ()
 
 
 def properties_of(environment: object) -> Properties:

@@ -35,6 +35,7 @@ class Several(ABC):
             splits=tuple(split for split in found[0].splits if all(split in p.splits for p in found)),
             package=", ".join(dict.fromkeys(p.package for p in found if p.package)),
             isolated=any(p.isolated for p in found),
+            seats=tuple(dict.fromkeys(seat for p in found for seat in p.seats)),
         )
 
     @property

@@ -101,7 +101,11 @@ class TextArena(Drawn):
     def properties(self) -> Properties:
         """What this environment promises; games of which no list of actions is known have no oracle."""
         return replace(
-            super().properties, oracle=self.family.actions is not None, package=f"textarena {version()}", isolated=False
+            super().properties,
+            oracle=self.family.actions is not None,
+            package=f"textarena {version()}",
+            isolated=False,
+            seats=SEATS if self.opponent == "self" else (),
         )
 
     @property

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf.cli import app
-from rlhf.errors import RlhfError
+from rlhf.errors import RecipeError, RlhfError
 from rlhf.evaluation.store import read_trajectories
+from rlhf.recipe import load
 from tests.environments import heap
 from tests.trainers import runs
 
@@ -42,7 +43,7 @@ def write(folder: Path, stages: list[dict[str, Any]], **changes: Any) -> Path:
         "rewards": {"won": {"kind": "environment"}, "invalid": {"kind": "invalid_action", "penalty": 1.0}},
         "limits": {"max_turns": 6, "max_tokens": 4},
     }
-    path = runs.write(folder, stages, **settings, **changes)
+    path = runs.write(folder, stages, **(settings | changes))
     shutil.copy(heap.__file__, folder / "heap.py")
     return path
 
@@ -96,3 +97,25 @@ def test_a_role_that_nobody_has_stops_the_run_and_names_those_there_are(start: P
     with pytest.raises(RlhfError) as caught:
         learn(start, tmp_path, steps=1, trains=["third"])
     assert "'third'" in str(caught.value) and "'first'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("agent", "says"),
+    [
+        ("{kind: chat}", "as if they were one"),
+        ("{kind: self_play, systems: {frist: Begin.}}", r"no such seat(?s:.*)did you mean 'first'"),
+    ],
+)
+def test_an_agent_that_does_not_fit_the_seats_is_refused(tmp_path: Path, agent: str, says: str) -> None:
+    (tmp_path / "table.py").write_text(
+        "from dataclasses import replace\n"
+        "from tests.environments import heap\n"
+        "class Table(heap.Heap):\n"
+        "    @property\n"
+        "    def properties(self):\n"
+        "        return replace(super().properties, seats=heap.SEATS)\n"
+    )
+    path = write(tmp_path, [SELF_PLAY], environment={"kind": "./table.py:Table"})
+    assert load(path).agent
+    with pytest.raises(RecipeError, match=says):
+        load(path, [f"agent={agent}"])

@@ -20,6 +20,7 @@ from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_
 from rlhf.recipe.memory_checks import MEMORY_CHECKS
 from rlhf.recipe.renewal_checks import RENEWAL_CAUTIONS, RENEWAL_CHECKS
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
+from rlhf.recipe.seat_checks import SEAT_CHECKS
 from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
 from rlhf.recipe.stopping_checks import STOPPING_CHECKS
@@ -321,6 +322,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *WATCH_CHECKS,
     *MEMORY_CHECKS,
     *STORE_CHECKS,
+    *SEAT_CHECKS,
     _check_rewards,
     _check_groups,
     _check_values,
