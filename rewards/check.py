@@ -61,7 +61,8 @@ def check_reward(
     (task, trajectory), and an object with `over_group` as one of (task, trajectories). Sync or async is the same.
 
     A reward for references of one form has an attribute `examples`, (answer, reference) pairs that deserve full marks;
-    one that starts processes has `slow_s`, the seconds that a call may take, which else is 1. One that runs programs,
+    one that starts processes has `slow_s`, the seconds that a call may take, which else is 1; one that scores what was
+    sampled has `reads_tokens`, and may refuse an attempt in which nothing was. One that runs programs,
     without examples and without records, is not ok: nothing that is made up here is a program.
 
     Args:
@@ -197,7 +198,10 @@ async def _check_group_reward(judge: _Judge, records: Sequence[tuple[Task, Traje
     note = judge.walk.note
     _check_names(judge)
     found: dict[str, tuple[Task, list[Trajectory]]] = {}
+    needs_tokens = getattr(judge.reward, "reads_tokens", False)
     for task, trajectory in [*records, *_made_up([task for task, _ in records] or _TASKS)]:
+        if needs_tokens and not trajectory.n_tokens:
+            continue
         found.setdefault(task.id, (task, []))[1].append(trajectory)
     for task, attempts in found.values():
         for n in sorted({1, 2, len(attempts)} & set(range(len(attempts) + 1))):

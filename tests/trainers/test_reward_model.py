@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rewards.check import check_reward
 from rewards.reward_model import RewardModelScore
 from rlhf.data import Finish, Task
 from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingError
@@ -201,6 +202,13 @@ def test_a_model_that_fails_is_an_error_and_never_a_score(tmp_path: Path, troubl
     scored = asyncio.run(score_group(Task(group.task_id), group.trajectories, {"r": Weighted("r", 1.0, reward)}))
     assert not scored.trajectories and len(scored.failures) == 2
     assert all(f.outcome == "reward_error" and "reward model" in f.message for f in scored.failures)
+
+
+def test_a_model_keeps_the_contract_of_rewards(tmp_path: Path) -> None:
+    policy = tiny.policy()
+    save(tmp_path / "model", scoring_model(policy), policy.tokenizer)
+    report = check_reward(RewardModelScore(path=str(tmp_path / "model")))
+    assert report.ok, str(report)
 
 
 def test_a_model_of_other_tokens_is_refused_before_anything_is_scored(tmp_path: Path) -> None:
