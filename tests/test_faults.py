@@ -362,6 +362,17 @@ def test_what_the_context_cuts_is_told_apart(tmp_path: Path) -> None:
     assert "by the end of the context (limits.max_context)" in said and "by limits.max_tokens" not in said
 
 
+def test_a_first_prompt_that_fills_the_context_is_told(tmp_path: Path) -> None:
+    # A prompt of some 5 tokens in a context of 4: nobody ever says anything, and nothing is learnt.
+    said = runs.run(
+        written(tmp_path, limits={"max_turns": 1, "max_tokens": 2, "max_context": 4}), tmp_path / "run"
+    ).said
+    assert (
+        "8 of 8 attempts in an evaluation" in said
+        and "before the policy could say anything: the first prompt fills" in said
+    )
+
+
 def test_nothing_is_told_of_what_was_not_cut(tmp_path: Path) -> None:
     stage = {"kind": "supervised", "n_demonstrations": 32, "epochs": 6, "batch_size": 4}
     policy = runs.BASE["policy"] | {"hidden_size": 32}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rlhf.data import Finish
+from rlhf.data import Finish, Outcome
 from rlhf.rollout.collect import Collected
 from rlhf.rollout.limits import Limits
 
@@ -20,7 +20,11 @@ def cautions(collected: Collected, limits: Limits, where: str) -> dict[str, str]
         limits: that held there.
         where: what was done, for the reader.
     """
-    found = {"truncated": _truncated(collected, limits, where), "failures": _failures(collected, where)}
+    found = {
+        "truncated": _truncated(collected, limits, where),
+        "silent": _silent(collected, where),
+        "failures": _failures(collected, where),
+    }
     return {name: f"caution: {text}" for name, text in found.items() if text}
 
 
@@ -33,6 +37,17 @@ def _truncated(collected: Collected, limits: Limits, where: str) -> str:
     by = [f"{len(cut) - n_full} by limits.max_tokens: {limits.max_tokens}"] * (n_full < len(cut))
     by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
     return f"{len(cut)} of {len(generations)} generations in {where} were cut before they ended, {' and '.join(by)}"
+
+
+def _silent(collected: Collected, where: str) -> str:
+    trajectories = [t for group in collected.groups for t in group.trajectories]
+    full = [t for t in trajectories if t.outcome is Outcome.TOKEN_LIMIT and not t.turns]
+    if len(full) <= TRUNCATED_SHARE * len(trajectories):
+        return ""
+    return (
+        f"{len(full)} of {len(trajectories)} attempts in {where} ended before the policy could say anything: the "
+        "first prompt fills the context: raise policy.max_context or limits.max_context, or shorten agent.system"
+    )
 
 
 def _failures(collected: Collected, where: str) -> str:
