@@ -137,7 +137,15 @@ class Processes:
             episode: Episode = await started if inspect.isawaitable(started) else started
             return episode
         pool = self._pool()
-        return await _begun(pool, await pool.seat(), task)
+        worker = await pool.seat()
+        was_idle = worker.n_live == 1 and worker.n_begun > 1
+        try:
+            return await _begun(pool, worker, task)
+        except WorkerLost:
+            # It may have gone while it was idle, of which nobody had been told yet.
+            if not was_idle:
+                raise
+            return await _begun(pool, await pool.seat(), task)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Any:
         """Ask the environment's oracle. Raises EnvError where it has none."""
