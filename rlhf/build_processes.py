@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from rlhf import processes
 from rlhf.errors import TrainingError
@@ -65,11 +66,19 @@ def stopped_by_term() -> Iterator[None]:
             task.cancel()
             loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # A signal may cancel a future while a thread's result is being set; nobody waits for that result any more.
+        late = isinstance(context.get("exception"), asyncio.InvalidStateError)
+        if not (late and task is not None and task.cancelling()):
+            loop.default_exception_handler(context)
+
+    before, handler = signal.signal(signal.SIGTERM, stop), loop.get_exception_handler()
+    loop.set_exception_handler(trouble)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        loop.set_exception_handler(handler)
 
 
 @contextmanager

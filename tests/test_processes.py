@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.build_processes import stopped_by_term
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.processes import ProcessError, Processes, current, in_turn, n_wanted, reasons_in
 from tests.trainers.together import together
@@ -96,3 +101,25 @@ def test_a_wait_has_an_end(heard: list[dict[str, Any]]) -> None:
     said, seconds = heard[0]["late"]
     assert 2.5 < seconds < 7
     assert "did not come in time" in said and "trainer.timeout_s" in said and "the late one" in said
+
+
+def test_a_result_that_comes_after_the_stop_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    def late() -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        asyncio.get_running_loop().call_soon(future.set_result, 1)
+
+    async def stopped(by_signal: bool) -> None:
+        with stopped_by_term():
+            if by_signal:
+                os.kill(os.getpid(), signal.SIGTERM)
+            late()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(stopped(by_signal=False))
+    assert "InvalidStateError" in caplog.text, "without a stop it is one"
+    caplog.clear()
+    asyncio.run(stopped(by_signal=True))
+    assert not caplog.records
