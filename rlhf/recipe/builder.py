@@ -20,8 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG, DEFAULT_KIND
-from rlhf.errors import EnvError, RecipeError, RlhfError, boundary, nearest
+from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.kinds import kind_of, resolve, section_of_type
+from rlhf.recipe.declared import declared_by
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
@@ -104,12 +105,8 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
 
 def build_environment(values: Any, path: str, *, base: Path) -> Any:
     """Make the environment that `values` describes, in worker processes if it declares that it needs them."""
-    from environments.base import properties_of
-
     environment = build_part("environment", values, path, base=base)
-    with boundary(EnvError, f"{path}.properties", "run `rlhf check environment`"):
-        isolated = properties_of(environment).isolated
-    if not isolated:
+    if not declared_by(environment, path).isolated:
         return environment
     from environments.pool import Processes
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
 from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for, estimators_for, written
+from rlhf.recipe.declared import declared_by
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
@@ -201,10 +202,7 @@ def _check_optimizers(recipe: Recipe) -> None:
 
 
 def _check_splits(recipe: Recipe) -> None:
-    from environments.base import properties_of
-
-    with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-        offered = properties_of(recipe.environment).splits
+    offered = declared_by(recipe.environment).splits
     wanted = {"evaluation.split": recipe.evaluation.split}
     wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(recipe.stages) if hasattr(stage, "split")}
     if any(stage.evaluate_every for _, stage in policy_gradient_stages(recipe)):

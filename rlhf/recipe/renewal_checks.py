@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
+from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.trainer_checks import is_taken_apart
 
@@ -72,7 +73,6 @@ def _renewing(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def _check_renewed(recipe: Recipe) -> None:
-    from environments.base import properties_of
     from rewards.asking import AsksModel
 
     rewards: dict[str, object] = {name: weighted.reward for name, weighted in recipe.trained_rewards.items()}
@@ -90,8 +90,7 @@ def _check_renewed(recipe: Recipe) -> None:
                 hint=nearest(settings.truth, others)
                 or "remove the key: what the environment calls solved is then true",
             )
-        with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-            offered = properties_of(recipe.environment).splits
+        offered = declared_by(recipe.environment).splits
         if settings.split not in offered:
             raise RecipeError(
                 "the environment has no such split",

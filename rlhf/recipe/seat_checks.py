@@ -6,17 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agents.self_play import SelfPlay
-from environments.base import properties_of
-from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
+from rlhf.recipe.declared import declared_by
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
 
 def _check_seats(recipe: Recipe) -> None:
-    with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-        seats = properties_of(recipe.environment).seats
+    seats = declared_by(recipe.environment).seats
     if not seats:
         return
     if not isinstance(recipe.agent, SelfPlay):

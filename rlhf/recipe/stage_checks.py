@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
+from rlhf.recipe.start_checks import refuse_group_size, refuse_replay
 from rlhf.recipe.trainer_checks import is_taken_apart
 
 if TYPE_CHECKING:
@@ -150,33 +151,10 @@ def _check_learning(recipe: Recipe) -> None:
 
 
 def _check_branches(recipe: Recipe) -> None:
-    from environments.base import properties_of
-
     for path, stage in _learning(recipe):
-        if stage.pairs.from_run is not None:
-            continue
-        try:
-            stage.rollout.n_from_start(stage.pairs.group_size)
-        except ValueError as error:
-            raise RecipeError(
-                "groups of this size cannot be made",
-                where=f"{path}.pairs.group_size",
-                got=str(stage.pairs.group_size),
-                expected=str(error),
-                hint="group_size counts the attempts of all trees of a task",
-            ) from error
-        if not getattr(stage.rollout, "replays", False):
-            continue
-        with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-            is_replayable = properties_of(recipe.environment).replayable
-        if not is_replayable:
-            raise RecipeError(
-                "episodes would begin with a replay, which this environment does not promise to repeat",
-                where=f"{path}.rollout.kind",
-                got=f"{kind_of('rollout', stage.rollout)} in {kind_of('environment', recipe.environment)}",
-                expected="an environment whose `properties` say replayable=True",
-                hint="declare it if it is so, `rlhf check environment` proves it; or remove the key",
-            )
+        if stage.pairs.from_run is None:
+            refuse_group_size(f"{path}.pairs", stage.rollout, stage.pairs.group_size)
+            refuse_replay(recipe, path, "rollout", stage.rollout)
 
 
 STAGE_CHECKS: tuple[Callable[[Recipe], None], ...] = (

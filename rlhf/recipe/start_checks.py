@@ -5,30 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
+from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
 
-def _check_replays(recipe: Recipe) -> None:
-    from environments.base import properties_of
+def refuse_replay(recipe: Recipe, path: str, section: str, part: Any) -> None:
+    """Raise RecipeError where `part`, the `section` of `path`, replays what the environment may not repeat."""
+    if getattr(part, "replays", False) and not declared_by(recipe.environment).replayable:
+        raise RecipeError(
+            "episodes would begin with a replay, which this environment does not promise to repeat",
+            where=f"{path}.{section}.kind",
+            got=f"{kind_of(section, part)} in {kind_of('environment', recipe.environment)}",
+            expected="an environment whose `properties` say replayable=True",
+            hint="declare it if it is so, `rlhf check environment` proves it; or remove the key",
+        )
 
+
+def refuse_group_size(path: str, rollout: Any, group_size: int) -> None:
+    """Raise RecipeError where `rollout` cannot make groups of the size that `path` has."""
+    try:
+        rollout.n_from_start(group_size)
+    except ValueError as error:
+        raise RecipeError(
+            "groups of this size cannot be made",
+            where=f"{path}.group_size",
+            got=str(group_size),
+            expected=str(error),
+            hint="group_size counts the attempts of all trees of a task",
+        ) from error
+
+
+def _check_replays(recipe: Recipe) -> None:
     for path, section, part in _that_may_replay(recipe):
-        if not getattr(part, "replays", False):
-            continue
-        with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-            is_replayable = properties_of(recipe.environment).replayable
-        if not is_replayable:
-            raise RecipeError(
-                "episodes would begin with a replay, which this environment does not promise to repeat",
-                where=f"{path}.{section}.kind",
-                got=f"{kind_of(section, part)} in {kind_of('environment', recipe.environment)}",
-                expected="an environment whose `properties` say replayable=True",
-                hint="declare it if it is so, `rlhf check environment` proves it; or remove the key",
-            )
+        refuse_replay(recipe, path, section, part)
 
 
 def _that_may_replay(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
@@ -71,27 +85,17 @@ def _check_oracle(recipe: Recipe) -> None:
 
 def _check_trees(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
-        try:
-            stage.rollout.n_from_start(stage.group_size)
-        except ValueError as error:
-            raise RecipeError(
-                "groups of this size cannot be made",
-                where=f"{path}.group_size",
-                got=str(stage.group_size),
-                expected=str(error),
-                hint="group_size counts the attempts of all trees of a task",
-            ) from error
+        refuse_group_size(path, stage.rollout, stage.group_size)
 
 
 def _check_calibrated(recipe: Recipe) -> None:
-    from environments.base import can_demonstrate, properties_of
+    from environments.base import can_demonstrate
 
     for i, stage in enumerate(recipe.stages):
         attempts = getattr(stage, "attempts", None)
         if attempts is None or not attempts.calibrate:
             continue
-        with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-            is_replayable = properties_of(recipe.environment).replayable
+        is_replayable = declared_by(recipe.environment).replayable
         if not (is_replayable and can_demonstrate(recipe.environment)):
             raise RecipeError(
                 "attempts at these tasks cannot be corrected",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import EnvError, RecipeError, boundary
+from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.builder import build_part
+from rlhf.recipe.declared import declared_by
 from rlhf.recipe.text import parse
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def check_strategy(suite: Suite, has_tokens: bool, policy: str) -> None:
             hint="judge: {kind: grade, url: ...} asks a language model",
         )
     for part in suite.parts:
-        if getattr(strategy.rollout, "replays", False) and not _is_replayable(part.environment):
+        if getattr(strategy.rollout, "replays", False) and not declared_by(part.environment).replayable:
             raise RecipeError(
                 "candidates would begin with a replay, which this environment does not promise to repeat",
                 where=f"parts.{part.name}.environment",
@@ -67,10 +68,3 @@ def check_strategy(suite: Suite, has_tokens: bool, policy: str) -> None:
                 expected="an environment whose `properties` say replayable=True",
                 hint="use strategy: {kind: best_of_n}, whose candidates all begin where the task does",
             )
-
-
-def _is_replayable(environment: Any) -> bool:
-    from environments.base import properties_of
-
-    with boundary(EnvError, "environment.properties", "run `rlhf check environment`"):
-        return properties_of(environment).replayable

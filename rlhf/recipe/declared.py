@@ -1,0 +1,26 @@
+"""What an environment declares about itself, read while a recipe is checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf.errors import EnvError, boundary
+
+if TYPE_CHECKING:
+    from environments.base import Properties
+
+
+def declared_by(environment: object, path: str = "environment") -> Properties:
+    """Return the properties of `environment`.
+
+    Args:
+        environment: may be anybody's, whose `properties` may compute something.
+        path: YAML path of it, for messages.
+
+    Raises:
+        EnvError: they cannot be read.
+    """
+    from environments.base import properties_of
+
+    with boundary(EnvError, f"{path}.properties", "run `rlhf check environment`"):
+        return properties_of(environment)
