@@ -23,7 +23,7 @@ from rlhf.build_guard import refuse_overlap
 from rlhf.build_pairs import check_rewards, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build_resume import begin_of, is_finished, say_finished, telling_what_is_there
-from rlhf.build_store import make_keeper
+from rlhf.build_store import make_store_keeper
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
@@ -96,8 +96,8 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
         finally:
             run.writer.join()
             run.metrics.close()
-            if run.keeper:
-                run.keeper.close()
+            if run.store_keeper:
+                run.store_keeper.close()
             await run.collector.engine.close()
 
 
@@ -115,7 +115,7 @@ async def prepare(
     played = await play_all(recipe, folder, progress)
     policy = await make_policy(recipe, folder, found, state, played, progress)
     collector = await make_collector(recipe, policy, progress, folder / "engine.log")
-    keeper = make_keeper(recipe, folder, found)
+    keeper = make_store_keeper(recipe, folder, found)
     collector = replace(collector, agent=keeper.bound) if keeper else collector
     sinks: list[Sink] = (
         [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")] if here.is_main else []
@@ -148,7 +148,7 @@ async def prepare(
         state=state,
         demonstrations=played | stored_groups(recipe),
         estimate=success_estimate,
-        keeper=keeper,
+        store_keeper=keeper,
     )
     return run
 

@@ -9,11 +9,11 @@ from agents.stores.remembering import Remembering
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Part
 from rlhf.rollout.tasks import tasks_of
-from rlhf.trainers.keeping import Keeper, opened
+from rlhf.trainers.keeping import StoreKeeper, opened
 from rlhf.trainers.policy_gradient import PolicyGradient
 
 
-def make_keeper(recipe: Recipe, folder: Path, found: Path | None) -> Keeper | None:
+def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> StoreKeeper | None:
     """The keeper of the run's store, as checkpoint `found` has it, else new; None where its agent has no store."""
     agent: Any = recipe.agent
     if not isinstance(agent, Remembering):
@@ -21,7 +21,7 @@ def make_keeper(recipe: Recipe, folder: Path, found: Path | None) -> Keeper | No
     splits = [stage.split for stage in recipe.stages if isinstance(stage, PolicyGradient)]
     own = recipe.evaluation
     tasks = [] if own.allow_overlap else tasks_of(recipe.environment, own.split, own.n_tasks)
-    return Keeper.of(agent, folder, found, (splits or ["train"])[0], {task.id for task in tasks})
+    return StoreKeeper.of(agent, folder, found, (splits or ["train"])[0], {task.id for task in tasks})
 
 
 def agent_of(part: Part, checkpoint: Path | None) -> Any:

@@ -135,24 +135,41 @@ class EpisodePolicy:
         if kept:
             limit -= sum(len(piece.token_ids) for piece in kept)
             prompt = Prompt(kept[-1].full_ids, prompt.stop_ids)
-        context = min(self._engine.max_context, self._limits.max_context or self._engine.max_context)
-        room = context - len(prompt.token_ids)
-        if room < 1:
-            raise ContextFull(
-                "the prompt leaves no room for a token",
-                where=self._session,
-                got=f"{len(prompt.token_ids)} tokens in a context of {context}",
-                hint="raise limits.max_context, lower limits.max_turns, or let the agent forget (history)",
-            )
-        limit = min(limit, room)
+        limit = bounded(limit, prompt, self._engine, self._limits, self._session)
         seed = stable_seed(self._seed, self._attempt, self._turn, call)
         self._watch.enter(Phase.ENGINE)
-        with boundary(EngineError, where="engine.generate"):
-            generation = await self._engine.generate(
-                prompt, replace(self._sampling, max_tokens=limit, seed=seed), self._session
-            )
-        _check_generation(generation, prompt, limit)
-        return generation
+        sampling = replace(self._sampling, max_tokens=limit, seed=seed)
+        return await sampled(self._engine, prompt, sampling, self._session)
+
+
+def bounded(limit: int, prompt: Prompt, engine: RolloutEngine, limits: Limits, session: str) -> int:
+    """Return how many tokens may be sampled after `prompt`: `limit`, or fewer where the context ends before.
+
+    Raises:
+        ContextFull: not even one.
+    """
+    context = min(engine.max_context, limits.max_context or engine.max_context)
+    room = context - len(prompt.token_ids)
+    if room < 1:
+        raise ContextFull(
+            "the prompt leaves no room for a token",
+            where=session,
+            got=f"{len(prompt.token_ids)} tokens in a context of {context}",
+            hint="raise limits.max_context, lower limits.max_turns, or let the agent forget (history)",
+        )
+    return min(limit, room)
+
+
+async def sampled(engine: RolloutEngine, prompt: Prompt, sampling: SamplingParams, session: str) -> Generation:
+    """Sample once after `prompt`.
+
+    Raises:
+        EngineError: the engine fails, or does not answer what it was asked.
+    """
+    with boundary(EngineError, where="engine.generate"):
+        generation = await engine.generate(prompt, sampling, session)
+    _check_generation(generation, prompt, sampling.max_tokens)
+    return generation
 
 
 def _check_generation(generation: object, prompt: Prompt, limit: int) -> None:

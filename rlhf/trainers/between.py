@@ -25,22 +25,22 @@ async def between(run: Run, parts: Parts) -> None:
     if parts.refresher is not None and parts.refresher.is_due:
         await run.breathe()
         _refresh(run, parts.refresher)
-    if parts.keeper is not None and parts.keeper.is_due:
-        await _renew(run, parts.keeper)
+    if parts.judge_keeper is not None and parts.judge_keeper.is_due:
+        await _renew(run, parts.judge_keeper)
 
 
 def serve(run: Run, parts: Parts) -> None:
     """Score with the models that the stage renews, from now on."""
     if parts.refresher is not None:
         _replace(run, parts.refresher.name, parts.refresher.live)
-    if parts.keeper is not None:
-        _replace(run, parts.keeper.name, parts.keeper.live)
+    if parts.judge_keeper is not None:
+        _replace(run, parts.judge_keeper.name, parts.judge_keeper.live)
 
 
 def leave(run: Run, parts: Parts) -> None:
     """At the end of a stage: write the models that it renewed, and go on scoring with them."""
     label, tokenizer = run.state.label, run.policy.tokenizer
-    refresher, keeper = parts.refresher, parts.keeper
+    refresher, keeper = parts.refresher, parts.judge_keeper
     if refresher is not None:
         save(run.folder / _MODELS / label, refresher.model, tokenizer)
         _read(run, refresher.name, refresher.reward, _MODELS, label)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from environments.base import Environment, StepResult
 from rlhf.data import ScoredGroup, Task, Trajectory
@@ -16,7 +15,7 @@ from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.live import Ended
 from rlhf.rollout.workers import Lane
-from rlhf.trainers.demonstrations import Demonstration, _plan, _play_one
+from rlhf.trainers.demonstrations import Demonstration, plan_of, play_one
 
 
 def first_bad_step(left: Sequence[int | None]) -> int | None:
@@ -112,7 +111,7 @@ async def _corrected(
     taken = [action.text for action in done if not action.parts]
     left: list[int | None] = []
     for k in range(len(taken) + 1):
-        left.append(len(await _plan(environment, task, taken[:k], limits, lane)) or None)
+        left.append(len(await plan_of(environment, task, taken[:k], limits, lane)) or None)
         if left[0] is None:
             return None
         if first_bad_step(left[-2:]) is not None:
@@ -120,6 +119,5 @@ async def _corrected(
             if good in seen or len(taken) < len(done):
                 return None
             seen.add(good)
-            own: Any = _Own(good)
-            return await _play_one(environment, task, own, limits, lane, needs)
+            return await play_one(environment, task, _Own(good), limits, lane, needs)
     return None

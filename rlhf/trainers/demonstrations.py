@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from agents.base import History, Reply
 from agents.memory.base import MEMORY, Shown
@@ -115,9 +115,9 @@ async def play(
             for retry in range(1 + limits.max_retries):
                 rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
                 share = 1.0 if rng.random() < unsolved_share else random_share
-                strays = _Strays(share, dict(pool), rng)
+                strays = _AtRandom(share, dict(pool), rng)
                 try:
-                    played.append(await _play_one(environment, task, strays, limits, lanes.open(), needs))
+                    played.append(await play_one(environment, task, strays, limits, lanes.open(), needs))
                     pool = strays.pool
                     break
                 except Ended as ended:
@@ -148,9 +148,21 @@ def _check_failures(failures: Sequence[str], n_tried: int, n_tasks: int, limits:
         )
 
 
+class Strays(Protocol):
+    """When to leave the plan of the oracle, and for what."""
+
+    def is_next(self, state: StepResult) -> bool:
+        """Whether the next action is not the oracle's; asked once before each."""
+        ...
+
+    def action(self, state: StepResult) -> str:
+        """What is done instead, or where the oracle knows no way on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Strays:
-    """When to leave the plan, and for what.
+class _AtRandom:
+    """Leaves the plan now and then for a random action.
 
     Attributes:
         share: of the actions.
@@ -172,10 +184,14 @@ class _Strays:
         return self.rng.choice(list(self.pool) if anywhere and self.pool else state.admissible_actions or ("",))
 
 
-async def _play_one(
-    environment: Environment, task: Task, strays: _Strays, limits: Limits, lane: Lane, needs: Collection[str]
+async def play_one(
+    environment: Environment, task: Task, strays: Strays, limits: Limits, lane: Lane, needs: Collection[str]
 ) -> Demonstration:
-    """Play one task. Raises Ended where the environment fails or takes too long."""
+    """Play one task with the oracle, and leave its plan where `strays` says so; `needs` as in `play`.
+
+    Raises:
+        Ended: the environment fails or takes too long.
+    """
     live = LiveEpisode(environment, task, limits, lane)
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
@@ -193,7 +209,7 @@ async def _play_one(
 
 
 async def _steps(
-    environment: Environment, task: Task, live: LiveEpisode, strays: _Strays, limits: Limits, lane: Lane
+    environment: Environment, task: Task, live: LiveEpisode, strays: Strays, limits: Limits, lane: Lane
 ) -> tuple[Trajectory, tuple[tuple[str, ...], ...], tuple[str, ...]]:
     """What was done, the actions that were possible before each turn, and who had it. Raises Ended."""
     opening = state = await live.start()
@@ -205,7 +221,7 @@ async def _steps(
     while len(turns) < limits.max_turns:
         stray = strays.is_next(state)
         if plan is None and not stray:
-            plan = await _plan(environment, task, [t.action.text for t in turns], limits, lane)
+            plan = await plan_of(environment, task, [t.action.text for t in turns], limits, lane)
         if stray or not plan:
             # An oracle that knows no way on leaves the rest to chance: an unsolved demonstration, like a planned one.
             text, plan = strays.action(state), None if stray else []
@@ -242,8 +258,8 @@ async def _said(
     return tuple(said)
 
 
-async def _plan(environment: Environment, task: Task, taken: list[str], limits: Limits, lane: Lane) -> list[str]:
-    """What the oracle would do next; nothing where it knows no way on. Raises Ended."""
+async def plan_of(environment: Environment, task: Task, taken: list[str], limits: Limits, lane: Lane) -> list[str]:
+    """What the environment's oracle would do after `taken`; nothing where it knows no way on. Raises Ended."""
     try:
         found = await lane.call(cast(Oracle, environment).plan, task, taken, timeout_s=limits.start_timeout_s)
     except CallTimeout as error:

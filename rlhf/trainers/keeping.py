@@ -13,9 +13,10 @@ from agents.stores.kind import Asks
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.data import Message, ScoredGroup
-from rlhf.errors import ContextFull, EngineError, StoreError, boundary
+from rlhf.errors import StoreError
 from rlhf.processes import current
 from rlhf.rollout.collect import Collector
+from rlhf.rollout.handle import bounded, sampled
 from rlhf.rollout.seeds import stable_seed
 
 #: Name of the file in the run's folder.
@@ -23,7 +24,7 @@ FILE = "store.sqlite"
 
 
 @dataclass(frozen=True)
-class Keeper:
+class StoreKeeper:
     """The store of a run. Of several processes the first writes, and all read.
 
     Attributes:
@@ -37,7 +38,9 @@ class Keeper:
     bound: Bound
 
     @classmethod
-    def of(cls, agent: Remembering, folder: Path, found: Path | None, split: str, judged: Collection[str]) -> Keeper:
+    def of(
+        cls, agent: Remembering, folder: Path, found: Path | None, split: str, judged: Collection[str]
+    ) -> StoreKeeper:
         """The store of the run in `folder`: as checkpoint `found` has it, else new.
 
         All processes call this together.
@@ -125,14 +128,11 @@ class Asker:
         """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
         engine, renderer, limits = self._collector.engine, self._collector.renderer, self._collector.limits
         prompt = renderer.prompt(messages, tools)
-        room = min(engine.max_context, limits.max_context or engine.max_context) - len(prompt.token_ids)
-        if room < 1:
-            raise ContextFull("the prompt leaves no room for a token", where=self.session, got=str(-room))
-        limit = min(limits.max_tokens, room, max_tokens or limits.max_tokens)
+        asked = min(limits.max_tokens, max_tokens or limits.max_tokens)
+        limit = bounded(asked, prompt, engine, limits, self.session)
         sampling = replace(limits.sampling(1.0), max_tokens=limit, seed=stable_seed(self._seed, self.n_calls))
         self.n_calls += 1
-        with boundary(EngineError, where="engine.generate"):
-            generation = await engine.generate(prompt, sampling, self.session)
+        generation = await sampled(engine, prompt, sampling, self.session)
         return Reply(renderer.reply_text(generation.token_ids), replace(generation, role=role))
 
     def n_tokens(self, messages: Sequence[Message]) -> int:

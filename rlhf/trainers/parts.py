@@ -48,7 +48,7 @@ class Parts:
         hard: tasks that wait to be imitated, or None where none are.
         watches: compare rewards that are watched with those that are trained on.
         refresher: trains a reward model further, or None where none is.
-        keeper: of a judge that is the policy of some steps ago, or None where none is renewed.
+        judge_keeper: of a judge that is the policy of some steps ago, or None where none is renewed.
         memories: of rewards that remember.
     """
 
@@ -65,7 +65,7 @@ class Parts:
     hard: HardTasks | None = None
     watches: Watches = field(default_factory=lambda: Watches({}))
     refresher: Refresher | None = None
-    keeper: JudgeKeeper | None = None
+    judge_keeper: JudgeKeeper | None = None
     memories: Memories = field(default_factory=Memories)
 
     @classmethod
@@ -109,7 +109,7 @@ class Parts:
             hard=HardTasks(stage.relift) if stage.relift else None,
             watches=Watches.of(rewards or {}),
             refresher=Refresher.of(stage.reward_refresh, rewards or {}, f"{seed}/reward_refresh"),
-            keeper=JudgeKeeper.of(stage.judge_renewal, rewards or {}, policy),
+            judge_keeper=JudgeKeeper.of(stage.judge_renewal, rewards or {}, policy),
             memories=Memories.begun(rewards or {}),
         )
 
@@ -120,7 +120,7 @@ class Parts:
         parts |= {"memories": self.memories if self.memories.of_path else None}
         parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference, "hard": self.hard}
         parts |= {"watches": self.watches if self.watches.settings else None, "refresher": self.refresher}
-        parts |= {"keeper": self.keeper}
+        parts |= {"keeper": self.judge_keeper}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
@@ -163,8 +163,8 @@ class Parts:
             self.hard.learn(self.trainer.n_beside)
         if self.refresher is not None:
             self.refresher.learn(groups, step + 1)
-        if self.keeper is not None:
-            self.keeper.learn(step + 1)
+        if self.judge_keeper is not None:
+            self.judge_keeper.learn(step + 1)
         if self.reference is not None:
             figures |= self.reference.learn(values)
         return figures, cautions

@@ -21,7 +21,7 @@ from rlhf.sinks import Metrics
 from rlhf.trainers import checkpoint
 from rlhf.trainers.cautions import cautions
 from rlhf.trainers.checkpoint import State
-from rlhf.trainers.keeping import Keeper
+from rlhf.trainers.keeping import StoreKeeper
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.publish import Publisher
@@ -70,7 +70,7 @@ class Run:
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
-        keeper: of the agent's store, or None where it has none.
+        store_keeper: of the agent's store, or None where it has none.
         writer: of checkpoints that are written while training goes on.
         state: where the run stands; replaced, never changed.
     """
@@ -87,7 +87,7 @@ class Run:
     state: State
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
-    keeper: Keeper | None = None
+    store_keeper: StoreKeeper | None = None
     writer: Writer = field(default_factory=Writer)
     _clock: float = field(default_factory=time.perf_counter)
     _saved: State | None = None
@@ -109,9 +109,9 @@ class Run:
 
     async def remember(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         """Let the agent's store, if it has one, take in a finished step; returns what is logged of it."""
-        if self.keeper is None:
+        if self.store_keeper is None:
             return {}
-        return await self.keeper.learn(groups, self.collector, f"{self.seed}/{self.state.label}/{step}")
+        return await self.store_keeper.learn(groups, self.collector, f"{self.seed}/{self.state.label}/{step}")
 
     def advance(self, **changes: Any) -> None:
         """Move the state on, the time since the last call included.
@@ -156,7 +156,7 @@ class Run:
         optimizer = parts.trainer.optimizer if parts else optimizer
         later = parts is not None and in_background and parts.stage.checkpoint_in_background
         writer = self.writer if later else None
-        beside = self.keeper.save if self.keeper else None
+        beside = self.store_keeper.save if self.store_keeper else None
         checkpoint.save(
             self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep, writer=writer, beside=beside
         )
