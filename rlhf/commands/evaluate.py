@@ -39,6 +39,13 @@ Out = Annotated[
 Checkpoint = Annotated[
     Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
 ]
+StrategyName = Annotated[
+    str,
+    typer.Option(help="Choose each attempt among candidates: best_of_n, or '{kind: best_of_n, n: 8}' and the like."),
+]
+AlsoTrained = Annotated[
+    bool, typer.Option("--also-trained", help="Allow tasks that the policy was trained on; otherwise an error.")
+]
 
 
 @command
@@ -51,12 +58,7 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
     n: Annotated[int | None, typer.Option("--n", "-n", "--limit", min=1, help="How many tasks of each part.")] = None,
     attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
-    strategy: Annotated[
-        str,
-        typer.Option(
-            help="Choose each attempt among candidates: best_of_n, or '{kind: best_of_n, n: 8}' and the like."
-        ),
-    ] = "",
+    strategy: StrategyName = "",
     endpoint: Annotated[
         str, typer.Option(metavar="URL", help="An OpenAI-compatible server whose model is evaluated.")
     ] = "",
@@ -64,9 +66,7 @@ def evaluate(
     tries: Annotated[
         int | None, typer.Option(min=1, help="How often that server is asked for a reply before it is an error.")
     ] = None,
-    also_trained: Annotated[
-        bool, typer.Option("--also-trained", help="Allow tasks that the policy was trained on; otherwise an error.")
-    ] = False,
+    also_trained: AlsoTrained = False,
     verify: Annotated[
         Path | None, typer.Option(help="Make the evaluation in this folder again, and say what changed.")
     ] = None,
