@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,12 @@ def test_it_loads_and_says_what_it_is(path: Path, monkeypatch: pytest.MonkeyPatc
     assert recipe.name and recipe.stages
     [doc] = [listed.doc for listed in list_recipes() if listed.path.resolve() == path]
     assert doc
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[str(p.relative_to(RECIPES).with_suffix("")) for p in SHIPPED])
+def test_it_is_as_short_as_the_readme_promises(path: Path) -> None:
+    [promised] = re.findall(r"recipe of at\s+most\s+(\d+)\s+lines", (RECIPES.parent / "README.md").read_text("utf-8"))
+    assert len(path.read_text("utf-8").splitlines()) <= int(promised)
 
 
 def test_the_quickstart_with_adapters_is_the_quickstart_but_for_them() -> None:
