@@ -11,12 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agents.base import Agent, History, Reply
+from agents.base import Agent, History
 from agents.chat import ChatAgent
 from agents.memory.base import Shown
 from agents.memory.window import Window
 from agents.parsing import parse_action, split_thoughts
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
+from tests.agents.spoken import Says
 
 DOORS = ("look around", "open Door to kitchen", "take  coin")
 
@@ -25,23 +26,11 @@ def generation(finish=Finish.STOP, ids=(7, 9)):
     return Generation(Prompt((1,)), ids, (0.0,) * len(ids), finish, 0)
 
 
-class Says:
-    """A policy that says one thing and keeps what it was shown."""
-
-    def __init__(self, text, finish=Finish.STOP):
-        self.reply = Reply(text, generation(finish))
-        self.shown = []
-
-    async def generate(self, messages, *, max_tokens=None, role=""):
-        self.shown.append(tuple(messages))
-        return self.reply
-
-
 def shown_to(agent, given):
     """The messages of the agent's next call."""
     policy = Says("go")
     asyncio.run(agent.act(given, policy))
-    return policy.shown[0]
+    return policy.shown[0][1]
 
 
 def turn(text="go", reply="ok", ids=(7, 9)):
@@ -71,8 +60,8 @@ def test_the_action_carries_the_generation():
     policy = Says("go north")
     action = asyncio.run(ChatAgent().act(history(), policy))
     assert (action.text, action.error) == ("go north", None)
-    assert action.generations == (policy.reply.generation,)
-    assert said(policy.shown[0])[1:] == [("user", "opening")]
+    assert action.generations == (policy.replies[0].generation,)
+    assert said(policy.shown[0][1])[1:] == [("user", "opening")]
 
 
 def test_an_empty_system_prompt_leaves_nothing_but_observations():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.base import History, Reply
+from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.memory.base import Exchange, Read, Shown
@@ -24,6 +24,7 @@ from agents.memory.window import Window
 from rlhf.catalog import CATALOG
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
 from rlhf.recipe.builder import build_part
+from tests.agents.spoken import Speaks, texts
 
 MEMORIES = sorted(CATALOG["memory"])
 
@@ -34,26 +35,14 @@ def agent_with(kind: str, **keys: Any) -> ChatAgent:
     return ChatAgent(system="", memory=memory, think=think)
 
 
-class Scribe:
-    """A policy that says `act` when it is to act, and counts what it is to remember; a word is a token."""
-
-    def __init__(self, *acts: str) -> None:
-        self.acts, self.shown, self.n_summaries = list(acts), [], 0
-
-    async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
-        self.shown.append((role, tuple(messages)))
-        self.n_summaries += role == "memory"
-        text = f"summary {self.n_summaries}" if role else self.acts.pop(0)
-        ids = (100 + len(self.shown), 7)
-        return Reply(text, Generation(Prompt((1,)), ids, (0.0, 0.0), Finish.STOP, 0, role=role))
-
-    def n_tokens(self, messages: Any) -> int:
-        return sum(len(m.content.split()) for m in messages)
+def scribe(*acts: str, summary: str = "summary {}") -> Speaks:
+    """A policy that says `acts` when it is to act, and counts what it is to remember."""
+    return Speaks(acts, memory=(summary.format(i) for i in range(1, 100)))
 
 
-def play(agent: ChatAgent, acts: list[str], *, says: Any = "seen {}".format) -> tuple[Scribe, tuple[Turn, ...]]:
+def play(agent: ChatAgent, acts: list[str], *, says: Any = "seen {}".format) -> tuple[Speaks, tuple[Turn, ...]]:
     """Let the agent act once for each of `acts`; after turn i the environment says `says(i)`."""
-    policy, turns = Scribe(*acts), ()
+    policy, turns = scribe(*acts), ()
     while policy.acts:
         action = asyncio.run(agent.act(History(Task("t"), "opening", turns), policy))
         turns = (*turns, Turn(action, says(len(turns))))
@@ -61,7 +50,7 @@ def play(agent: ChatAgent, acts: list[str], *, says: Any = "seen {}".format) -> 
 
 
 def said(shown: tuple[str, tuple[Message, ...]]) -> list[str]:
-    return [m.content if m.role is Role.USER else f"> {m.content}" for m in shown[1]]
+    return texts(shown[1])
 
 
 @pytest.mark.parametrize("kind", MEMORIES)
@@ -111,12 +100,7 @@ def test_a_later_summary_is_made_of_the_one_before() -> None:
 
 
 def test_a_summary_is_bounded_however_much_the_policy_writes() -> None:
-    class Chatters(Scribe):
-        async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
-            reply = await super().generate(messages, role=role)
-            return replace(reply, text="blah " * 10_000) if role else reply
-
-    policy, turns = Chatters(*[f"go {i}" for i in range(20)]), ()
+    policy, turns = scribe(*[f"go {i}" for i in range(20)], summary="blah " * 10_000), ()
     agent = ChatAgent(system="", memory=Summary(every=3, max_chars=50))
     while policy.acts:
         action = asyncio.run(agent.act(History(Task("t"), "opening", turns), policy))
@@ -176,10 +160,10 @@ def test_differences_from_the_observation_before() -> None:
 def test_a_list_of_possible_actions_stands_with_the_newest_observation_alone() -> None:
     agent = ChatAgent(system="", memory=DiffHistory(), show_admissible=True)
     turns = tuple(Turn(Action(str(i), (_generation(i),)), "same") for i in range(2))
-    policy = Scribe("go")
+    policy = scribe("go")
     asyncio.run(agent.act(History(Task("t"), "same", turns, ("x",), (("a",), ("b",))), policy))
-    texts = said(policy.shown[0])
-    assert texts[-1] == "(no change)\n\nPossible actions:\n- x" and texts[2] == "(no change)"
+    shown = said(policy.shown[0])
+    assert shown[-1] == "(no change)\n\nPossible actions:\n- x" and shown[2] == "(no change)"
 
 
 def _generation(i: int) -> Generation:
@@ -225,7 +209,7 @@ def test_what_is_demonstrated_is_read_back(kind: str, action: str) -> None:
     agent = agent_with(kind)
     shown = Shown(action, recall="the key is red", subgoal="find the door", before="find the key")
     written = agent.write(shown)
-    policy = Scribe(written)
+    policy = scribe(written)
     done = asyncio.run(agent.act(History(Task("t"), "opening"), policy))
     assert done.text == action and done.error is None
     # The policy of this test says the same whatever it is asked; a manager cannot read it.
@@ -243,12 +227,7 @@ def test_a_window_of_none_shows_one_message() -> None:
 
 @pytest.mark.parametrize("memory", [Summary(every=1, keep=0), Subgoals(max_turns=1)])
 def test_thoughts_are_no_part_of_a_summary(memory: Summary | Subgoals) -> None:
-    class Thinks(Scribe):
-        async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
-            reply = await super().generate(messages, role=role)
-            return replace(reply, text=f"<think>hmm {'m' * 2000}</think>\n{reply.text}") if role else reply
-
-    policy, turns = Thinks("a", "b", "c"), ()
+    policy, turns = scribe("a", "b", "c", summary=f"<think>hmm {'m' * 2000}</think>\nsummary {{}}"), ()
     while policy.acts:
         action = asyncio.run(ChatAgent(system="", memory=memory).act(History(Task("t"), "opening", turns), policy))
         turns = (*turns, Turn(action, "seen"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.base import History, Reply
+from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.memory.base import Shown
@@ -19,10 +19,8 @@ from rlhf.data import (
     Action,
     Finish,
     Generation,
-    Message,
     Outcome,
     Prompt,
-    Role,
     Score,
     ScoredGroup,
     Task,
@@ -30,22 +28,7 @@ from rlhf.data import (
     Turn,
 )
 from rlhf.rollout.collect import Collected
-
-
-class Speaks:
-    """A policy that says what it is given, in order: plans where a plan is asked for, actions elsewhere."""
-
-    def __init__(self, plans: list[str], acts: list[str]) -> None:
-        self.plans, self.acts = list(plans), list(acts)
-        self.shown: list[tuple[str, tuple[Message, ...]]] = []
-
-    async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
-        self.shown.append((role, tuple(messages)))
-        text = (self.plans if role == PLAN else self.acts).pop(0)
-        return Reply(text, Generation(Prompt((1,)), (len(self.shown), 7), (0.0, 0.0), Finish.STOP, 0, role=role))
-
-    def n_tokens(self, messages: Any) -> int:
-        return len(messages)
+from tests.agents.spoken import Speaks
 
 
 def agent(**keys: Any) -> PlannerExecutor:
@@ -53,15 +36,11 @@ def agent(**keys: Any) -> PlannerExecutor:
 
 
 def play(made: PlannerExecutor, plans: list[str], acts: list[str], n_turns: int) -> tuple[Speaks, tuple[Turn, ...]]:
-    policy, turns = Speaks(plans, acts), ()
+    policy, turns = Speaks(acts, **{PLAN: plans}), ()
     for i in range(n_turns):
         action = asyncio.run(made.act(History(Task("t"), "opening", turns), policy))
         turns = (*turns, Turn(action, action.error or f"seen {i}"))
     return policy, turns
-
-
-def texts(shown: tuple[str, tuple[Message, ...]]) -> list[str]:
-    return [m.content if m.role is Role.USER else f"> {m.content}" for m in shown[1]]
 
 
 @pytest.mark.parametrize("memory", [{}, {"memory": Window(turns=1)}], ids=["full", "window"])
@@ -85,9 +64,9 @@ def test_a_subgoal_holds_until_the_executor_says_done() -> None:
 
 def test_the_planner_sees_subgoals_and_the_executor_the_turns_of_its_own() -> None:
     policy, _ = play(agent(), ["find the key", "open the door"], ["go east", "take key", "done", "go west", "open"], 4)
-    plans = [texts(s) for s in policy.shown if s[0] == PLAN]
+    plans = [said for role, said in policy.told if role == PLAN]
     assert plans == [["opening\nNext subgoal:"], ["opening\n1. find the key: done\nseen 1\nNext subgoal:"]]
-    acts = [texts(s) for s in policy.shown if s[0] != PLAN]
+    acts = [said for role, said in policy.told if role != PLAN]
     assert acts[1] == ["Subgoal: find the key\nopening", "> go east", "seen 0"]
     assert acts[3] == ["opening\nSubgoal: open the door\nseen 1"]
     assert acts[4] == ["opening\nSubgoal: open the door\nseen 1", "> go west", "seen 2"]
@@ -105,7 +84,7 @@ def test_a_planner_that_loops_is_told_to_act() -> None:
     assert [g.role for g in turns[0].generations] == ["plan", "", "plan", ""]
     # The subgoal named last is still there; the executor reads why nothing was done.
     assert turns[1].action.text == "go" and len(turns[1].generations) == 1
-    assert texts(policy.shown[-1])[-1] == turns[0].action.error
+    assert policy.told[-1][1][-1] == turns[0].action.error
 
 
 def test_a_plan_of_nothing_and_one_without_end_are_bounded() -> None:
@@ -133,7 +112,7 @@ def test_a_turn_may_name_several_subgoals_and_none_is_forgotten() -> None:
     made = agent(max_turns_per_subgoal=1)
     policy, turns = play(made, ["a", "b", "c", "d"], ["go", "done", "stay", "wait"], 3)
     assert dict(turns[1].action.notes) == {"subgoal": "b\nc", "subgoal ended": "out of turns\ndone"}
-    plans = [texts(s)[0] for s in policy.shown if s[0] == PLAN]
+    plans = [said[0] for role, said in policy.told if role == PLAN]
     assert plans[3] == "opening\n1. a: out of turns\n2. b: done\n3. c: out of turns\nseen 1\nNext subgoal:"
 
 
@@ -154,9 +133,9 @@ def test_an_old_list_of_possible_actions_is_not_shown_again() -> None:
     made = agent(executor=ChatAgent(system="", show_admissible=True, memory=Window(turns=0)))
     before = Turn(Action("go", notes={"subgoal": "a"}), "seen")
     history = History(Task("t"), "opening", (before,), ("new way",), (("old way",),))
-    policy = Speaks([], ["go"])
+    policy = Speaks(["go"])
     asyncio.run(made.act(history, policy))
-    assert "new way" in texts(policy.shown[0])[0] and "old way" not in texts(policy.shown[0])[0]
+    assert "new way" in policy.told[0][1][0] and "old way" not in policy.told[0][1][0]
 
 
 def test_two_who_name_subgoals_are_refused() -> None:

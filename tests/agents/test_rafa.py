@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from agents.base import History, Reply
+from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.memory.window import Window
 from agents.rafa import IMAGINE, PLANNED, PROPOSE, VALUE, ReasonForFuture
-from rlhf.data import Action, Finish, Generation, Message, Prompt, Task, Turn
+from rlhf.data import Action, Finish, Generation, Prompt, Task, Turn
+from tests.agents.spoken import Says
 
 HISTORY = History(Task("door/1"), "A hall.", admissible_actions=("go east", "go west", "wait"))
 
 
-class Says:
-    """A policy that answers a role and the text that it is shown."""
-
-    def __init__(self, answer: Callable[[str, str], str]) -> None:
-        self.answer = answer
-        self.asked: list[tuple[str, str]] = []
-
-    async def generate(self, messages: Sequence[Message], *, role: str = "", **kwargs: object) -> Reply:
-        self.asked.append((role, messages[-1].content))
-        n = len(self.asked)
-        return Reply(
-            self.answer(role, messages[-1].content),
-            Generation(Prompt((n,)), (n,), (-0.1,), Finish.STOP, 0, role=role),
-        )
-
-    def n_tokens(self, messages: Sequence[Message]) -> int:
-        return 1
-
-
 def act(agent: ReasonForFuture, answer: Callable[[str, str], str], history: History = HISTORY) -> tuple[Action, Says]:
-    policy = Says(answer)
+    policy = Says(lambda role, messages: answer(role, messages[-1].content))
     return asyncio.run(agent.act(history, policy)), policy
 
 

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from agents.base import History, Reply
+from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.memory.base import Shown
 from agents.memory.window import Window
 from agents.self_play import SelfPlay
-from rlhf.data import Finish, Generation, Message, Prompt, Role, Task, Turn
+from rlhf.data import Task, Turn
 from rlhf.errors import AgentError
+from tests.agents.spoken import Speaks
 
 A, B = "player 0", "player 1"
-
-
-class Speaks:
-    """A policy that says what it is given, in order, and remembers what it was shown."""
-
-    def __init__(self, says: list[str]) -> None:
-        self.says = list(says)
-        self.shown: list[tuple[str, list[str]]] = []
-
-    async def generate(self, messages: Any, *, max_tokens: Any = None, role: str = "", tools: Any = ()) -> Reply:
-        told = [m.content if m.role is not Role.ASSISTANT else f"> {m.content}" for m in messages]
-        self.shown.append((role, told))
-        ids = (len(self.shown), 7)
-        return Reply(self.says.pop(0), Generation(Prompt((1,)), ids, (0.0, 0.0), Finish.STOP, 0, role=role))
-
-    def n_tokens(self, messages: list[Message]) -> int:
-        return len(messages)
 
 
 def play(made: SelfPlay, says: list[str], seats: list[str]) -> tuple[Speaks, tuple[Turn, ...]]:
@@ -48,9 +31,9 @@ def play(made: SelfPlay, says: list[str], seats: list[str]) -> tuple[Speaks, tup
 def test_each_seat_reads_what_was_said_to_it_and_nothing_else() -> None:
     made = SelfPlay(player=ChatAgent(system=""))
     policy, turns = play(made, ["a", "b", "c", "d"], [A, B, A, B])
-    assert [role for role, _ in policy.shown] == [A, B, A, B]
-    assert policy.shown[2][1] == ["opening", "> a", "seen 1"]
-    assert policy.shown[3][1] == ["seen 0", "> b", "seen 2"]
+    assert [role for role, _ in policy.told] == [A, B, A, B]
+    assert policy.told[2][1] == ["opening", "> a", "seen 1"]
+    assert policy.told[3][1] == ["seen 0", "> b", "seen 2"]
     assert [dict(turn.action.notes) for turn in turns] == [{"seat": A}, {"seat": B}, {"seat": A}, {"seat": B}]
     assert [turn.action.text for turn in turns] == ["a", "b", "c", "d"]
 
@@ -59,20 +42,20 @@ def test_a_seat_may_move_twice_and_reads_its_own_mistake() -> None:
     made = SelfPlay(player=ChatAgent(system="", format="tagged", parse="strict"))
     policy, turns = play(made, ["<action>a</action>", "b", "<action>b</action>"], [A, B, B])
     assert turns[1].action.error is not None and turns[1].action.notes["seat"] == B
-    assert policy.shown[2][1] == ["seen 0", "> ", turns[1].action.error]
+    assert policy.told[2][1] == ["seen 0", "> ", turns[1].action.error]
 
 
 def test_seats_have_instructions_and_memories_of_their_own() -> None:
     made = SelfPlay(player=ChatAgent(system="Play.", memory=Window(turns=1)), systems={B: "Defend."})
     policy, _ = play(made, list("abcdef"), [A, B, A, B, A, B])
-    assert policy.shown[4][1][0].startswith("Play.") and policy.shown[5][1][0].startswith("Defend.")
-    assert "seen 0" in policy.shown[5][1][1] and policy.shown[5][1][-1].endswith("seen 4")
-    assert not any("seen 3" in text for text in policy.shown[5][1])
+    assert policy.told[4][1][0].startswith("Play.") and policy.told[5][1][0].startswith("Defend.")
+    assert "seen 0" in policy.told[5][1][1] and policy.told[5][1][-1].endswith("seen 4")
+    assert not any("seen 3" in text for text in policy.told[5][1])
 
 
 def test_without_seats_it_is_a_chat_agent() -> None:
     policy, turns = play(SelfPlay(player=ChatAgent(system="")), ["a", "b"], ["", ""])
-    assert policy.shown == [("", ["opening"]), ("", ["opening", "> a", "seen 0"])]
+    assert policy.told == [("", ["opening"]), ("", ["opening", "> a", "seen 0"])]
     assert all(not turn.action.notes for turn in turns)
     alone = asyncio.run(SelfPlay().act(History(Task("t"), "opening"), Speaks(["look"])))
     assert alone.text == "look"

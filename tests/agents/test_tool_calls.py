@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.base import History, Reply
+from agents.base import History
 from agents.check import check_agent
 from agents.memory.base import Shown
 from agents.tool_calls import Call, Style, Unreadable, read_calls, write_calls
 from agents.tools import ToolAgent
 from rlhf.data import Action, Finish, Generation, Prompt, Role, Task, Turn
+from tests.agents.spoken import Says
 
 STYLES = get_args(Style)
 SEARCH = {
@@ -102,20 +103,6 @@ def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str
         read_calls(text, style)
 
 
-class Says:
-    """A policy that says one thing, and remembers what it was shown."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.shown, self.tools = text, (), ()
-
-    async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "", tools: Any = ()) -> Reply:
-        self.shown, self.tools = tuple(messages), tools
-        return Reply(self.text, Generation(Prompt((1,)), (5, 7), (0.0, 0.0), Finish.STOP, 0))
-
-    def n_tokens(self, messages: Any) -> int:
-        return len(messages)
-
-
 def call(query: str = "a", name: str = "search") -> str:
     return json.dumps({"name": name, "arguments": {"query": query}})
 
@@ -171,16 +158,16 @@ def test_a_tool_may_be_called_only_so_often() -> None:
 
 def test_the_instruction_tells_of_the_tools_or_the_template_does() -> None:
     _, policy = act(ToolAgent(), call())
-    assert json.dumps(SEARCH) in policy.shown[0].content and not policy.tools
+    assert json.dumps(SEARCH) in policy.shown[-1][1][0].content and not policy.tools
     turn = Turn(Action(call(), (_generation(),)), "Mia is a baker.")
     _, policy = act(ToolAgent(through="template", style="hermes"), call(), turn)
-    assert list(policy.tools) == [SEARCH] and "search" not in policy.shown[0].content
-    assert [m.role for m in policy.shown[1:]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+    assert list(policy.tools) == [SEARCH] and "search" not in policy.shown[-1][1][0].content
+    assert [m.role for m in policy.shown[-1][1][1:]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
 
 
 def test_without_definitions_any_name_is_passed_on() -> None:
     action, policy = act(ToolAgent(), call(name="whatever"), tools=())
-    assert action.error is None and "Tools:" not in policy.shown[0].content
+    assert action.error is None and "Tools:" not in policy.shown[-1][1][0].content
 
 
 def _generation() -> Generation:

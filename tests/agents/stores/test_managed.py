@@ -10,40 +10,30 @@ from typing import Any
 
 import pytest
 
-from agents.base import History, Reply
+from agents.base import History
 from agents.chat import ChatAgent
 from agents.memory.base import Shown
 from agents.memory.managed import Managed, bank_of
 from environments.base import StepResult
 from environments.long_memory import LongMemory
-from rlhf.data import Finish, Generation, Message, Prompt, Task, Turn
+from rlhf.data import Message, Task, Turn
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.trainers import demonstrations
+from tests.agents.spoken import Says, Speaks
 from tests.trainers.tiny import policy as tiny_policy
 
 
-class Two:
+def two(manager: list[str], agent: list[str]) -> Speaks:
     """A manager and an agent, each saying its own lines in order; after its last one, the manager says nothing new."""
-
-    def __init__(self, manager: list[str], agent: list[str]) -> None:
-        self.manager, self.agent, self.shown = list(manager), list(agent), []
-
-    async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
-        self.shown.append((role, messages[-1].content))
-        lines = self.manager if role else self.agent
-        text = lines.pop(0) if lines else '{"op": "NOOP"}'
-        return Reply(text, Generation(Prompt((1,)), (len(self.shown), 7), (0.0, 0.0), Finish.STOP, 0, role=role))
-
-    def n_tokens(self, messages: Any) -> int:
-        return len(messages)
+    return Speaks(agent, memory=manager, last='{"op": "NOOP"}')
 
 
-def play(memory: Managed, two: Two, said: list[str]) -> tuple[Turn, ...]:
+def play(memory: Managed, policy: Speaks, said: list[str]) -> tuple[Turn, ...]:
     turns: tuple[Turn, ...] = ()
     for i in range(len(said)):
         history = History(Task("t"), said[0], turns)
-        action = asyncio.run(ChatAgent(system="", memory=memory).act(history, two))
+        action = asyncio.run(ChatAgent(system="", memory=memory).act(history, policy))
         turns = (*turns, Turn(action, said[i + 1] if i + 1 < len(said) else "The end."))
     return turns
 
@@ -54,9 +44,9 @@ def add(text: str) -> str:
 
 def test_each_role_is_shown_what_is_its_own_and_nothing_of_other_turns() -> None:
     manager = [add("Mia Rome"), '{"op": "UPDATE", "id": 1, "text": "Mia Paris"}', '{"op": "NOOP"}']
-    two = Two(manager, ["next", "next", "Paris"])
-    turns = play(Managed(ask="Op:"), two, ["Mia is in Rome.", "Mia is now in Paris.", "Where is Mia?"])
-    assert two.shown == [
+    policy = two(manager, ["next", "next", "Paris"])
+    turns = play(Managed(ask="Op:"), policy, ["Mia is in Rome.", "Mia is now in Paris.", "Where is Mia?"])
+    assert policy.asked == [
         ("memory", "Memories:\n(none)\nNew: Mia is in Rome.\nOp:"),
         ("", "Memories:\nMia Rome\nMia is in Rome."),
         ("memory", "Memories:\n1: Mia Rome\nNew: Mia is now in Paris.\nOp:"),
@@ -71,15 +61,17 @@ def test_each_role_is_shown_what_is_its_own_and_nothing_of_other_turns() -> None
 
 
 def test_what_is_no_operation_changes_nothing_and_the_manager_reads_why() -> None:
-    two = Two([add("Mia Rome"), '{"op": "DELETE", "id": 5}', "Mia is in Paris", '{"op": "NOOP"}'], ["a", "b", "c", "d"])
-    turns = play(Managed(ask="Op:", show_opening=False), two, ["one", "two", "three", "four"])
-    asked = [text for role, text in two.shown if role]
+    policy = two(
+        [add("Mia Rome"), '{"op": "DELETE", "id": 5}', "Mia is in Paris", '{"op": "NOOP"}'], ["a", "b", "c", "d"]
+    )
+    turns = play(Managed(ask="Op:", show_opening=False), policy, ["one", "two", "three", "four"])
+    asked = [text for role, text in policy.asked if role]
     assert asked[1] == "Memories:\n1: Mia Rome\nNew: two\nOp:"
     assert asked[2] == (
         "Memories:\n1: Mia Rome\nYour last reply changed nothing: DELETE: there is no id 5; ids: 1\nNew: three\nOp:"
     )
     assert "changed nothing: the reply is not JSON" in asked[3]
-    assert two.shown[-1] == ("", "Memories:\nMia Rome\nfour")
+    assert policy.asked[-1] == ("", "Memories:\nMia Rome\nfour")
     # The policy still acts in those turns: what is wrong is the manager's reply alone.
     assert all(t.action.error is None and len(t.generations) == 2 for t in turns)
     assert [set(t.action.notes) for t in turns] == [{"operations"}, {"refused"}, {"refused"}, set()]
@@ -87,16 +79,16 @@ def test_what_is_no_operation_changes_nothing_and_the_manager_reads_why() -> Non
 
 def test_where_there_are_more_memories_than_are_shown_those_nearest_in_words_are() -> None:
     facts = ["Mia is in Rome", "Ben has a dog", "Ann is in Oslo", "the dog is old"]
-    two = Two([add(fact) for fact in facts], ["x"] * 5)
-    play(Managed(ask="Op:", show_opening=False, n_managed=2, n_shown=1), two, ["o", "o", "o", "o", "who has a dog"])
-    assert two.shown[-2] == ("memory", "Memories:\n2: Ben has a dog\n4: the dog is old\nNew: who has a dog\nOp:")
-    assert two.shown[-1] == ("", "Memories:\nBen has a dog\nwho has a dog")
-    assert two.shown[-4][1].startswith("Memories:\n(none)\nNew: o"), "none of three shares a word with it"
+    policy = two([add(fact) for fact in facts], ["x"] * 5)
+    play(Managed(ask="Op:", show_opening=False, n_managed=2, n_shown=1), policy, ["o", "o", "o", "o", "who has a dog"])
+    assert policy.asked[-2] == ("memory", "Memories:\n2: Ben has a dog\n4: the dog is old\nNew: who has a dog\nOp:")
+    assert policy.asked[-1] == ("", "Memories:\nBen has a dog\nwho has a dog")
+    assert policy.asked[-4][1].startswith("Memories:\n(none)\nNew: o"), "none of three shares a word with it"
 
 
 def test_thoughts_of_the_manager_are_no_part_of_its_reply() -> None:
-    two = Two([f"<think>it is a place</think>\n```json\n{add('Mia Rome')}\n```"], ["next"])
-    turns = play(Managed(ask="Op:"), two, ["Mia is in Rome."])
+    policy = two([f"<think>it is a place</think>\n```json\n{add('Mia Rome')}\n```"], ["next"])
+    turns = play(Managed(ask="Op:"), policy, ["Mia is in Rome."])
     assert "Mia Rome" in turns[0].action.notes["operations"]
 
 
@@ -160,28 +152,22 @@ def test_answers_from_the_bank_alone_are_right_where_the_window_has_forgotten() 
         episode, taken = environment.start(task), []
         now, score = episode.opening, 0.0
 
-        class Reads:
-            async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "") -> Reply:
-                text = messages[-1].content
-                if role:
-                    before = environment.recall(task, taken[:-1]) if taken else ""  # noqa: B023
-                    shown = Shown("", environment.recall(task, taken), role=role, recalled=before, asked=text)  # noqa: B023
-                    text = Managed().remembered(shown)
-                else:
-                    memories, _, question = text.partition("where is ")
-                    place = [line.split()[1] for line in memories.splitlines() if line.startswith(question[:-1] + " ")]
-                    text = place[0] if question else "next"
-                return Reply(text, Generation(Prompt((1,)), (1,), (0.0,), Finish.STOP, 0, role=role))
-
-            def n_tokens(self, messages: list[Message]) -> int:
-                return 0
+        def reads(role: str, messages: tuple[Message, ...]) -> str:
+            text = messages[-1].content
+            if role:
+                before = environment.recall(task, taken[:-1]) if taken else ""  # noqa: B023
+                shown = Shown("", environment.recall(task, taken), role=role, recalled=before, asked=text)  # noqa: B023
+                return Managed().remembered(shown)
+            memories, _, question = text.partition("where is ")
+            place = [line.split()[1] for line in memories.splitlines() if line.startswith(question[:-1] + " ")]
+            return place[0] if question else "next"
 
         turns: tuple[Turn, ...] = ()
         opening = now
         while not (now.terminated or now.truncated):
             memory = Managed(show_opening=False, n_managed=2, n_shown=2)
             history = History(task, opening.reply, turns)
-            action = asyncio.run(ChatAgent(system="", memory=memory).act(history, Reads()))
+            action = asyncio.run(ChatAgent(system="", memory=memory).act(history, Says(reads)))
             stepped = asyncio.run(_step(episode, action.text))
             turns, now, score = (*turns, Turn(action, stepped.reply)), stepped, score + stepped.reward
             taken.append(action.text)

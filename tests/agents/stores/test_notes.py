@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from agents.base import History, Reply
+from agents.base import History
 from agents.stores.entry import Link
 from agents.stores.kind import Asks, Recollection, StoreKind
 from agents.stores.notes import Notes
 from agents.stores.store import Store
-from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
+from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull, EngineError
+from tests.agents.spoken import Speaks
 
 
 @pytest.fixture
@@ -26,21 +27,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield made
 
 
-class Says:
-    """A policy that says these texts in order; an error among them is raised."""
-
-    def __init__(self, *texts: Any) -> None:
-        self.texts, self.asked = [t if isinstance(t, str | Exception) else json.dumps(t) for t in texts], []
-
-    async def generate(self, messages: Any, *, max_tokens: int | None = None, role: str = "", tools: Any = ()) -> Reply:
-        self.asked.append((role, messages[-1].content))
-        text = self.texts.pop(0)
-        if isinstance(text, Exception):
-            raise text
-        return Reply(text, Generation(Prompt((1,)), (1,), (0.0,), Finish.STOP, 0, role=role))
-
-    def n_tokens(self, messages: Any) -> int:
-        return len(messages)
+def says(*texts: Any) -> Speaks:
+    """A policy that says these in order, as JSON where they are no text; an error among them is raised."""
+    return Speaks(t if isinstance(t, str | Exception) else json.dumps(t) for t in texts)
 
 
 def group(task: str, opening: str, *attempts: tuple[str, bool]) -> ScoredGroup:
@@ -53,9 +42,9 @@ def group(task: str, opening: str, *attempts: tuple[str, bool]) -> ScoredGroup:
     return ScoredGroup(task, made, tuple(Score({}, (0.0,), 0.0) for _ in made))
 
 
-def learn(store: Store, says: Says, *groups: ScoredGroup, **keys: Any) -> dict[str, float]:
+def learn(store: Store, policy: Speaks, *groups: ScoredGroup, **keys: Any) -> dict[str, float]:
     with store.transaction():
-        return dict(asyncio.run(Notes(**keys).learn_asking(store, groups, "train", says)))
+        return dict(asyncio.run(Notes(**keys).learn_asking(store, groups, "train", policy)))
 
 
 KEY = {"content": "The red key opens the door", "context": "houses", "keywords": ["key"], "tags": ["door"]}
@@ -64,15 +53,15 @@ DOOR = {"content": "Doors are north", "context": "doors", "keywords": ["door"], 
 
 def test_the_second_note_is_linked_to_the_first_and_changes_it(store: Store) -> None:
     # The paper's course: the first note meets nobody and has no links; the second one asks for a link and a change.
-    first = Says(KEY)
+    first = says(KEY)
     assert learn(store, first, group("a", "find the key", ("look", True)))["store/n_linked"] == 0
     assert store.links() == [] and len(first.asked) == 1
     assert first.asked[0] == ("memory", "find the key\n> look\nok\nSolved.\n\n" + Notes().ask)
-    says = Says(DOOR, {"links": [1], "updates": [{"id": 1, "context": "red houses", "tags": ["north"]}]})
-    figures = learn(store, says, group("b", "find the door", ("north", False)))
+    policy = says(DOOR, {"links": [1], "updates": [{"id": 1, "context": "red houses", "tags": ["north"]}]})
+    figures = learn(store, policy, group("b", "find the door", ("north", False)))
     assert figures == {"store/n_entries": 2, "store/n_refused": 0, "store/n_evolved": 1, "store/n_linked": 1}
     assert store.links() == [Link(2, 1)]
-    assert says.asked[1][1].splitlines()[:2] == [
+    assert policy.asked[1][1].splitlines()[:2] == [
         "New: Doors are north doors [door]",
         "1: The red key opens the door houses [key, door]",
     ]
@@ -84,14 +73,14 @@ def test_the_second_note_is_linked_to_the_first_and_changes_it(store: Store) -> 
 
 @pytest.mark.parametrize("said", ["no JSON", '{"content": ', "[1, 2]", '{"content": ""}', '{"content": 3}', "", "{}"])
 def test_a_note_that_is_none_leaves_a_plain_one(store: Store, said: str) -> None:
-    figures = learn(store, Says(said), group("a", "find the key", ("look", False)))
+    figures = learn(store, says(said), group("a", "find the key", ("look", False)))
     assert figures["store/n_refused"] == 1 and figures["store/n_entries"] == 1
     assert store.get(1).text == "find the key Not solved by: look"
 
 
 def test_a_question_that_is_too_long_leaves_a_plain_note(store: Store) -> None:
-    says = Says(ContextFull("no room"), KEY, ContextFull("no room"))
-    figures = learn(store, says, group("a", "the key", ("x", True)), group("b", "the key", ("y", True)))
+    policy = says(ContextFull("no room"), KEY, ContextFull("no room"))
+    figures = learn(store, policy, group("a", "the key", ("x", True)), group("b", "the key", ("y", True)))
     assert store.get(1).text == "the key Solved by: x"
     assert figures["store/n_refused"] == 2 and figures["store/n_entries"] == 2
 
@@ -106,25 +95,25 @@ def test_a_question_that_is_too_long_leaves_a_plain_note(store: Store) -> None:
     ],
 )
 def test_ids_that_are_not_there_and_odd_values_change_nothing(store: Store, said: Any) -> None:
-    learn(store, Says(KEY), group("a", "find the key", ("look", True)))
+    learn(store, says(KEY), group("a", "find the key", ("look", True)))
     before = store.get(1)
-    figures = learn(store, Says(DOOR, said), group("b", "find the door", ("north", True)))
+    figures = learn(store, says(DOOR, said), group("b", "find the door", ("north", True)))
     assert store.get(1) == before and store.links() == []
     assert figures["store/n_refused"] == (4 if "7" in json.dumps(said) else 0) and figures["store/n_evolved"] == 0
 
 
 def test_where_the_engine_fails_nothing_of_the_step_is_stored(store: Store) -> None:
     with pytest.raises(EngineError):
-        learn(store, Says(KEY, EngineError("gone")), group("a", "o", ("x", True)), group("b", "o", ("y", True)))
+        learn(store, says(KEY, EngineError("gone")), group("a", "o", ("x", True)), group("b", "o", ("y", True)))
     assert store.entries() == []
 
 
 def test_a_task_leaves_one_note_and_another_only_when_it_is_first_solved(store: Store) -> None:
-    learn(store, Says(KEY), group("a", "o", ("x", False)))
-    quiet = Says()
+    learn(store, says(KEY), group("a", "o", ("x", False)))
+    quiet = says()
     learn(store, quiet, group("a", "o", ("y", False)))
     assert quiet.asked == [] and store.get(1).version == 1
-    learn(store, Says(DOOR), group("a", "o", ("y", False), ("z", True)))
+    learn(store, says(DOOR), group("a", "o", ("y", False), ("z", True)))
     assert store.get(1).fields["content"] == DOOR["content"] and store.get(1).fields["solved"]
     learn(store, quiet, group("a", "o", ("y", True)))
     assert quiet.asked == [] and len(store.entries()) == 1
@@ -132,7 +121,7 @@ def test_a_task_leaves_one_note_and_another_only_when_it_is_first_solved(store: 
 
 def test_an_opening_is_shown_the_nearest_notes_and_those_linked_to_them(store: Store) -> None:
     for name, content in (("a", "red key"), ("b", "blue sea"), ("c", "green hill"), ("d", "red hat")):
-        learn(store, Says({"content": content}, {}), group(name, content, ("x", True)))
+        learn(store, says({"content": content}, {}), group(name, content, ("x", True)))
     with store.transaction():
         store.link(2, 1)
     notes = Notes(k=2)
@@ -147,7 +136,7 @@ def test_bounds_hold_however_much_is_said(store: Store) -> None:
     long = {"content": "a " * 5000, "context": "b " * 5000, "keywords": ["c" * 500] * 50, "tags": [1, " ", "d"]}
     for i in range(4):
         reply = {**long, "content": f"{i} {long['content']}"}
-        learn(store, Says(reply, {}), group(f"t{i}", "o " * 5000, ("x", True)), max_notes=2, max_chars=20)
+        learn(store, says(reply, {}), group(f"t{i}", "o " * 5000, ("x", True)), max_notes=2, max_chars=20)
     assert [e.origin.task for e in store.entries()] == ["t2", "t3"]
     assert all(len(e.text) < 20 + 20 + 50 for e in store.entries())
 
