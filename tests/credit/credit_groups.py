@@ -28,11 +28,19 @@ from rlhf.recipe.builder import build_part
 from tests.test_catalog import NEEDED
 
 
+def call(ids: Sequence[int], role: str = "") -> Generation:
+    """A generation of these tokens."""
+    return Generation(Prompt((1, 2), stop_ids=(0,)), tuple(ids), (-0.5,) * len(ids), Finish.STOP, 0, role=role)
+
+
 def turn(n_tokens: int = 2, state: str | None = None, ids: Sequence[int] | None = None, text: str = "act") -> Turn:
     """A turn with one generation of that many tokens, or of these."""
-    ids = (7,) * n_tokens if ids is None else tuple(ids)
-    generation = Generation(Prompt((1, 2), stop_ids=(0,)), ids, (-0.5,) * len(ids), Finish.STOP, 0)
-    return Turn(Action(text, (generation,)), "reply", state_key=state)
+    return turn_of([call((7,) * n_tokens if ids is None else ids)], state, text=text)
+
+
+def turn_of(calls: Sequence[Generation], state: str | None = None, *, text: str = "act", **notes: str) -> Turn:
+    """A turn of these calls, which left notes."""
+    return Turn(Action(text, tuple(calls), notes=notes), "reply", state_key=state)
 
 
 def trajectory(turns: Sequence[Turn], attempt: int = 0, *, task: str = "task", solved: bool = False) -> Trajectory:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+from credit_groups import call, group_of, turn_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,36 +14,21 @@ from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.gae import GAE
 from rlhf.credit.hrpo import HRPO
 from rlhf.credit.seats import Seats
-from rlhf.data import (
-    Action,
-    Finish,
-    Generation,
-    Outcome,
-    Prompt,
-    Score,
-    ScoredGroup,
-    Trajectory,
-    Turn,
-    Verdict,
-)
+from rlhf.data import ScoredGroup, Verdict
 
 #: A turn: the seat that had it, and its reward.
 Told = tuple[str, float]
 
 
-def attempt(i: int, told: list[Told], noted: bool = True) -> tuple[Trajectory, Score]:
-    turns = []
-    for seat, reward in told:
-        call = Generation(Prompt((1,)), (5, 6), (0.0, 0.0), Finish.STOP, 0, role=seat)
-        turns.append(Turn(Action("a", (call,), notes={"seat": seat} if noted else {}), "", reward, "s"))
-    rewards = tuple(reward for _, reward in told)
-    parts = {"steps": Verdict(sum(rewards), per_turn=rewards), "whole": Verdict(sum(rewards))}
-    return Trajectory("t", i, "o", tuple(turns), Outcome.FAILED), Score(parts, rewards, sum(rewards))
-
-
 def group(*attempts: list[Told], noted: bool = True) -> ScoredGroup:
-    made = [attempt(i, told, noted) for i, told in enumerate(attempts)]
-    return ScoredGroup("t", tuple(t for t, _ in made), tuple(s for _, s in made))
+    """What each seat did in each attempt, and what it earned: turn by turn, and in a part that says no more."""
+    turns_GK = [
+        [turn_of([call((5, 6), seat)], "s", **({"seat": seat} if noted else {})) for seat, _ in told]
+        for told in attempts
+    ]
+    made = group_of(turns_GK, [[reward for _, reward in told] for told in attempts])
+    scores = (replace(s, parts={**s.parts, "whole": Verdict(s.total)}) for s in made.scores)
+    return replace(made, scores=tuple(scores))
 
 
 def advantages(credit_GN: tuple[tuple[tuple[float, ...], ...], ...]) -> list[list[float]]:

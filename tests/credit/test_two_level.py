@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from credit_groups import call, group_of, turn_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,19 +16,7 @@ from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.turn_gae import TurnGAE
 from rlhf.credit.two_level import PLAN, TwoLevel, options_of
-from rlhf.data import (
-    Action,
-    Finish,
-    Generation,
-    Outcome,
-    Prompt,
-    Score,
-    ScoredGroup,
-    Trajectory,
-    Turn,
-    Values,
-    Verdict,
-)
+from rlhf.data import Generation, Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
 from rlhf.metrics import METRICS
 
@@ -34,24 +24,20 @@ from rlhf.metrics import METRICS
 Told = tuple[list[str], float, str | None]
 
 
-def call(said: str) -> Generation:
-    role = PLAN if said.startswith("p:") else ""
-    return Generation(Prompt((1,)), (5, 7) if role else (6,), (0.0, 0.0) if role else (0.0,), Finish.STOP, 0, role=role)
-
-
-def attempt(i: int, told: list[Told], outcome: Outcome = Outcome.FAILED) -> tuple[Trajectory, Score]:
-    turns = []
-    for calls, reward, state in told:
-        named = [c[2:] for c in calls if c.startswith("p:")]
-        notes = {"subgoal": named[-1]} if named else {}
-        turns.append(Turn(Action("a", tuple(map(call, calls)), notes=notes), "", reward, state))
-    rewards = tuple(r for _, r, _ in told)
-    return Trajectory("t", i, "o", tuple(turns), outcome), Score({}, rewards, sum(rewards))
+def said(text: str) -> Generation:
+    """A call: two tokens where it names a subgoal, one where it acts."""
+    return call((5, 7), PLAN) if text.startswith("p:") else call((6,))
 
 
 def group(*attempts: list[Told]) -> ScoredGroup:
-    made = [attempt(i, told) for i, told in enumerate(attempts)]
-    return ScoredGroup("t", tuple(t for t, _ in made), tuple(s for _, s in made))
+    turns_GK = []
+    for told in attempts:
+        named_K = [[c[2:] for c in calls if c.startswith("p:")] for calls, _, _ in told]
+        notes_K = [{"subgoal": named[-1]} if named else {} for named in named_K]
+        turns_GK.append(
+            [turn_of(list(map(said, calls)), s, **n) for (calls, _, s), n in zip(told, notes_K, strict=True)]
+        )
+    return group_of(turns_GK, [[reward for _, reward, _ in told] for told in attempts])
 
 
 #: Attempt A pursues the key for two turns and the door for one; B needs one turn for each.
@@ -144,7 +130,7 @@ def test_a_named_reward_is_what_the_executor_is_trained_on() -> None:
         Score({"near": Verdict(sum(v), per_turn=v)}, s.turns, s.total)
         for s, v in zip(made.scores, ((1.0, 1.0, 0.0), (0.0, 0.0)), strict=True)
     )
-    named = ScoredGroup("t", made.trajectories, scores)
+    named = replace(made, scores=scores)
     credit = TwoLevel(high=DrGRPO(), low=DrGRPO(), low_reward="near", horizon="option")(named)
     assert credit.tokens_GNT[0][1] == (1.0,) and credit.tokens_GNT[0][4] == (0.0,)
     assert credit.tokens_GNT[0][0] == TwoLevel(high=DrGRPO(), low=None)(made).tokens_GNT[0][0]
@@ -197,9 +183,8 @@ def test_something_has_to_be_trained() -> None:
 
 def test_a_turn_that_names_two_subgoals_has_an_option_for_each() -> None:
     # The key is found at once: 'done' is all that is said to it, and it is compared with keys, not with doors.
-    turn = Turn(Action("a", tuple(map(call, ["p:key", ".", "p:door", "."])), notes={"subgoal": "key\ndoor"}), "", 1.0)
-    made = Trajectory("t", 0, "o", (turn,), Outcome.FAILED)
-    options = options_of(ScoredGroup("t", (made,), (Score({}, (1.0,), 1.0),)))
+    both = turn_of(list(map(said, ["p:key", ".", "p:door", "."])), subgoal="key\ndoor")
+    options = options_of(group_of([[both]], [[1.0]]))
     assert [(o.subgoal, o.plan, o.own, o.turns) for o in options] == [
         ("key", 0, (1,), range(0, 0)),
         ("door", 2, (3,), range(0, 1)),
