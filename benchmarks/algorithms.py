@@ -20,10 +20,10 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -50,6 +50,7 @@ from tests.combinations import (  # noqa: E402
     stage_of_loss,
 )
 
+T = TypeVar("T")
 PAGES = ROOT / "docs" / "algorithms"
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 #: Environment steps of training that each run has.
@@ -200,24 +201,10 @@ def run(arm: Arm, seed: int, out: Path) -> Curve:
         stage = {**POLICY_GRADIENT, **arm.stage}
         if arm.label == "kdrl":
             stage["loss"] = {**stage["loss"], "teacher": str(policy_of("teacher", seed, out))}
-        task = task_of(arm.label)
-        recipe = {
-            **task,
-            "name": "algorithms",
-            "rewards": arm.rewards,
-            "seed": seed,
-            "policy": {"kind": "pretrained", "path": str(policy_of("start", seed, out, task["agent"]))},
-            "evaluation": {
-                "split": "test",
-                "n_tasks": N_TASKS,
-                "watch_split": "test",
-                "watch_n_tasks": N_TASKS,
-                "allow_overlap": True,
-            },
-            "stages": [stage],
-        }
+        task = {**task_of(arm.label), "rewards": arm.rewards}
+        recipe = recipe_of("algorithms", seed, policy_of("start", seed, out, task["agent"]), stage, task)
         begun = time.perf_counter()
-        curve = until_spent(begin(recipe, folder), folder)
+        curve = until_spent(begin(recipe, folder), folder, curve_of, lambda curve: curve.steps, BUDGET)
         time_s = time.perf_counter() - begun
         print(f"{folder.name}: {curve.area(BUDGET):.1%} in {time_s:.0f} s", file=sys.stderr, flush=True)
         result.write_text(json.dumps({"steps": curve.steps, "success": curve.success, "time_s": time_s}))
@@ -229,6 +216,16 @@ def run(arm: Arm, seed: int, out: Path) -> Curve:
 def task_of(label: str) -> Mapping[str, Any]:
     """Return the keys of a recipe that say what the task is, and who acts in it."""
     return {**TASK, "agent": AGENTS.get(label, TASK["agent"])}
+
+
+def recipe_of(
+    name: str, seed: int, start: Path, stage: Mapping[str, Any], task: Mapping[str, Any] = TASK
+) -> Mapping[str, Any]:
+    """Return the recipe of a run from the policy in `start`, measured on the same tasks while it trains and after."""
+    measured = {"split": "test", "n_tasks": N_TASKS, "watch_split": "test", "watch_n_tasks": N_TASKS}
+    policy = {"kind": "pretrained", "path": str(start)}
+    evaluation = {**measured, "allow_overlap": True}
+    return {**task, "name": name, "seed": seed, "policy": policy, "evaluation": evaluation, "stages": [stage]}
 
 
 def policy_of(name: str, seed: int, out: Path, agent: Mapping[str, Any] = TASK["agent"]) -> Path:
@@ -262,13 +259,23 @@ def _train(path: Path, folder: Path) -> None:
         train(load(path), folder, console=Console(file=log, width=120))
 
 
-def until_spent(process: Any, folder: Path) -> Curve:
-    """Wait until a run was measured after its budget was spent, and end it then."""
+def until_spent(
+    process: Any, folder: Path, read: Callable[[Path], T], spent: Callable[[T], Sequence[float]], budget: float
+) -> T:
+    """Wait until a run was measured after its budget was spent, and end it then.
+
+    Args:
+        process: of the run.
+        folder: of the run.
+        read: finds what the run has measured so far.
+        spent: of that, how much had been spent at each measurement.
+        budget: of each run, in the same unit.
+    """
     try:
         while process.is_alive():
-            curve = curve_of(folder)
-            if curve.steps and curve.steps[-1] >= BUDGET:
-                return curve
+            found = read(folder)
+            if any(n >= budget for n in spent(found)[-1:]):
+                return found
             process.join(0.3)
         raise SystemExit(f"{folder} ended before its budget was spent; see {folder.with_suffix('.log')}")
     finally:

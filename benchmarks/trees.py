@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms import N_TASKS, POLICY_GRADIENT, TASK, begin, between, policy_of
+from algorithms import POLICY_GRADIENT, begin, between, policy_of, recipe_of, until_spent
 from credit import Curve, points, share
 
 from rlhf.evaluation.statistics import mean_interval
@@ -49,40 +49,14 @@ def run(label: str, seed: int, out: Path) -> dict[str, Any]:
     folder = out / f"arm{list(ARMS).index(label)}-seed{seed}"
     result = folder.with_suffix(".json")
     if not result.is_file():
-        recipe = {
-            **TASK,
-            "name": "trees",
-            "seed": seed,
-            "policy": {"kind": "pretrained", "path": str(policy_of("start", seed, out))},
-            "evaluation": {
-                "split": "test",
-                "n_tasks": N_TASKS,
-                "watch_split": "test",
-                "watch_n_tasks": N_TASKS,
-                "allow_overlap": True,
-            },
-            "stages": [{**POLICY_GRADIENT, "evaluate_every": 2, **ARMS[label]}],
-        }
-        found = until_spent(begin(recipe, folder), folder)
+        stage = {**POLICY_GRADIENT, "evaluate_every": 2, **ARMS[label]}
+        recipe = recipe_of("trees", seed, policy_of("start", seed, out), stage)
+        found = until_spent(begin(recipe, folder), folder, read, lambda found: found["tokens"], BUDGET)
         result.write_text(json.dumps(found))
         shutil.rmtree(folder)
         print(f"{label}, seed {seed}: {found['leaves'][-1]:.0f} leaves", file=sys.stderr, flush=True)
     found = json.loads(result.read_text())
     return {**found, "curve": Curve(found["tokens"], found["success"])}
-
-
-def until_spent(process: Any, folder: Path) -> dict[str, Any]:
-    """Wait until a run was measured after its budget was spent, and end it then."""
-    try:
-        while process.is_alive():
-            found = read(folder)
-            if found["tokens"] and found["tokens"][-1] >= BUDGET:
-                return found
-            process.join(1.0)
-        raise SystemExit(f"{folder} ended before its budget was spent; see {folder.with_suffix('.log')}")
-    finally:
-        process.kill()
-        process.join()
 
 
 def read(folder: Path) -> dict[str, Any]:
