@@ -3,13 +3,15 @@
     python benchmarks/credit.py --out runs/credit
     python benchmarks/credit.py grpo gigpo 'gigpo, γ = 1={kind: gigpo, gamma: 1.0}' --chart docs/images/credit.svg
     python benchmarks/credit.py grpo gigpo --tune 100
-    python benchmarks/credit.py archer grpo --rooms 3 --seeds 0 1 2 --out runs/credit-small
+    python benchmarks/credit.py archer grpo --task rooms-3 --seeds 0 1 2 --out runs/credit-small
+    python benchmarks/credit.py gigpo planner --task cooking --seeds 0 1 2 --out runs/credit-cooking
 
-The task is `environments/keyhole.py`. For each seed a model is made from scratch and imitates spoilt demonstrations;
-all estimators of that seed start from it. Success is measured on fixed unseen tasks as environment steps go by, and
-each run is stopped once it has had its budget of them. Every run leaves a file under `--out` and is not repeated, so
-the whole can be stopped and started again. `--tune SEED` tries the learning rates of `RATES` instead. `--rooms 3` takes
-houses of 3 x 3 rooms, for what needs too many steps in those of 4 x 4.
+For each seed a model is made from scratch and imitates spoilt demonstrations; all estimators of that seed start from
+it, but a planner from one that imitated as many with subgoals. Success is measured on fixed unseen tasks as environment
+steps go by, and each run is stopped once it has had its budget of them. Every run leaves a file under `--out` and is
+not repeated, so the whole can be stopped and started again. `--tune SEED` tries the learning rates of `RATES` instead.
+`rooms-4` is `environments/keyhole.py` in houses of 4 x 4 rooms, `rooms-3` for what needs too many steps there, and
+`cooking` a meal of TextWorldExpress, for which nothing but eating it is rewarded.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +40,65 @@ RATES = (5e-4, 1e-3)
 
 
 @dataclass(frozen=True)
-class Houses:
+class Setting:
     """The task.
 
     Attributes:
-        environment: keys of `keyhole`.
-        random_share: of the demonstrations' actions, so that the start solves some of the houses.
+        title: of the chart.
+        environment: its kind and keys.
+        limits: of the recipe.
+        demonstrations: keys of the stage that imitates them; spoilt so that the start solves some of the tasks.
         budget: environment steps of training that each run has.
+        model: what it changes in `MODEL`.
     """
 
+    title: str
     environment: Mapping[str, Any]
-    random_share: float
+    limits: Mapping[str, Any]
+    demonstrations: Mapping[str, Any]
     budget: int
+    model: Mapping[str, Any]
 
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """The keys of a recipe that say what the task is."""
+    def recipe(self, agent: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of a recipe that say what the task is, for an agent."""
         return {
-            "environment": {"kind": "keyhole", **self.environment},
-            "agent": {"kind": "chat", "system": ""},
+            "environment": self.environment,
+            "agent": agent,
             "rewards": {"success": {"kind": "outcome"}},
-            "limits": {"max_turns": self.environment["max_steps"], "max_tokens": 6, "max_concurrent": 128},
+            "limits": {"max_turns": self.environment["max_steps"], "max_concurrent": 128, **self.limits},
         }
 
 
-#: By the number of rooms on each side.
-HOUSES: Mapping[int, Houses] = {
-    4: Houses({"rows": 4, "columns": 4, "loops": 6, "max_steps": 16}, 0.75, 20_000),
-    3: Houses({"rows": 3, "columns": 3, "loops": 4, "max_steps": 10}, 0.55, 12_000),
+def houses(n_rooms: int, loops: int, max_steps: int, random_share: float, budget: int) -> Setting:
+    """Houses of so many rooms on each side."""
+    keys = {"rows": n_rooms, "columns": n_rooms, "loops": loops, "max_steps": max_steps}
+    return Setting(
+        "Keyhole", {"kind": "keyhole", **keys}, {"max_tokens": 6}, {"random_share": random_share}, budget, {}
+    )
+
+
+TASKS: Mapping[str, Setting] = {
+    "rooms-4": houses(4, 6, 16, 0.75, 20_000),
+    "rooms-3": houses(3, 4, 10, 0.55, 12_000),
+    "cooking": Setting(
+        "Cooking",
+        {
+            "kind": "textworld_express",
+            "game": "cookingworld",
+            "params": {"numLocations": 1, "numIngredients": 1, "numDistractorItems": 0, "includeDoors": 0},
+            "max_steps": 16,
+        },
+        {"max_tokens": 12},
+        {
+            "n_demonstrations": 800,
+            "random_share": 0.3,
+            "epochs": 4,
+            "batch_size": 4,
+            "optimizer": {"lr": 2e-3, "schedule": "cosine", "warmup_steps": 20},
+        },
+        20_000,
+        {"hidden_size": 128, "n_heads": 8, "max_context": 4096},
+    ),
 }
 MODEL: Mapping[str, Any] = {
     "kind": "from_scratch", "hidden_size": 96, "n_layers": 2, "n_heads": 3, "vocab_size": 512, "max_context": 768,
@@ -103,13 +136,17 @@ class Arm:
         label: in tables, and the name of its runs' folders.
         stage: what it changes in `POLICY_GRADIENT`.
         lr: learning rate, the best of `RATES` on a seed that is not among those measured.
+        agent: whose demonstrations its start imitates.
     """
 
     label: str
     stage: Mapping[str, Any]
     lr: float = 5e-4
+    agent: Mapping[str, Any] = field(default_factory=lambda: FLAT)
 
 
+FLAT: Mapping[str, Any] = {"kind": "chat", "system": ""}
+PLANNER: Mapping[str, Any] = {"kind": "planner", "plan_system": "", "executor": {"system": ""}}
 #: Of every critic of what follows: the limit on steps is part of this task, so a state that it cuts has no future.
 CRITIC: Mapping[str, Any] = {"bootstrap": False, "warmup_steps": 1, "optimizer": {"lr": 1e-3}}
 
@@ -127,6 +164,7 @@ ARMS: Mapping[str, Arm] = {
         Arm("bilevel_gae", {"advantage": {"kind": "bilevel_gae"}, "critic": CRITIC}),
         Arm("sweet", {"advantage": {"kind": "sweet"}, "critic": SWEET}),
         Arm("archer", {"advantage": {"kind": "archer"}, "critic": ARCHER, "loss": {"kind": "reinforce"}}),
+        Arm("planner", {"advantage": {"kind": "two_level", "gamma": 0.99}}, agent=PLANNER),
     )
 }
 
@@ -160,22 +198,30 @@ def arm_of(text: str) -> Arm:
         return ARMS.get(label, Arm(label, {"advantage": {"kind": label}}))
     advantage = yaml.safe_load(values)
     known = ARMS.get(advantage["kind"], Arm(label, {}))
-    return Arm(label, {**known.stage, "advantage": advantage}, known.lr)
+    return replace(known, label=label, stage={**known.stage, "advantage": advantage})
 
 
-def start(houses: Houses, seed: int, out: Path) -> Path:
-    """Return the folder of the weak policy that every run of `seed` starts from; made once."""
-    folder = out / f"start-seed{seed}"
+def start(setting: Setting, agent: Mapping[str, Any], seed: int, out: Path) -> Path:
+    """Return the folder of the weak policy that every run of `seed` with `agent` starts from; made once."""
+    folder = out / (f"start-seed{seed}" if agent == FLAT else f"start-{agent['kind']}-seed{seed}")
     stage = {
         "name": "start",
         "seed": seed,
-        "policy": MODEL,
+        "policy": {**MODEL, **setting.model},
         "evaluation": {"n_tasks": 200},
-        "stages": [{**SUPERVISED, "random_share": houses.random_share}],
+        "stages": [{**SUPERVISED, **setting.demonstrations}],
     }
     if not (folder / "result.json").is_file():
-        subprocess.run(command(folder, {**houses.recipe, **stage}), check=True)
+        subprocess.run(command(folder, {**setting.recipe(agent), **stage}), check=True)
     return max((folder / "checkpoints").glob("*/policy"))
+
+
+def make_starts(setting: Setting, arms: Sequence[Arm], seeds: Sequence[int], out: Path, n_workers: int) -> None:
+    """Make what runs of `arms` start from."""
+    agents = [arm.agent for i, arm in enumerate(arms) if arm.agent not in [one.agent for one in arms[:i]]]
+    pairs = [(agent, seed) for agent in agents for seed in seeds]
+    with ThreadPoolExecutor(n_workers) as pool:
+        list(pool.map(lambda pair: start(setting, pair[0], pair[1], out), pairs))
 
 
 def command(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
@@ -190,7 +236,7 @@ def beside(folder: Path, ending: str) -> Path:
     return folder.with_name(f"{folder.name}.{ending}")
 
 
-def run(houses: Houses, arm: Arm, lr: float, seed: int, split: str, out: Path) -> Curve:
+def run(setting: Setting, arm: Arm, lr: float, seed: int, split: str, out: Path) -> Curve:
     """Train one estimator with one seed until its budget is spent, unless that is done already."""
     folder = out / f"{arm.label.replace(' ', '')}-lr{lr:g}-seed{seed}"
     result = beside(folder, "json")
@@ -199,19 +245,19 @@ def run(houses: Houses, arm: Arm, lr: float, seed: int, split: str, out: Path) -
         # Curves are of the tasks that results are of: nothing is chosen by them.
         watched = {"split": split, "n_tasks": 100, "watch_split": split, "watch_n_tasks": 100}
         recipe = {
-            **houses.recipe,
+            **setting.recipe(arm.agent),
             "name": "credit",
             "seed": seed,
-            "policy": {"kind": "pretrained", "path": str(start(houses, seed, out).resolve())},
+            "policy": {"kind": "pretrained", "path": str(start(setting, arm.agent, seed, out).resolve())},
             "evaluation": {**watched, "allow_overlap": True},
             "stages": [stage],
         }
         begun = time.perf_counter()
         with beside(folder, "log").open("a") as log:
             process = subprocess.Popen(command(folder, recipe), stdout=log, stderr=log)
-            curve = until_spent(process, folder, houses.budget)
+            curve = until_spent(process, folder, setting.budget)
         time_s = time.perf_counter() - begun
-        print(f"{folder.name}: {curve.area(houses.budget):.1%} in {time_s:.0f} s", file=sys.stderr, flush=True)
+        print(f"{folder.name}: {curve.area(setting.budget):.1%} in {time_s:.0f} s", file=sys.stderr, flush=True)
         result.write_text(json.dumps({"steps": curve.steps, "success": curve.success, "time_s": time_s}))
     found = json.loads(result.read_text())
     return Curve(found["steps"], found["success"])
@@ -247,14 +293,14 @@ def curve_of(folder: Path) -> Curve:
     return Curve(steps, success)
 
 
-def tune(houses: Houses, arms: Sequence[Arm], seed: int, out: Path, n_workers: int) -> None:
+def tune(setting: Setting, arms: Sequence[Arm], seed: int, out: Path, n_workers: int) -> None:
     """Print mean success over the budget for each learning rate, on tasks of the split `dev`."""
-    start(houses, seed, out)
+    make_starts(setting, arms, [seed], out, n_workers)
     print(f"| estimator | {' | '.join(f'{lr:g}' for lr in RATES)} |\n|---|{'---|' * len(RATES)}")
     with ThreadPoolExecutor(n_workers) as pool:
         pairs = [(arm, lr) for arm in arms for lr in RATES]
-        curves = pool.map(lambda pair: run(houses, pair[0], pair[1], seed, "dev", out), pairs)
-        areas = [curve.area(houses.budget) for curve in curves]
+        curves = pool.map(lambda pair: run(setting, pair[0], pair[1], seed, "dev", out), pairs)
+        areas = [curve.area(setting.budget) for curve in curves]
     for i, arm in enumerate(arms):
         found = areas[i * len(RATES) : (i + 1) * len(RATES)]
         print(f"| {arm.label} | {' | '.join(f'{area:.1%}' for area in found)} |", flush=True)
@@ -278,15 +324,15 @@ def points(found: Estimate) -> str:
     return f"{100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
-def chart(curves: Mapping[str, Sequence[Curve]], budget: int) -> str:
+def chart(curves: Mapping[str, Sequence[Curve]], setting: Setting) -> str:
     """Draw the mean over the seeds of each estimator with its 95% interval."""
-    grid = [budget * i / 32 for i in range(33)]
+    grid = [setting.budget * i / 32 for i in range(33)]
     lines, bands = [], []
     for label, found in curves.items():
         means = [mean_interval(values) for values in zip(*(curve.at(grid) for curve in found), strict=True)]
         lines.append(Series(label, grid, [m.value for m in means]))
         bands.append(Band(label, grid, [max(m.low, 0.0) for m in means], [min(m.high, 1.0) for m in means]))
-    title = f"Keyhole: success on unseen tasks, mean of {len(next(iter(curves.values())))} seeds"
+    title = f"{setting.title}: success on unseen tasks, mean of {len(next(iter(curves.values())))} seeds"
     return line_chart(
         lines, title, "environment steps of training", "solved", bands, percent=True, y_range=(0, 1), width=760,
         height=380,
@@ -297,20 +343,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="*", default=["grpo", "gigpo"], help=f"{', '.join(ARMS)}, or others")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--rooms", type=int, choices=HOUSES, default=4, help="on each side of a house")
+    parser.add_argument("--task", choices=TASKS, default="rooms-4")
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, one core each")
     parser.add_argument("--tune", type=int, metavar="SEED")
     parser.add_argument("--chart", type=Path, metavar="FILE")
     settings = parser.parse_args()
     settings.out.mkdir(parents=True, exist_ok=True)
-    arms, houses = [arm_of(text) for text in settings.arms], HOUSES[settings.rooms]
+    arms, setting = [arm_of(text) for text in settings.arms], TASKS[settings.task]
     if settings.tune is not None:
-        return tune(houses, arms, settings.tune, settings.out, settings.workers)
+        return tune(setting, arms, settings.tune, settings.out, settings.workers)
+    make_starts(setting, arms, settings.seeds, settings.out, settings.workers)
     with ThreadPoolExecutor(settings.workers) as pool:
-        list(pool.map(lambda seed: start(houses, seed, settings.out), settings.seeds))
         pairs = [(arm, seed) for seed in settings.seeds for arm in arms]
-        done = pool.map(lambda pair: run(houses, pair[0], pair[0].lr, pair[1], "test", settings.out), pairs)
+        done = pool.map(lambda pair: run(setting, pair[0], pair[0].lr, pair[1], "test", settings.out), pairs)
         found = dict(zip(((arm.label, seed) for arm, seed in pairs), done, strict=True))
     curves = {arm.label: [found[arm.label, seed] for seed in settings.seeds] for arm in arms}
     first = curves[arms[0].label]
@@ -318,10 +364,10 @@ def main() -> None:
     print(f"| estimator | mean success over the budget | {more} | success at its end | points above the start |")
     print("|---|---|---|---|---|")
     for label, runs in curves.items():
-        print(row(label, runs, first, houses.budget))
+        print(row(label, runs, first, setting.budget))
     if settings.chart:
         settings.chart.parent.mkdir(parents=True, exist_ok=True)
-        settings.chart.write_text(chart(curves, houses.budget))
+        settings.chart.write_text(chart(curves, setting))
 
 
 if __name__ == "__main__":

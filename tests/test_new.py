@@ -87,10 +87,12 @@ def test_from_nothing_to_a_run_with_ones_own_verifier(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_first_run_with_ones_own_verifier_learns(tmp_path: Path, seed: int) -> None:
-    # Half a minute of processor time: what a newcomer sees is better than what they began with, beyond chance.
-    for words in (["new", "reward", "near"], ["train", "near.yaml", f"seed={seed}", "--json"]):
+def test_the_first_run_with_a_part_of_ones_own_learns(tmp_path: Path, part: str, seed: int) -> None:
+    # Half a minute to a minute of processor time: what a newcomer sees is better than what they began with, beyond
+    # chance.
+    for words in (["new", part, "near"], ["train", "near.yaml", f"seed={seed}", "--json"]):
         done = shell(tmp_path, "rlhf.cli", *words)
         assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
