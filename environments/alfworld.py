@@ -20,18 +20,13 @@ from pydantic.dataclasses import dataclass
 from environments import alfworld_data, alfworld_make
 from environments.alfworld_make import EXTRA, TASK_TYPES, TaskType
 from environments.alfworld_plan import Goal, plan
-from environments.alfworld_play import SHELF, Play
-from environments.base import Properties, StepResult
+from environments.alfworld_play import SHELF, Play, loaded
+from environments.base import Properties, StepResult, after_end
 from environments.packages import version_of
+from environments.splits import FIRST_SEED, SplitSize, asked_of
 from rlhf.data import Task
-from rlhf.errors import DataError, EnvError
+from rlhf.errors import DataError
 from rlhf.settings import STRICT
-
-SPLITS = ("train", "dev", "test")
-
-_FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
-
-SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -61,7 +56,7 @@ class ALFWorld:
             deterministic=True,
             replayable=True,
             oracle=True,
-            splits=SPLITS,
+            splits=tuple(FIRST_SEED),
             package=f"alfworld {version}" if self._is_official else made,
             isolated=True,
         )
@@ -76,9 +71,7 @@ class ALFWorld:
             EnvError: no such split, or no official games where they are asked for.
             MissingPackageError: alfworld is not installed.
         """
-        if split not in SPLITS:
-            raise EnvError("no such split", where="ALFWorld.tasks", got=repr(split), expected=", ".join(SPLITS))
-        most = {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split]
+        most: int | None = asked_of(self, split)
         return self._official(split)[:most] if self._is_official else self._generated(split, most)
 
     def start(self, task: Task) -> ALFWorldEpisode:
@@ -89,7 +82,7 @@ class ALFWorld:
             EnvError: the engine cannot load the game.
             MissingPackageError: alfworld, textworld or fast-downward-textworld is not installed.
         """
-        return ALFWorldEpisode(SHELF.take(self._files(task)[0]), self.max_steps)
+        return ALFWorldEpisode(loaded(self._files(task)[0]), self.max_steps)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that reach the goal after `taken` within the step limit, carried out before they are given; or None.
@@ -97,7 +90,7 @@ class ALFWorld:
         See `environments.alfworld_plan`: a script that reads the facts, and looks for nothing.
         """
         game, trajectory = self._files(task)
-        play = SHELF.take(game)
+        play = loaded(game)
         try:
             view = play.begin()
             for action in taken:
@@ -132,7 +125,7 @@ class ALFWorld:
         ]
 
     def _generated(self, split: str, most: int | None) -> Sequence[Task]:
-        n, first = most or {"train": 3000, "dev": 140, "test": 134}[split], _FIRST_SEED[split]
+        n, first = most or {"train": 3000, "dev": 140, "test": 134}[split], FIRST_SEED[split]
         asked = set(self._asked)
         seeds = [
             seed for seed in range(first, first + 6 * (n // len(asked) + 1)) if alfworld_make.type_of(seed) in asked
@@ -146,7 +139,7 @@ class ALFWorld:
 
     def _files(self, task: Task) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The two files of a task's game."""
-        for split in SPLITS:
+        for split in FIRST_SEED:
             if not self._is_official and task.id == self._made_task(split, task.seed).id:
                 made = _made(split, task.seed)
                 return made.game, made.trajectory
@@ -181,7 +174,7 @@ class ALFWorldEpisode:
             EnvError: the episode is over or closed.
         """
         if self._play is None or self._over:
-            raise EnvError("the episode is over", where="ALFWorld step", got=action[:80], hint="start a new episode")
+            raise after_end("ALFWorld step", action)
         view = self._play.step(action)
         self._n_steps += 1
         truncated = not view.won and self._n_steps >= self._max_steps

@@ -19,9 +19,9 @@ from typing import Any
 from environments.alfworld_make import EXTRA, fingerprint
 from environments.alfworld_plan import CHANGING, State, names_of
 from environments.packages import import_from, version_of
+from environments.shelf import Shelf
 from rlhf.errors import EnvError
 
-_MOST_IDLE = 2
 _MOST_LETTERS = 200
 
 _engine_lock = threading.RLock()
@@ -57,7 +57,7 @@ class Play:
         version_of("fast-downward-textworld", EXTRA)
         _make_quicker()
         self._env = _pddl().PddlEnv(import_from("textworld", "textworld", EXTRA).EnvInfos(admissible_commands=True))
-        self.game = ""
+        self.game: str = ""
         self._view: View | None = None
 
     def load(self, game: Mapping[str, Any]) -> None:
@@ -107,40 +107,19 @@ class Play:
         return View(state.feedback.strip(), () if won else tuple(state["admissible_commands"]), won, key)
 
 
-class Shelf:
-    """Loaded engines that are not in play."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[Play] = []
-
-    def take(self, game: Mapping[str, Any]) -> Play:
-        """Give an engine with this game in it. Raises MissingPackageError, EnvError."""
-        name = fingerprint(game)
-        with self._lock:
-            order = [i for i, play in enumerate(self._idle) if play.game == name] or [*range(len(self._idle))]
-            play = self._idle.pop(order[0]) if order else None
-        play = play or Play()
-        try:
-            play.load(game)
-        except BaseException:
-            self.give_back(play)
-            raise
-        return play
-
-    def give_back(self, play: Play) -> None:
-        """Keep an engine for the next attempt."""
-        with self._lock:
-            if len(self._idle) < _MOST_IDLE:
-                self._idle.append(play)
-
-    def clear(self) -> None:
-        """Forget those that are not in play."""
-        with self._lock:
-            self._idle.clear()
+#: Engines that are not in play. Any of them takes any game, and one that has it already takes it at once.
+SHELF: Shelf[str, Play] = Shelf(lambda _: Play(), lambda play: play.game, most=2, any_will_do=True)
 
 
-SHELF = Shelf()
+def loaded(game: Mapping[str, Any]) -> Play:
+    """Give an engine with this game in it, which nobody uses. Raises MissingPackageError, EnvError."""
+    play = SHELF.take(fingerprint(game))
+    try:
+        play.load(game)
+    except BaseException:
+        SHELF.give_back(play)
+        raise
+    return play
 
 
 def _pddl() -> Any:

@@ -9,9 +9,8 @@ Distances are steps from the agent, in the direction it faces; nearest things co
 to the left and to the right. The agent sees what the package lets it see: 7 x 7 cells ahead of it, not through walls or
 closed doors.
 
-The package has no official split. Here a split is a range of generator seeds: `train` counts from 0, `dev` from
-10 000 000, `test` from 20 000 000, and none may be longer than 10 000 000, so no seed is in two splits. In the
-smallest levels two seeds may still draw the same room.
+The package has no official split. Here a split is a range of generator seeds (`environments.splits`), so no seed is in
+two splits. In the smallest levels two seeds may still draw the same room.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,9 @@ from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from environments.babyai_oracle import bounded, solve
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
+from environments.splits import Seeded, SplitSize
+from environments.words import plain_words
 from rlhf.data import Task
 from rlhf.errors import EnvError, MissingPackageError, nearest
 from rlhf.settings import STRICT
@@ -59,16 +61,13 @@ _NUMBER_OF_WORDS: Mapping[str, int] = dict(ACTIONS) | {
 
 _NAMES: Mapping[int, str] = {number: action for action, number in ACTIONS.items()}
 _UNKNOWN_ACTION = f"Unknown action. Actions: {', '.join(ACTIONS)}."
-_FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
 _DOOR_STATES = ("open", "closed", "locked")
 _NOT_TOLD = frozenset({"unseen", "empty", "wall", "floor", "agent"})
 _HINT = "pip install rlhf-agents[babyai]"
 
-SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
-
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class BabyAI:
+class BabyAI(Seeded):
     """One BabyAI level as a text environment. All 96 registered levels run; steps are far below a millisecond."""
 
     level: str = "GoToLocal"
@@ -77,10 +76,6 @@ class BabyAI:
     """The episode is cut after so many steps; by default after the level's own limit (64 in GoToLocal)."""
     n_train: SplitSize = 10_000
     """Tasks of the split `train`: one per seed, from the first on."""
-    n_dev: SplitSize = 1_000
-    """The same for `dev`."""
-    n_test: SplitSize = 1_000
-    """The same for `test`."""
     reward: Literal["success", "discounted"] = "success"
     """Reward of the solving step: 1, or the package's 1 - 0.9 x steps / limit. All other steps give 0."""
 
@@ -99,15 +94,7 @@ class BabyAI:
     @property
     def properties(self) -> Properties:
         """What this environment promises."""
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=True,
-            oracle=True,
-            splits=tuple(_FIRST_SEED),
-            package=f"minigrid {_version()}",
-        )
+        return replace(super().properties, package=f"minigrid {_version()}")
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: one per seed.
@@ -116,11 +103,7 @@ class BabyAI:
             EnvError: no such split.
             MissingPackageError: `minigrid` is not installed.
         """
-        if split not in _FIRST_SEED:
-            raise EnvError("no such split", where="BabyAI.tasks", got=repr(split), expected=", ".join(_FIRST_SEED))
-        first, n = _FIRST_SEED[split], {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split]
-        prefix = f"babyai-{_version()}/{self.level}/{split}"
-        return [Task(id=f"{prefix}/{seed}", seed=seed) for seed in range(first, first + n)]
+        return self.listed(split, f"babyai-{_version()}/{self.level}")
 
     def start(self, task: Task) -> BabyAIEpisode:
         """Begin one attempt. Raises MissingPackageError when `minigrid` is not installed."""
@@ -164,7 +147,7 @@ class BabyAIEpisode:
     async def step(self, action: str) -> StepResult:
         """Do one action. Text that is none of them costs a step and changes nothing else."""
         if self._over:
-            raise EnvError("the episode is over", where="BabyAI step", got=action[:80], hint="start a new episode")
+            raise after_end("BabyAI step", action)
         number = read_action(action)
         if number is None:
             self._world.step_count += 1
@@ -209,9 +192,7 @@ def read_action(text: str) -> int | None:
 
     Case, white space, `_`, `-`, quotes and full stops are ignored.
     """
-    if len(text) > 40:
-        return None
-    return _NUMBER_OF_WORDS.get(" ".join(re.sub(r"[\s_\-.!\"'`*]+", " ", text.lower()).split()))
+    return _NUMBER_OF_WORDS.get(plain_words(text, 40))
 
 
 @cache

@@ -21,10 +21,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import StepResult
-from environments.drawn import Drawn, digest, plain_words
+from environments.base import StepResult, after_end
+from environments.drawn import Drawn, digest
+from environments.words import plain_words
 from rlhf.data import Task
-from rlhf.errors import EnvError
 from rlhf.settings import STRICT
 
 _TEXT = "amber blue coral green indigo orange purple red silver white"
@@ -153,7 +153,7 @@ class BanditEpisode:
     async def step(self, action: str) -> StepResult:
         """Pull a lever."""
         if self.over:
-            raise EnvError("the episode is over", where="Bandit step", got=action[:80], hint="start a new episode")
+            raise after_end("Bandit step", action)
         before = self.regret
         said, paid = self.do(action)
         solved = self.over and self.score >= self._settings.solved_at

@@ -164,6 +164,11 @@ class Properties:
     seats: tuple[str, ...] = ()
 
 
+def after_end(where: str, action: str) -> EnvError:
+    """The error for an action after the end of an episode, or after it was closed."""
+    return EnvError("the episode is over", where=where, got=action[:80], hint="start a new episode")
+
+
 def properties_of(environment: object) -> Properties:
     """Return the declared properties; an environment that declares none gets the cautious defaults."""
     declared = getattr(environment, "properties", None)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
 from environments.bfcl_apis import DISTRIBUTION, EXTRA, Apis, missing
 from environments.bfcl_calls import Call, NoCall, decode
 from environments.packages import content_hash, import_from, version_of
@@ -174,7 +174,7 @@ class BFCLEpisode:
     def act(self, action: str) -> StepResult:
         """Do a step."""
         if self._over:
-            raise EnvError("the episode is over", where="BFCL step", got=action[:80], hint="start a new episode")
+            raise after_end("BFCL step", action)
         try:
             calls = decode(action)
         except NoCall:

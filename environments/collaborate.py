@@ -27,7 +27,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.worlds import Attempt, Seeded, draw_for, name_of, named, plain, words
+from environments.splits import Seeded
+from environments.worlds import Attempt, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 

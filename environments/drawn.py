@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from itertools import count
@@ -20,13 +20,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Episode, Properties, StepResult
+from environments.base import Episode, StepResult, after_end
+from environments.splits import FIRST_SEED, Seeded
+from environments.splits import split_of as split_of_seed
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
-
-#: First seed of each split; no split is longer than the gap.
-FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
 
 SplitSize = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -45,14 +44,9 @@ def split_of(content: str) -> str:
     return "train" if number < 128 else "dev" if number < 192 else "test"
 
 
-def plain_words(text: str, most: int = 60) -> str:
-    """`text` in lower case without quotes, full stops and repeated spaces; empty where it is longer than `most`."""
-    return "" if len(text) > most else " ".join(re.sub(r"[\s_\-.!\"'`*]+", " ", text.lower()).split())
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Drawn:
-    """Base of the worlds whose tasks are drawn by seed. A subclass says what is drawn, and plays it."""
+class SplitByContent(Seeded, ABC):
+    """Base of the worlds in which a hash of its content says which split an instance belongs to."""
 
     n_train: SplitSize = 1_000
     """Tasks of the split `train`, all different; fewer where the world has fewer."""
@@ -65,28 +59,26 @@ class Drawn:
     """Name in the catalogue, with which the ids of tasks begin."""
 
     @property
+    @abstractmethod
     def level(self) -> str:
         """Whatever shapes an instance, in short: a part of the ids of tasks."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def start(self, task: Task) -> Episode:
+        """Begin one attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Drawn(SplitByContent):
+    """Base of the worlds whose tasks are drawn by seed. A subclass says what is drawn, and plays it."""
+
+    @abstractmethod
     def draw(self, rng: random.Random) -> Any:
         """Draw an instance; it must be hashable, and the same in every process."""
-        raise NotImplementedError
 
     def content(self, instance: Any) -> str:
         """What makes an instance the problem it is; instances of the same content are duplicates."""
         return repr(instance)
-
-    def start(self, task: Task) -> Episode:
-        """Begin one attempt."""
-        raise NotImplementedError
-
-    @property
-    def properties(self) -> Properties:
-        """What this environment promises."""
-        return Properties(
-            deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=tuple(FIRST_SEED)
-        )
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: different instances, none of them in another split.
@@ -94,11 +86,7 @@ class Drawn:
         Raises:
             EnvError: no such split, or this level has no instance for it.
         """
-        where = f"{type(self).__name__}.tasks"
-        if split not in FIRST_SEED:
-            raise EnvError("no such split", where=where, got=repr(split), expected=", ".join(FIRST_SEED))
-        n = {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split]
-        seeds = _seeds(self, split, n)
+        seeds = _seeds(self, split, self.n_in(split))
         return [Task(id=f"{self.name}/{self.level}/{split}/{seed}", seed=seed) for seed in seeds]
 
     def instance(self, task: Task) -> Any:
@@ -125,7 +113,7 @@ def _seeds(world: Drawn, split: str, n: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16_384)
 def _drawn(world: Drawn, seed: int) -> Any:
-    split = next((name for name in ("test", "dev") if seed >= FIRST_SEED[name]), "train")
+    split = split_of_seed(seed)
     for i in range(_MOST_DRAWS):
         instance = world.draw(random.Random(f"{world.name}/{world.level}/{seed}/{i}"))
         if split_of(world.content(instance)) == split:
@@ -185,7 +173,7 @@ class Attempts:
     async def step(self, action: str) -> StepResult:
         """Judge one answer. What is not understood costs an attempt too."""
         if self.over:
-            raise EnvError("the episode is over", where=self._name, got=action[:80], hint="start a new episode")
+            raise after_end(self._name, action)
         judged = self.do(action)
         return StepResult(
             judged.feedback if self.solved else f"{judged.feedback}\n{self._left()}",

@@ -8,15 +8,13 @@ rooms for the start, the key and the door. One observation is one line:
 Nothing is rewarded but the opened door, many moves away. Every move can be taken back, so that an attempt, and the
 attempts at one task, meet the same states again and again: a task on which it matters to which turn credit goes.
 
-Splits are ranges of seeds: `train` counts from 0, `dev` from 10 000 000, `test` from 20 000 000, and none may be longer
-than 10 000 000.
+Splits are ranges of seeds: `environments.splits`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
@@ -26,9 +24,10 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult
+from environments.base import StepResult, after_end
+from environments.splits import Seeded
+from environments.words import plain_words
 from rlhf.data import Task
-from rlhf.errors import EnvError
 from rlhf.settings import STRICT
 
 #: A row and a column; row 0 is the northernmost, column 0 the westernmost.
@@ -57,10 +56,6 @@ _ROOMS = (
     "attic bedroom cellar chapel closet corridor dairy den foyer gallery garage hall kitchen larder library lobby "
     "lounge nursery office pantry parlour porch study tower workshop"
 )
-
-_FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
-
-SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 @plain_dataclass(frozen=True, slots=True)
@@ -137,7 +132,7 @@ def _beside(cell: Cell, way: str) -> Cell:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Keyhole:
+class Keyhole(Seeded):
     """Find the key and open the door: houses drawn by seed, reward at the very end, pure Python."""
 
     rows: Annotated[int, Field(ge=2, le=5)] = 4
@@ -151,24 +146,6 @@ class Keyhole:
     to be explored and remembered."""
     max_steps: Annotated[int, Field(ge=1)] = 16
     """The episode is cut after so many steps."""
-    n_train: SplitSize = 1_000
-    """Tasks of the split `train`: one per seed, from the first on."""
-    n_dev: SplitSize = 1_000
-    """The same for `dev`."""
-    n_test: SplitSize = 1_000
-    """The same for `test`."""
-
-    @property
-    def properties(self) -> Properties:
-        """What this environment promises."""
-        return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=True,
-            oracle=True,
-            splits=tuple(_FIRST_SEED),
-        )
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: one per seed.
@@ -176,11 +153,7 @@ class Keyhole:
         Raises:
             EnvError: no such split.
         """
-        if split not in _FIRST_SEED:
-            raise EnvError("no such split", where="Keyhole.tasks", got=repr(split), expected=", ".join(_FIRST_SEED))
-        first, n = _FIRST_SEED[split], {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split]
-        prefix = f"keyhole/{self.rows}x{self.columns}+{self.loops}/{split}"
-        return [Task(id=f"{prefix}/{seed}", seed=seed) for seed in range(first, first + n)]
+        return self.listed(split, f"keyhole/{self.rows}x{self.columns}+{self.loops}")
 
     def start(self, task: Task) -> KeyholeEpisode:
         """Begin one attempt."""
@@ -231,7 +204,7 @@ class KeyholeEpisode:
     async def step(self, action: str) -> StepResult:
         """Do one action. Whatever is impossible or not understood costs a step and changes nothing else."""
         if self.over:
-            raise EnvError("the episode is over", where="Keyhole step", got=action[:80], hint="start a new episode")
+            raise after_end("Keyhole step", action)
         understood = read_action(action)
         said = self.do(understood)
         return StepResult(
@@ -319,6 +292,4 @@ def read_action(text: str) -> str | None:
 
     Case, white space, `_`, `-`, quotes and full stops are ignored.
     """
-    if len(text) > 40:
-        return None
-    return _MEANT.get(" ".join(re.sub(r"[\s_\-.!\"'`*]+", " ", text.lower()).split()))
+    return _MEANT.get(plain_words(text, 40))

@@ -21,10 +21,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import StepResult
-from environments.drawn import Drawn, digest, plain_words
+from environments.base import StepResult, after_end
+from environments.drawn import Drawn, digest
+from environments.words import plain_words
 from rlhf.data import Task
-from rlhf.errors import EnvError
 from rlhf.settings import STRICT
 
 Game = Literal["prisoners_dilemma", "stag_hunt", "rock_paper_scissors"]
@@ -188,7 +188,7 @@ class MatrixGameEpisode:
     async def step(self, action: str) -> StepResult:
         """Play a round."""
         if self.over:
-            raise EnvError("the episode is over", where="MatrixGame step", got=action[:80], hint="start a new episode")
+            raise after_end("MatrixGame step", action)
         before, understood = self.regret, self._read(action) is not None
         said, paid = self.do(action)
         rewards = {"regret": before - self.regret, "payment": paid, "score": self.score if self.over else 0.0}

@@ -25,7 +25,8 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
+from environments.splits import refuse_unknown
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -85,8 +86,7 @@ class McpTools:
         Raises:
             EnvError: no such split or file, a line that is no question, or a server that cannot be reached.
         """
-        if split not in _SPLITS:
-            raise EnvError("no such split", where="McpTools.tasks", got=repr(split), expected=", ".join(_SPLITS))
+        refuse_unknown(split, _SPLITS, "McpTools.tasks")
         tools = [*_tools(self), _ANSWER]
         return [
             Task(id=f"mcp/{split}/{row['id']}", reference=row["answer"], info={"tools": tools, "ask": row["question"]})
@@ -121,7 +121,7 @@ class McpEpisode:
     async def step(self, action: str) -> StepResult:
         """Make a call; one that cannot be read costs a step, and so does one that the server refuses."""
         if self._over:
-            raise EnvError("the episode is over", where="McpTools step", got=action[:80], hint="start a new episode")
+            raise after_end("McpTools step", action)
         self._n_steps += 1
         call = read(action, self._names)
         if not isinstance(call, str) and call[0] == "answer":
@@ -298,8 +298,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             raise EnvError("no question", where=f"{path}:{number}", got=line[:80], expected='{"question": "..."}')
         place = len(rows) % 10
         split = given.get("split", "dev" if place == 8 else "test" if place == 9 else "train")
-        if split not in _SPLITS:
-            raise EnvError("no such split", where=f"{path}:{number}", got=repr(split), expected=", ".join(_SPLITS))
+        refuse_unknown(split, _SPLITS, f"{path}:{number}")
         answer = given.get("answer")
         row = {"id": str(given.get("id", number)), "question": given["question"], "split": split}
         if (row["split"], row["id"]) in seen:

@@ -5,8 +5,8 @@
 An observation is what the game says, the map in NetHack's characters, the things on it by name and distance, and the
 hit points. The words are our own, so scores are not those of other wrappers in words.
 
-The package has no splits. Here a split is a range of seeds: `train` counts from 0, `dev` from 10 000 000, `test` from
-20 000 000. Small levels draw the same map for many seeds; `Room-5x5`, `Room-15x15` and the labyrinths have only one.
+The package has no splits. Here a split is a range of seeds (`environments.splits`). Small levels draw the same map for
+many seeds; `Room-5x5`, `Room-15x15` and the labyrinths have only one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from environments import minihack_oracle
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
 from environments.minihack_play import ANSWERS, EXTRA, KEYS, SHELF, View, World
 from environments.packages import version_of
+from environments.splits import FIRST_SEED, Seeded, SplitSize, split_in
+from environments.words import plain_words
 from rlhf.data import Task
-from rlhf.errors import DataError, EnvError, nearest
+from rlhf.errors import nearest
 from rlhf.settings import STRICT
 
 _STAIRS = "Go to the staircase down, which the map shows as >."
@@ -86,13 +88,9 @@ LEVELS: Mapping[str, int] = {name: limit for _, levels in FAMILIES.values() for 
 #: Families of which the oracle solves most levels.
 EXPLORED = frozenset({"Room", "Corridor", "ExploreMaze", "Labyrinth", "MazeWalk", "MultiRoom"})
 
-_FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
-
-SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
-
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class MiniHack:
+class MiniHack(Seeded):
     """One level as a text environment. A step takes a fraction of a millisecond."""
 
     level: str = "Room-Random-5x5"
@@ -101,10 +99,6 @@ class MiniHack:
     """The episode is cut after so many steps; by default after the level's own limit (100 in Room-Random-5x5)."""
     n_train: SplitSize = 10_000
     """Tasks of the split `train`: one per seed, from the first on."""
-    n_dev: SplitSize = 1_000
-    """The same for `dev`."""
-    n_test: SplitSize = 1_000
-    """The same for `test`."""
     reward: Literal["success", "package"] = "success"
     """1 for the step that solves the level, or what the package pays: 1 then, and -0.01 for an action in which no time
     passes, such as to walk into a wall."""
@@ -127,7 +121,7 @@ class MiniHack:
             deterministic=True,
             replayable=True,
             oracle=self.demonstrates,
-            splits=tuple(_FIRST_SEED),
+            splits=tuple(FIRST_SEED),
             package=f"minihack {version_of('minihack', EXTRA)}, nle {version_of('nle', EXTRA)}",
             isolated=True,
         )
@@ -144,11 +138,7 @@ class MiniHack:
             EnvError: no such split.
             MissingPackageError: minihack is not installed.
         """
-        if split not in _FIRST_SEED:
-            raise EnvError("no such split", where="MiniHack.tasks", got=repr(split), expected=", ".join(_FIRST_SEED))
-        first, n = _FIRST_SEED[split], {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split]
-        prefix = f"{self._prefix}/{split}"
-        return [Task(id=f"{prefix}/{seed}", seed=seed) for seed in range(first, first + n)]
+        return self.listed(split, self._prefix)
 
     def start(self, task: Task) -> MiniHackEpisode:
         """Begin one attempt.
@@ -157,7 +147,7 @@ class MiniHack:
             DataError: `task` is of another level or package version.
             MissingPackageError: minihack, nle, or minigrid for the MultiRoom levels, is not installed.
         """
-        self._known(task)
+        split_in(task, self._prefix, "MiniHack")
         world = SHELF.take(self.level)
         return MiniHackEpisode(world, world.begin(task.seed), FAMILIES[self._family][0], self._limit, self.reward)
 
@@ -166,7 +156,7 @@ class MiniHack:
 
         See `environments.minihack_oracle` for what it cannot do.
         """
-        self._known(task)
+        split_in(task, self._prefix, "MiniHack")
         world = SHELF.take(self.level)
         view = world.begin(task.seed)
         for text in taken:
@@ -188,15 +178,6 @@ class MiniHack:
     @property
     def _prefix(self) -> str:
         return f"minihack-{version_of('minihack', EXTRA)}-nle-{version_of('nle', EXTRA)}/{self.level}"
-
-    def _known(self, task: Task) -> None:
-        if all(task.id != f"{self._prefix}/{split}/{task.seed}" for split in _FIRST_SEED):
-            raise DataError(
-                "the task is of another environment, or of another version of the package",
-                where="MiniHack",
-                got=task.id,
-                expected=f"{self._prefix}/<split>/<seed>",
-            )
 
 
 class MiniHackEpisode:
@@ -223,7 +204,7 @@ class MiniHackEpisode:
             EnvError: the episode is over or closed.
         """
         if self._world is None or self._over:
-            raise EnvError("the episode is over", where="MiniHack step", got=action[:80], hint="start a new episode")
+            raise after_end("MiniHack step", action)
         known = self._world.numbers(self._view)
         number = read_action(action, known)
         self._n_steps += 1
@@ -257,9 +238,6 @@ def read_action(text: str, known: Mapping[str, int]) -> int | None:
 
     Case, white space, `_`, `-`, quotes, full stops and a verb of motion before a direction are ignored.
     """
-    if len(text) > 40:
-        return None
-    words = " ".join(re.sub(r"[\s_\-.!\"'`*]+", " ", text.lower()).split())
-    words = re.sub(r"^(go|move|walk|step) ", "", words)
+    words = re.sub(r"^(go|move|walk|step) ", "", plain_words(text, 40))
     words = re.sub(r"^(north|south) (east|west)$", r"\1\2", {"pickup": "pick up"}.get(words, words))
     return known.get(words) if words in KEYS or words in ANSWERS else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from environments.packages import import_from
+from environments.shelf import Shelf
 
 EXTRA = "minihack"
 
@@ -55,7 +55,6 @@ ANSWERS: Mapping[str, int] = {"no": 110, "yes": 121}
 _OBSERVED = ("glyphs", "chars", "blstats", "message", "inv_strs", "inv_letters", "screen_descriptions")
 _SOLVED = 2  # the package's number for it
 _NEVER = 10**9
-_MOST_IDLE = 4
 _MOST_THINGS = 12
 _DIED = "You have died."
 # What the map shows well enough by itself.
@@ -213,38 +212,8 @@ class _Seeded:
         return getattr(self._world, name)
 
 
-class Shelf:
-    """Worlds that are loaded and not in play."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[World] = []
-
-    def take(self, level: str) -> World:
-        """Give a world that nobody plays. Raises MissingPackageError."""
-        with self._lock:
-            for i in range(len(self._idle) - 1, -1, -1):
-                if self._idle[i].level == level:
-                    return self._idle.pop(i)
-        return World(level)
-
-    def give_back(self, world: World) -> None:
-        """Keep a world for the next attempt; the longest unused one goes when there are too many."""
-        with self._lock:
-            self._idle.append(world)
-            oldest = self._idle.pop(0) if len(self._idle) > _MOST_IDLE else None
-        if oldest is not None:
-            oldest.close()
-
-    def clear(self) -> None:
-        """Close all that are not in play."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for world in idle:
-            world.close()
-
-
-SHELF = Shelf()
+#: Worlds that are loaded and not in play.
+SHELF: Shelf[str, World] = Shelf(World, lambda world: world.level, most=4, close=World.close)
 
 
 def _import(module: str) -> Any:

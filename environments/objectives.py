@@ -28,7 +28,8 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Environment, Episode, Properties, can_demonstrate, most_at_once, properties_of
 from environments.objectives_chain import Chain, chained, plan_of
-from environments.worlds import NAMES, PLACES, Attempt, Seeded, draw_for, name_of, named, plain, words
+from environments.splits import Seeded
+from environments.worlds import NAMES, PLACES, Attempt, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from environments.base import Environment, Episode, Oracle, StepResult, can_demonstrate
+from environments.base import Environment, Episode, Oracle, StepResult, after_end, can_demonstrate
 from environments.transcript import awaited
 from rlhf.data import Message, Role, Task
 from rlhf.errors import EnvError
@@ -106,7 +106,7 @@ class Chain:
     async def step(self, action: str) -> StepResult:
         """Do one action in the objective that it is for."""
         if self.over:
-            raise EnvError("the episode is over", where="Chain.step", got=action[:80], hint="start a new episode")
+            raise after_end("Chain.step", action)
         if self.steps_left is not None:
             self.steps_left -= 1
         i, own = self._meant(action)

@@ -18,7 +18,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
-from environments.worlds import FIRST_SEED, Seeded
+from environments.splits import FIRST_SEED, Seeded
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -52,7 +52,7 @@ class OpenEnv(Seeded):
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split: one per seed. Raises EnvError where there is no such split."""
-        return [Task(id=f"openenv/{split}/{seed}", seed=seed, info={"split": split}) for seed in self.seeds(split)]
+        return self.listed(split, "openenv", {"split": split})
 
     async def start(self, task: Task) -> OpenEnvEpisode:
         """Connect and reset. Raises EnvError where the server cannot be reached or refuses."""

@@ -25,7 +25,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
-from environments.drawn import FIRST_SEED, Attempts, Drawn, Judged, digest, plan_answer, split_of
+from environments.drawn import Attempts, Judged, SplitByContent, digest, plan_answer, split_of
 from rlhf.data import Task
 from rlhf.errors import EnvError, MissingPackageError, nearest
 from rlhf.settings import STRICT
@@ -78,7 +78,7 @@ EVALUATED: Mapping[str, Callable[[str], bool]] = {
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ReasoningGym(Drawn):
+class ReasoningGym(SplitByContent):
     """One generator of reasoning-gym, in one attempt or several with feedback."""
 
     dataset: str = "chain_sum"
@@ -123,10 +123,7 @@ class ReasoningGym(Drawn):
             EnvError: no such split, no such generator, or settings that it refuses.
             MissingPackageError: `reasoning_gym` is not installed.
         """
-        if split not in FIRST_SEED:
-            expected = ", ".join(FIRST_SEED)
-            raise EnvError("no such split", where="ReasoningGym.tasks", got=repr(split), expected=expected)
-        n = {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split]
+        n = self.n_in(split)
         prefix = f"{self.name}/{self.level}/{split}"
         return [
             Task(id=f"{prefix}/{i}", seed=i, info={"problem": digest(str(problem(self, i)["question"]))})

@@ -17,11 +17,12 @@ from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from environments import scienceworld_gold
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
 from environments.packages import version_of
 from environments.scienceworld_sessions import EXTRA, Session, State, give_back, release, take
+from environments.splits import refuse_unknown
 from rlhf.data import Task
-from rlhf.errors import DataError, EnvError, RecipeError, nearest
+from rlhf.errors import DataError, RecipeError, nearest
 from rlhf.settings import STRICT
 
 #: The tasks and how many variations each has, as scienceworld 1.2.3 lists them.
@@ -139,8 +140,7 @@ class ScienceWorld:
             EnvError: no such split.
             MissingPackageError: scienceworld is not installed.
         """
-        if split not in SPLITS:
-            raise EnvError("no such split", where="ScienceWorld.tasks", got=repr(split), expected=", ".join(SPLITS))
+        refuse_unknown(split, SPLITS, "ScienceWorld.tasks")
         rows = [[(name, i) for i in _variations(name, split)[: self.n_variations]] for name in self._names]
         pairs = [pair for column in zip_longest(*rows) for pair in column if pair is not None]
         prefix = self._prefix
@@ -222,9 +222,7 @@ class ScienceWorldEpisode:
             EnvError: the episode is over or closed, or Java failed.
         """
         if self._session is None or self._over:
-            raise EnvError(
-                "the episode is over", where="ScienceWorld step", got=action[:80], hint="start a new episode"
-            )
+            raise after_end("ScienceWorld step", action)
         state = self._session.step(action)
         self._n_steps += 1
         truncated = not state.over and self._n_steps >= self._max_steps

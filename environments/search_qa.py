@@ -32,7 +32,8 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
 from environments.bm25 import Index, installed
-from environments.worlds import NAMES, Attempt, Seeded, belongs_to, draw_for, name_of, words
+from environments.splits import Seeded
+from environments.worlds import NAMES, Attempt, belongs_to, draw_for, name_of, words
 from rewards.qa import exact, f1
 from rlhf.data import Task
 from rlhf.errors import EnvError

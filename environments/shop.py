@@ -29,7 +29,8 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties
 from environments.bm25 import Index, installed
 from environments.shop_catalogue import Goal, Product, draw, read_webshop, reward
-from environments.worlds import Attempt, Seeded, draw_for, name_of
+from environments.splits import Seeded
+from environments.worlds import Attempt, draw_for, name_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT

@@ -24,10 +24,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import StepResult
-from environments.drawn import Drawn, digest, plain_words
+from environments.base import StepResult, after_end
+from environments.drawn import Drawn, digest
+from environments.words import plain_words
 from rlhf.data import Task
-from rlhf.errors import EnvError
 from rlhf.settings import STRICT
 
 #: A row and a column; row 0 is the uppermost.
@@ -151,7 +151,7 @@ class SokobanEpisode:
     async def step(self, action: str) -> StepResult:
         """Do one move. Whatever is impossible or not understood costs a step and changes nothing else."""
         if self.over:
-            raise EnvError("the episode is over", where="Sokoban step", got=action[:80], hint="start a new episode")
+            raise after_end("Sokoban step", action)
         move, before = read_move(action), self._n_home()
         said = self.do(move)
         share = (self._n_home() - before) / len(self.room.goals)

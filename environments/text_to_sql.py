@@ -31,7 +31,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
-from environments.worlds import NAMES, PLACES, Attempt, Seeded, draw_for, name_of, words
+from environments.splits import Seeded
+from environments.worlds import NAMES, PLACES, Attempt, draw_for, name_of, words
 from rewards.sql import is_ordered, query_of
 from rlhf.data import Task
 from rlhf.settings import STRICT

@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
 from environments.drawn import Drawn, digest
 from environments.textarena_games import GAMES, Chance, Family, new_game, plain, version
 from rlhf.data import Task
@@ -165,7 +165,7 @@ class TextArenaEpisode:
         """Do one move. An invalid one is answered with a warning, until there are too many in a row."""
         play = self._play
         if play.over:
-            raise EnvError("the episode is over", where="TextArena step", got=action[:80], hint="start a new episode")
+            raise after_end("TextArena step", action)
         seat = play.seat
         valid = play.do(action)
         result = self._result(play.news(), seat)

@@ -18,12 +18,13 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass
 
 from environments import textworld_make
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
 from environments.packages import version_of
+from environments.splits import FIRST_SEED, Seeded, SplitSize, split_in
 from environments.textworld_make import EXTRA
 from environments.textworld_play import SHELF, Play, State
 from rlhf.data import Task
-from rlhf.errors import DataError, EnvError, RecipeError, nearest
+from rlhf.errors import RecipeError, nearest
 from rlhf.settings import STRICT
 
 Name = Literal["cooking", "coin_collector", "treasure_hunter", "simple"]
@@ -45,14 +46,11 @@ PARAMETERS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "simple": {"rewards": ("dense", "balanced", "sparse"), "goal": ("detailed", "brief", "none")},
 }
 
-_FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
 _OF_THE_PACKAGE: Mapping[str, str] = {"train": "train", "dev": "valid", "test": "test"}
-
-SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TextWorld:
+class TextWorld(Seeded):
     """One of the games. A step takes 2 to 4 ms; the first attempt at a task generates its game, in 2 to 4 s."""
 
     game: Name = "cooking"
@@ -63,8 +61,6 @@ class TextWorld:
     """Whether the task is told step by step, where the game does so, or only its last step is."""
     max_steps: Annotated[int, Field(ge=1)] = 100
     """The episode is cut after so many steps."""
-    n_train: SplitSize = 1_000
-    """Tasks of the split `train`: one per seed, from the first on."""
     n_dev: SplitSize = 200
     """The same for `dev`."""
     n_test: SplitSize = 200
@@ -107,7 +103,7 @@ class TextWorld:
             replayable=True,
             thread_safe=True,
             oracle=True,
-            splits=tuple(_FIRST_SEED),
+            splits=tuple(FIRST_SEED),
             package=f"textworld {version_of('textworld', EXTRA)}",
             isolated=True,
         )
@@ -119,11 +115,7 @@ class TextWorld:
             EnvError: no such split.
             MissingPackageError: textworld is not installed.
         """
-        if split not in _FIRST_SEED:
-            raise EnvError("no such split", where="TextWorld.tasks", got=repr(split), expected=", ".join(_FIRST_SEED))
-        first, n = _FIRST_SEED[split], {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split]
-        prefix, info = self._prefix, {"split": split}
-        return [Task(id=f"{prefix}/{split}/{seed}", seed=seed, info=info) for seed in range(first, first + n)]
+        return self.listed(split, self._prefix, {"split": split})
 
     def start(self, task: Task) -> TextWorldEpisode:
         """Begin one attempt.
@@ -168,14 +160,7 @@ class TextWorld:
         return f"textworld-{textworld_make.release()}/{self.game}/{','.join(chosen) or 'default'}"
 
     def _made(self, task: Task) -> textworld_make.Game:
-        split = next((name for name in _FIRST_SEED if task.id == f"{self._prefix}/{name}/{task.seed}"), None)
-        if split is None:
-            raise DataError(
-                "the task is of another environment, or of another version of the package",
-                where="TextWorld",
-                got=task.id,
-                expected=f"{self._prefix}/<split>/<seed>",
-            )
+        split = split_in(task, self._prefix, "TextWorld")
         settings = dict(self._values)
         if self.game == "cooking":
             settings |= {"recipe_seed": 0, "split": _OF_THE_PACKAGE[split]}
@@ -206,7 +191,7 @@ class TextWorldEpisode:
             EnvError: the episode is over or closed, or the interpreter failed.
         """
         if self._play is None or self._over:
-            raise EnvError("the episode is over", where="TextWorld step", got=action[:80], hint="start a new episode")
+            raise after_end("TextWorld step", action)
         state = self._play.step(action)
         self._n_steps += 1
         truncated = not state.over and self._n_steps >= self._max_steps

@@ -21,7 +21,8 @@ from pydantic import Field, StrictBool, StrictInt
 from pydantic.dataclasses import dataclass
 
 from environments import textworld_oracle
-from environments.base import Properties, StepResult
+from environments.base import Properties, StepResult, after_end
+from environments.splits import refuse_unknown
 from environments.textworld_sessions import Session, Split, State, borrowed, give_back, package_version, take
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError, nearest
@@ -128,9 +129,8 @@ class TextWorldExpress:
             EnvError: no such split, or Java failed.
             MissingPackageError: textworld-express or Java is missing.
         """
-        known = next((name for name in SPLITS if name == split), None)
-        if known is None:
-            raise EnvError("no such split", where="TextWorldExpress.tasks", got=repr(split), expected=", ".join(SPLITS))
+        refuse_unknown(split, SPLITS, "TextWorldExpress.tasks")
+        known = next(name for name in SPLITS if name == split)
         prefix, info = self._prefix, {"split": known}
         seeds = _seeds(self.game, self._text, known, self._some_seeds_fail)
         return [Task(id=f"{prefix}/{known}/{seed}", seed=seed, info=info) for seed in seeds]
@@ -225,9 +225,7 @@ class TextWorldEpisode:
             EnvError: the episode is over or closed, or Java failed.
         """
         if self._session is None or self._over:
-            raise EnvError(
-                "the episode is over", where="TextWorldExpress step", got=action[:80], hint="start a new episode"
-            )
+            raise after_end("TextWorldExpress step", action)
         state = self._session.step(action)
         self._n_steps += 1
         truncated = not state.over and self._n_steps >= self._max_steps

@@ -31,7 +31,8 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
-from environments.worlds import Attempt, Seeded, draw_for, name_of, words
+from environments.splits import Seeded
+from environments.worlds import Attempt, draw_for, name_of, words
 from rewards.sandbox.level import Level, LevelName
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds, Finished, run

@@ -26,10 +26,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult
-from environments.drawn import Drawn, digest, plain_words
+from environments.base import Properties, StepResult, after_end
+from environments.drawn import Drawn, digest
+from environments.words import plain_words
 from rlhf.data import Task
-from rlhf.errors import EnvError, MissingPackageError
+from rlhf.errors import MissingPackageError
 from rlhf.settings import STRICT
 
 Game = Literal["frozen_lake", "taxi", "cliff_walking", "blackjack"]
@@ -182,7 +183,7 @@ class _Played(ABC):
     async def step(self, action: str) -> StepResult:
         """Do one action. What is not understood costs a step and changes nothing else."""
         if self.over:
-            raise EnvError("the episode is over", where="ToyText step", got=action[:80], hint="start a new episode")
+            raise after_end("ToyText step", action)
         reward = self.do(action)
         unknown = "" if reward is not None else f"Unknown action. Actions: {', '.join(self._actions)}.\n"
         return StepResult(

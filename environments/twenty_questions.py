@@ -20,7 +20,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.drawn import Attempts, Drawn, Judged, digest, plain_words
+from environments.drawn import Attempts, Drawn, Judged, digest
+from environments.words import plain_words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 

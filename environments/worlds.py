@@ -1,9 +1,8 @@
 """What worlds drawn by seed share: splits that have no task in common, an episode with a score, words.
 
-Splits are ranges of seeds: `train` counts from 0, `dev` from 10 000 000, `test` from 20 000 000, and none may be longer
-than 10 000 000. Two seeds may still draw the same content, so a seed draws again until the hash of what it drew belongs
-to its split: half of all hashes are for `train`, a quarter each for `dev` and `test`. What can be in one split can
-therefore be in no other, however small a world is.
+Splits are ranges of seeds (`environments.splits`). Two seeds may still draw the same content, so a seed draws again
+until the hash of what it drew belongs to its split: half of all hashes are for `train`, a quarter each for `dev` and
+`test`. What can be in one split can therefore be in no other, however small a world is.
 """
 
 from __future__ import annotations
@@ -13,21 +12,15 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from environments.base import Properties, StepResult
+from environments.base import StepResult, after_end
+from environments.splits import split_of
 from rlhf.errors import EnvError
-from rlhf.settings import STRICT
 
-#: First seed of each split; no split is longer than the gap.
-FIRST_SEED: Mapping[str, int] = {"train": 0, "dev": 10_000_000, "test": 20_000_000}
 _QUARTERS: Mapping[str, tuple[int, ...]] = {"train": (0, 1), "dev": (2,), "test": (3,)}
 _MOST_DRAWS = 2_000
 
-SplitSize = Annotated[int, Field(ge=1, le=10_000_000)]
 Drawn = TypeVar("Drawn")
 
 
@@ -41,38 +34,6 @@ NAMES = words(
     "Nell Nils Noah Olga Otto Pia Rex Rosa Sam Sara Theo Tom Una Vera Will Zoe Zack"
 )
 PLACES = words("Athens Berlin Cairo Delhi Lima London Madrid Milan Oslo Paris Prague Rome Seoul Tokyo Vienna Zurich")
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Seeded:
-    """Splits that are ranges of seeds: how many tasks they have, and what is promised of tasks drawn by seed."""
-
-    n_train: SplitSize = 1_000
-    """Tasks of the split `train`: one per seed, from the first on."""
-    n_dev: SplitSize = 1_000
-    """The same for `dev`."""
-    n_test: SplitSize = 1_000
-    """The same for `test`."""
-
-    @property
-    def properties(self) -> Properties:
-        """What this environment promises."""
-        return Properties(
-            deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=tuple(FIRST_SEED)
-        )
-
-    def seeds(self, split: str) -> range:
-        """Return the seeds of a split. Raises EnvError for any other name."""
-        if split not in FIRST_SEED:
-            where = f"{type(self).__name__}.tasks"
-            raise EnvError("no such split", where=where, got=repr(split), expected=", ".join(FIRST_SEED))
-        first = FIRST_SEED[split]
-        return range(first, first + {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}[split])
-
-
-def split_of(seed: int) -> str:
-    """Name the split whose range a seed is in."""
-    return "train" if seed < FIRST_SEED["dev"] else "dev" if seed < FIRST_SEED["test"] else "test"
 
 
 def belongs_to(content: object) -> str:
@@ -152,7 +113,7 @@ class Attempt(ABC):
         """Do one action. Raises EnvError where the episode is over."""
         if self.over:
             where = f"{type(self).__name__}.step"
-            raise EnvError("the episode is over", where=where, got=action[:80], hint="start a new episode")
+            raise after_end(where, action)
         self.steps_left -= 1
         before = self.score
         said, valid = self.do(action)

@@ -14,7 +14,7 @@ from environments.bandit import Bandit
 from environments.base import StepResult
 from environments.check import check_environment
 from environments.countdown import Countdown
-from environments.drawn import Drawn, plain_words, split_of
+from environments.drawn import Drawn, split_of
 from environments.knights import Knights
 from environments.matrix_game import MatrixGame
 from environments.sat import Sat
@@ -22,6 +22,7 @@ from environments.sokoban import Sokoban
 from environments.twenty_questions import THINGS, TwentyQuestions
 from environments.wordle import Wordle
 from environments.wordle_words import WORDS
+from environments.words import plain_words
 from rlhf.data import Task
 from rlhf.errors import EnvError
 

@@ -1,0 +1,103 @@
+"""What is kept for the next attempt, and what goes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from environments.drawn import Drawn
+from environments.shelf import Shelf
+from environments.splits import Seeded, split_in, split_of
+from rlhf.data import Task
+from rlhf.errors import DataError, EnvError
+
+
+@dataclass(eq=False)
+class Book:
+    """Something that is made for a name, and notes whether it was closed."""
+
+    name: str
+    is_whole: bool = True
+    closed: list[bool] = field(default_factory=list)
+
+    def close(self) -> None:
+        self.closed.append(True)
+
+
+def shelf(*, most: int = 2, any_will_do: bool = False) -> Shelf[str, Book]:
+    return Shelf(
+        Book,
+        lambda book: book.name,
+        most=most,
+        close=Book.close,
+        is_usable=lambda book: book.is_whole,
+        any_will_do=any_will_do,
+    )
+
+
+def test_what_came_back_is_given_again_and_never_to_two() -> None:
+    books = shelf()
+    first = books.take("a")
+    assert books.take("a") is not first
+    books.give_back(first)
+    assert books.take("b") is not first and books.take("a") is first
+
+
+def test_the_longest_unused_one_goes_and_so_does_one_that_is_broken() -> None:
+    books = shelf(most=2)
+    made = [books.take(name) for name in "abc"]
+    for book in made:
+        books.give_back(book)
+    assert [book.closed for book in made] == [[True], [], []]
+    broken = Book("d", is_whole=False)
+    books.give_back(broken)
+    assert broken.closed and books.take("b") is made[1]
+    books.clear()
+    assert made[2].closed and not made[1].closed
+
+
+def test_any_will_do_where_the_right_one_is_missing() -> None:
+    books = shelf(any_will_do=True)
+    first, second = books.take("a"), books.take("b")
+    books.give_back(first)
+    books.give_back(second)
+    assert books.take("b") is second and books.take("c") is first and books.take("c") is not first
+
+
+def test_threads_never_hold_the_same_one() -> None:
+    books, held, twice = shelf(most=3), set[int](), list[int]()
+
+    def use(_: int) -> None:
+        for name in "ab" * 50:
+            book = books.take(name)
+            if id(book) in held:
+                twice.append(id(book))
+            held.add(id(book))
+            held.remove(id(book))
+            books.give_back(book)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(4)))
+    assert not twice
+
+
+def test_splits_are_ranges_and_their_tasks_tell_whose_they_are() -> None:
+    some = Seeded(n_train=2, n_dev=1, n_test=1)
+    assert [task.id for task in some.listed("dev", "a/b")] == ["a/b/dev/10000000"]
+    assert [split_of(task.seed) for task in (*some.listed("train", "a"), *some.listed("test", "a"))] == [
+        *["train"] * 2,
+        "test",
+    ]
+    assert split_in(some.listed("test", "a")[0], "a", "here") == "test"
+    for task in (Task("a/test/1", seed=2), Task("b/test/20000000", seed=20_000_000), Task("a/tset/1", seed=1)):
+        with pytest.raises(DataError, match="of another environment"):
+            split_in(task, "a", "here")
+    with pytest.raises(EnvError, match="no such split"):
+        some.seeds("valid")
+
+
+def test_a_drawn_world_has_to_say_what_it_draws() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Drawn()  # type: ignore[abstract]
