@@ -66,6 +66,11 @@ class ChatAgent:
         """What a demonstration has to show beside actions."""
         return self._memory.needs
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that its calls can have."""
+        return ("", MEMORY)
+
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Ask and read the reply; what cannot be read becomes an error that the policy sees next."""
         return await self.act_on(self.past(history), history, policy)

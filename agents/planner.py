@@ -86,6 +86,11 @@ class PlannerExecutor:
         """What a demonstration has to show beside actions."""
         return tuple(dict.fromkeys(("subgoal", *self.executor.needs)))
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that its calls can have."""
+        return (PLAN, *self.executor.roles)
+
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Name a subgoal where there is none, then choose an action towards it."""
         pursued = self.pursued(history)

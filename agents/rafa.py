@@ -86,6 +86,11 @@ class ReasonForFuture:
             raise ValueError("executor.memory is another than full, expected full: all that really happened is shown")
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that its calls can have."""
+        return (PROPOSE, IMAGINE, VALUE)
+
+    @property
     def max_calls(self) -> int:
         """Most calls of the policy in one turn."""
         n_states, calls = 1, 0

@@ -160,6 +160,7 @@ NOTES: Mapping[str, str] = {
     "task_normalised": "Around GiGPO. There is one type of task here, so it only scales.",
     "ktae": "Around Lite PPO.",
     "seats": "This task has one seat, so it is GRPO.",
+    "reviews": "Nobody reviews in this task, so it is GRPO.",
     "hicra": "There are no plans in this task: the tokens that it raises are arbitrary ones.",
     "duration_aware": "Around GRPO. Its runs follow the clock and do not repeat.",
     "gspo": "With bounds of 0.1, since the default ones are for far lower learning rates.",

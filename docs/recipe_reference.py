@@ -31,6 +31,7 @@ from rlhf.trainers.attempts import Attempts
 from rlhf.trainers.expert import Expert
 from rlhf.trainers.judge_renewal import JudgeRenewal
 from rlhf.trainers.merging import Merging
+from rlhf.trainers.opponents import Opponents
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.pairs import Pairs
 from rlhf.trainers.policy import Lora
@@ -62,6 +63,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].reference_reset", ReferenceReset),
     ("stages[i].reward_refresh", RewardRefresh),
     ("stages[i].judge_renewal", JudgeRenewal),
+    ("stages[i].opponents", Opponents),
     ("stages[i].merge", Merging),
     ("policy.lora", Lora),
 )

@@ -73,10 +73,13 @@ def _has_attempts(source: Any) -> bool:
 
 
 def _groups(run: Path) -> Iterator[ScoredGroup]:
-    """One group for each task of each step, in the order in which they were stored."""
+    """One group for each task of each step, in the order in which they were stored.
+
+    Attempts in which another than the policy had a part, such as an older version of it, are left out.
+    """
     groups: dict[tuple[str, int, str], list[Any]] = {}
     for record in read_trajectories(run / "trajectories", phase="train"):
-        if record.score is not None:
+        if record.score is not None and not any(g.by for g in record.trajectory.generations):
             groups.setdefault((record.stage, record.step, record.task_id), []).append(record)
     for (_, _, task_id), records in groups.items():
         yield ScoredGroup(task_id, tuple(r.trajectory for r in records), tuple(r.score for r in records))

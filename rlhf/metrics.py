@@ -120,6 +120,8 @@ credit/n_untimed_trajectories   | episodes   | trajectories whose seconds are no
 credit/n_options                | options    | subgoals that were pursued, and what came before the first
 credit/n_lone_options           | options    | options that no other of their group is compared with
 credit/n_sides                  | groups     | groups cut to one seat of a game, whose attempts were compared
+credit/n_reviews                | calls      | proposals that a critic has read
+credit/right_reviews_share      | share      | of them, those accepted in an attempt that succeeded, or else sent back
 credit/n_planning_tokens        | tokens     | sampled tokens taken for planning
 credit/n_trees                  | trees      | trees of several trajectories that begin with the same generation
 credit/n_single_trees           | trees      | trajectories that begin like no other: not compared within a tree
@@ -244,6 +246,9 @@ judge/n_unread                  | pairs      | of them, those on which it gives 
 judge/n_renewals                | 1          | times that another became the judge, in the stage
 judge/age                       | steps      | steps since the judge was the policy; of the first, since the stage began
 judge/is_over                   | 1          | 1 where one failed its audit, so that none is renewed any more, else 0
+opponents/n_versions            | versions   | older versions of the policy that could have been played against
+opponents/share                 | share      | games in which one of them had a seat
+win_rate/*                      | share      | games won, a draw ½, against an older version, or as first seat (current)
 expert/n_trajectories           | episodes   | demonstrations that joined the attempts of the step
 expert/n_unguided_groups        | groups     | groups trained on without a demonstration: none solves their task
 expert/return_mean              | 1          | mean total score of the demonstrations that joined

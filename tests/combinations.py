@@ -31,6 +31,7 @@ OTHERS: Mapping[str, Keys] = {
     "treerl": {},
     "two_level": {},
     "seats": {},
+    "reviews": {},
 }
 #: Those that compare with the values of a critic: the keys a stage needs to learn with each.
 WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}

@@ -107,15 +107,7 @@ def test_a_role_that_nobody_has_stops_the_run_and_names_those_there_are(start: P
     ],
 )
 def test_an_agent_that_does_not_fit_the_seats_is_refused(tmp_path: Path, agent: str, says: str) -> None:
-    (tmp_path / "table.py").write_text(
-        "from dataclasses import replace\n"
-        "from tests.environments import heap\n"
-        "class Table(heap.Heap):\n"
-        "    @property\n"
-        "    def properties(self):\n"
-        "        return replace(super().properties, seats=heap.SEATS)\n"
-    )
-    path = write(tmp_path, [SELF_PLAY], environment={"kind": "./table.py:Table"})
+    path = write(tmp_path, [SELF_PLAY])
     assert load(path).agent
     with pytest.raises(RecipeError, match=says):
         load(path, [f"agent={agent}"])

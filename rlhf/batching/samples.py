@@ -143,7 +143,8 @@ def make_samples(
     The ids of a row are those the model was given and those it sampled; nothing is tokenised again. In layout
     `trajectory` a generation continues the row of the one before it if its prompt begins with exactly the ids of that
     row, and begins a new row if not: each such prompt is counted in `batch/n_rewritten_prompts`, in either layout.
-    Tokens of demonstrations are off-policy.
+    Tokens of demonstrations are off-policy. What another than the policy sampled in its place (`Generation.by`) is only
+    read.
 
     Args:
         groups: of one step.
@@ -169,7 +170,8 @@ def make_samples(
         _check_count(len(returns_GNT), len(group.trajectories), group, "trajectories", "returns")
         for trajectory, credit_NT, returns_NT in zip(group.trajectories, credit.tokens_GNT, returns_GNT, strict=True):
             credited = _credited(trajectory.generations, credit_NT, returns_NT, group)
-            runs = list(_runs(found for found in credited if roles is None or found[0].role in roles))
+            own = (found for found in credited if not found[0].by)
+            runs = list(_runs(found for found in own if roles is None or found[0].role in roles))
             n_rewritten += max(len(runs) - 1, 0)
             n_without_tokens += not runs
             for run in runs:

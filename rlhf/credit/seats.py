@@ -48,6 +48,9 @@ class Seats:
     before. A seat's turns are then an attempt of their own, with these rewards, and the attempts of a group at a
     task are a group for each seat, so that the advantage of moving first is in the baseline and not in the credit.
 
+    A seat that another than the policy had in an attempt, such as an older version, is given no credit there and is
+    compared with nobody.
+
     Who had a turn is in its note `seat`, which an agent of kind `self_play` leaves, or else in the role of what was
     sampled for it. Plain actions without a note are a seat of their own, and where there are no others this is `inner`.
     The outcome stays that of the whole episode.
@@ -101,10 +104,16 @@ class Seats:
     def _sides(self, number: int, group: ScoredGroup) -> list[_Side]:
         """The group once for each seat, in the order of their first turns."""
         rewards_GK = turn_rewards(group)
-        seats_GK = [list(map(_seat_of, t.turns)) for t in group.trajectories]
+        seats_GK = [list(map(seat_of, t.turns)) for t in group.trajectories]
         sides = []
         for seat in dict.fromkeys(seat for seats_K in seats_GK for seat in seats_K):
-            members = [i for i, seats_K in enumerate(seats_GK) if seat in seats_K]
+            members = [
+                i
+                for i, (t, seats_K) in enumerate(zip(group.trajectories, seats_GK, strict=True))
+                if seat in seats_K and not is_played_by_another(t, seat)
+            ]
+            if not members:
+                continue
             trajectories = tuple(_cut(group.trajectories[i], seats_GK[i], seat) for i in members)
             scores = tuple(self._score(group.scores[i], seats_GK[i], rewards_GK[i], seat) for i in members)
             places = tuple((i, _generations(group.trajectories[i], seats_GK[i], seat)) for i in members)
@@ -133,10 +142,15 @@ class Seats:
         return Score(parts, turns, math.fsum(turns))
 
 
-def _seat_of(turn: Turn) -> str:
+def seat_of(turn: Turn) -> str:
     """Who had a turn, by its note; where the agent could not leave any, by the role of what was sampled last."""
     role = turn.generations[-1].role if turn.generations else ""
     return turn.action.notes.get(SEAT, role)
+
+
+def is_played_by_another(trajectory: Trajectory, seat: str) -> bool:
+    """Whether another than the policy had a seat in an attempt; see `Generation.by`."""
+    return any(g.by for turn in trajectory.turns if seat_of(turn) == seat for g in turn.generations)
 
 
 def _cut(trajectory: Trajectory, seats_K: Sequence[str], seat: str) -> Trajectory:

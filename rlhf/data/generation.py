@@ -85,6 +85,8 @@ class Generation:
         role: what the agent asked for, in its own word; empty for an action, `memory` for what is to be remembered,
             `plan` for a subgoal.
         usage: tokens (read, sampled) as the server counted them, where the ids are none of a model's; None elsewhere.
+        by: who sampled it in the place of the policy, such as `step 20`, an older version; never trained. Empty for the
+            policy.
     """
 
     prompt: Prompt
@@ -95,6 +97,7 @@ class Generation:
     version_spans: tuple[tuple[int, int], ...] = ()
     role: str = ""
     usage: tuple[int, int] | None = None
+    by: str = ""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

@@ -95,6 +95,7 @@ _GENERATION = pa.struct(
         "logprobs": _FLOATS,
         "finish": pa.string(),
         "role": pa.string(),
+        "by": pa.string(),  # who sampled it in the place of the policy; empty for the policy
         "usage": pa.list_(pa.int64()),  # tokens read and sampled, as a server counted them
         "policy_version": pa.int64(),
         "version_spans": pa.list_(pa.list_(pa.int64())),  # (version, number of tokens); empty if there is one version
@@ -220,6 +221,7 @@ def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
                 "logprobs": g.logprobs,
                 "finish": str(g.finish),
                 "role": _text(g.role),
+                "by": _text(g.by),
                 "usage": g.usage,
                 "policy_version": g.policy_version,
                 "version_spans": g.version_spans,
@@ -293,6 +295,7 @@ def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
             policy_version=row["policy_version"],
             version_spans=tuple((version, n) for version, n in row["version_spans"]),
             role=row.get("role") or "",
+            by=row.get("by") or "",
             usage=(row["usage"][0], row["usage"][1]) if row.get("usage") else None,
         )
         before = generation.full_ids

@@ -210,7 +210,8 @@ def _sampled(generation: Generation, advantages: Sequence[float] | None, tokeniz
         shown = _clean(piece).replace("\n", "↵\n")
         parts.append(f'<span class="t{sign}"{shade} title="{_clean(repr(piece))}, {words}">{shown}</span>')
     cut = '<span class="bad" title="cut by limits.max_tokens">cut</span>' if generation.finish == "length" else ""
-    role = f'<span class="soft">{_clean(generation.role)}</span> ' if generation.role else ""
+    asked = ", ".join(filter(None, [generation.role, generation.by and f"by {generation.by}"]))
+    role = f'<span class="soft">{_clean(asked)}</span> ' if asked else ""
     return f'<div class="act">{role}{"".join(parts)}{cut}</div>'
 
 

@@ -39,6 +39,14 @@ def check_processes(recipe: Recipe, n: int) -> None:
                     expected="one process",
                     hint="start one process, or remove the key",
                 )
+        if getattr(stage, "opponents", None) is not None:
+            raise RecipeError(
+                "older versions of the policy are kept in one process",
+                where=f"stages[{i}].opponents",
+                got=f"{n} processes",
+                expected="one process",
+                hint="start one process, or remove the key",
+            )
         if kind_of("trainer", stage.trainer) == "torch":
             raise RecipeError(
                 "this trainer works in one process",

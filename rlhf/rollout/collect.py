@@ -19,6 +19,7 @@ from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.group import OnProgress, run_groups
 from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.players import Players
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, check_failures, score_group
 
@@ -127,12 +128,14 @@ class Collector:
         step: int,
         grouping: Grouping = Independent(),  # noqa: B008  it holds nothing
         earlier: Collected | None = None,
+        players: Players | None = None,
     ) -> Collected:
         """Attempt every task `group_size` times, as `grouping` says, and score the attempts.
 
         Of several processes each attempts its share of the tasks, and all return all groups.
 
-        Another round of a step is given the `earlier` ones: what is returned holds their groups first.
+        Another round of a step is given the `earlier` ones: what is returned holds their groups first. `players` says
+        who has seats of an attempt in the policy's place.
 
         Raises:
             TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
@@ -155,6 +158,7 @@ class Collector:
             step=step,
             earlier=[*(group.task_id for group in before), *(task.id for task in tasks[: share.start])],
             grouping=grouping,
+            players=players,
             on_progress=self.on_progress,
         )
         timeout_s = self.limits.reward_timeout_s

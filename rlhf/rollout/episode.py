@@ -11,6 +11,7 @@ import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from agents.base import Agent, History
@@ -22,6 +23,7 @@ from rlhf.rollout.forks import Branch, Head
 from rlhf.rollout.handle import EpisodePolicy, Phase, Watch
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.live import Ended, LiveEpisode
+from rlhf.rollout.players import Player
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.workers import Lanes, describe
 
@@ -49,6 +51,7 @@ async def run_episode(
     session: str = "episode",
     lanes: Lanes | None = None,
     watch: Watch | None = None,
+    players: Mapping[str, Player] = MappingProxyType({}),
 ) -> Trajectory:
     """Attempt `task` once.
 
@@ -72,11 +75,12 @@ async def run_episode(
         session: name of the engine's cache, unique among live episodes.
         lanes: shared between the episodes of one environment; without them this episode makes its own.
         watch: kept up to date while the episode runs.
+        players: who has a seat in the policy's place, by its name.
     """
     own = lanes or lanes_of(environment)
     clock = time.monotonic()
     watch = watch or Watch()
-    policy = EpisodePolicy(engine, renderer, limits, sampling, seed, attempt, session, watch)
+    policy = EpisodePolicy(engine, renderer, limits, sampling, seed, attempt, session, watch, players)
     begun = branch.turns if branch else task.prefix
     told = replace(task, messages=(*task.messages, *branch.messages)) if branch else task
     run = _Run(agent, limits, policy, watch, told, begun, branch.head if branch else None)
@@ -89,7 +93,8 @@ async def run_episode(
         try:
             await live.close(notes)
         finally:
-            await _release(engine, session, limits, notes)
+            for asked in (engine, *(player.engine for player in players.values())):
+                await _release(asked, session, limits, notes)
             if lanes is None:
                 await own.close()
     return Trajectory(
@@ -174,7 +179,7 @@ class _Run:
         shown = tuple(self._shown)
         history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, shown, seats)
         head = self._head if len(self.turns) == len(self._begun) else None
-        self._policy.begin_turn(len(self.turns), head)
+        self._policy.begin_turn(len(self.turns), head, now.seat)
         self._watch.enter(Phase.AGENT)
         try:
             action: Any = self._agent.act(history, self._policy)

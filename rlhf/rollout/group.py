@@ -20,6 +20,7 @@ from rlhf.rollout.forks import Branch, parted
 from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.handle import Phase, Watch
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.players import Players
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.seeds import stable_seed
 
@@ -133,6 +134,7 @@ async def run_groups(
     step: int = 0,
     earlier: Sequence[str] = (),
     grouping: Grouping = Independent(),  # noqa: B008  it holds nothing
+    players: Players | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[Trajectory]]:
     """Attempt each task `group_size` times, at most `limits.max_concurrent` at once, begun in the order of the tasks.
@@ -158,13 +160,14 @@ async def run_groups(
             as if all of them had been attempted at once.
         grouping: which of the attempts begin where the task does, and which leave from another attempt. A round of
             branches begins when the last of the round before is over.
+        players: says who has seats of an attempt in the policy's place; None: nobody.
         on_progress: called some times a second, also while everything waits, and at the end.
 
     Returns:
         `[tasks][group_size]`, in order, whatever finished first; fewer where there was nothing to branch from.
     """
     board = _Board(len(tasks) * group_size)
-    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board)
+    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players)
     groups: list[list[Trajectory]] = [[] for _ in tasks]
     jobs = _jobs(tasks, grouping.n_from_start(group_size), earlier)
     firsts = [job for job in jobs if job.attempt == 0]
@@ -196,10 +199,11 @@ class _Rollout:
         seed: int,
         step: int,
         board: _Board,
+        players: Players | None,
     ) -> None:
         self._parts = (environment, agent, engine, renderer, limits, sampling)
         self._max_retries, self._seed, self._step = limits.max_retries, seed, step
-        self._number = next(_runs)
+        self._number, self._players = next(_runs), players
         self.board, self.lanes = board, lanes_of(environment)
 
     async def attempt(self, job: _Job) -> Trajectory:
@@ -226,16 +230,18 @@ class _Rollout:
 
     async def _once(self, job: _Job, retry: int) -> Trajectory:
         watch = self.board.live[job.name] = Watch()
+        seed = stable_seed(self._seed, self._step, job.task.id, job.occurrence)
         try:
             return await run_episode(
                 job.task,
                 *self._parts,
                 attempt=job.attempt,
                 branch=job.branch,
-                seed=stable_seed(self._seed, self._step, job.task.id, job.occurrence),
+                seed=seed,
                 session=f"{self._number}/{job.index}/{job.attempt}/{retry}",
                 lanes=self.lanes,
                 watch=watch,
+                players=self._players(seed, job.attempt) if self._players else {},
             )
         finally:
             del self.board.live[job.name]

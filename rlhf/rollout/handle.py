@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from agents.base import Reply
@@ -15,6 +16,7 @@ from rlhf.errors import AgentError, ContextFull, EngineError, boundary
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.forks import Head
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.players import Player
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.seeds import stable_seed
 
@@ -59,16 +61,19 @@ class EpisodePolicy:
         attempt: int,
         session: str,
         watch: Watch,
+        players: Mapping[str, Player] = MappingProxyType({}),
     ) -> None:
         self._engine, self._renderer, self._limits, self._sampling = engine, renderer, limits, sampling
         self._seed, self._attempt, self._session, self._watch = seed, attempt, session, watch
+        self._players, self._player = players, Player("", engine)
         self._turn = self._n_calls = 0
         self._head: Head | None = None
         self._pieces: dict[int, tuple[Generation, ...]] = {}
         self.generations: list[Generation] = []
 
-    def begin_turn(self, turn: int, head: Head | None = None) -> None:
-        """Forget the calls of the last turn; with a head, answer as it says first."""
+    def begin_turn(self, turn: int, head: Head | None = None, seat: str = "") -> None:
+        """Forget the calls of the last turn; with a head, answer as it says first. All calls are those of a seat."""
+        self._player = self._players.get(seat, Player("", self._engine))
         self._turn, self._n_calls, self.generations = turn, 0, []
         self._head, self._pieces = head, {}
 
@@ -97,7 +102,8 @@ class EpisodePolicy:
         prompt = self._renderer.prompt(messages, tools)
         pieces = self._kept(prompt, call)
         if not pieces or self._goes_on(call):
-            pieces = (*pieces, replace(await self._sample(prompt, call, max_tokens, pieces), role=role))
+            said = await self._sample(prompt, call, max_tokens, pieces)
+            pieces = (*pieces, replace(said, role=role, by=self._player.name))
             self._watch.n_tokens += len(pieces[-1].token_ids)
         self._watch.enter(Phase.AGENT)
         generation = joined(pieces)
@@ -135,11 +141,11 @@ class EpisodePolicy:
         if kept:
             limit -= sum(len(piece.token_ids) for piece in kept)
             prompt = Prompt(kept[-1].full_ids, prompt.stop_ids)
-        limit = bounded(limit, prompt, self._engine, self._limits, self._session)
+        limit = bounded(limit, prompt, self._player.engine, self._limits, self._session)
         seed = stable_seed(self._seed, self._attempt, self._turn, call)
         self._watch.enter(Phase.ENGINE)
         sampling = replace(self._sampling, max_tokens=limit, seed=seed)
-        return await sampled(self._engine, prompt, sampling, self._session)
+        return await sampled(self._player.engine, prompt, sampling, self._session)
 
 
 def bounded(limit: int, prompt: Prompt, engine: RolloutEngine, limits: Limits, session: str) -> int:

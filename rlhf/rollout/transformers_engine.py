@@ -56,6 +56,7 @@ class TransformersEngine:
 
     Attributes:
         stats: counters since the last `stats.reset()`.
+        options: it was made with, version aside, for another over the same module.
 
     Raises:
         ModelError: the model cannot run packed, or was not made for `max_context` positions.
@@ -88,6 +89,8 @@ class TransformersEngine:
         self._n_vocab = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         self._version, self._fingerprint = version, ""
         self._decode = decode
+        limits = {"max_context": max_context, "max_sessions": max_sessions, "max_batch_tokens": max_batch_tokens}
+        self.options: dict[str, Any] = {**limits, "decode": decode}
         self._cache = KVCache(max_sessions, max_context)
         self._table = SlotTable(max_sessions, max_context, self.stats)
         self._waiting: list[Request] = []

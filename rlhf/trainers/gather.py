@@ -10,6 +10,7 @@ from rlhf.errors import RlhfError, TrainingError, boundary
 from rlhf.rollout.collect import Collected
 from rlhf.sampling.selection import Selection
 from rlhf.trainers.expert import expert_metrics, with_experts
+from rlhf.trainers.league import playing
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.run import Run
 
@@ -82,15 +83,17 @@ async def gather(run: Run, parts: Parts, step: int) -> Gathered:
     collected, selection, n_rounds = Collected((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
     while selection.n_more:
         drawn = parts.source.draw(selection.n_more, len(collected.groups))
-        with parts.memories.open():
-            collected = await run.collector.collect(
-                drawn,
-                group_size=stage.group_size,
-                grouping=stage.rollout,
-                sampling=sampling,
-                step=step,
-                earlier=collected,
-            )
+        async with playing(parts.league, run.collector.engine) as players:
+            with parts.memories.open():
+                collected = await run.collector.collect(
+                    drawn,
+                    group_size=stage.group_size,
+                    grouping=stage.rollout,
+                    sampling=sampling,
+                    step=step,
+                    earlier=collected,
+                    players=players,
+                )
         n_rounds += 1
         selection = _selected(run, parts, collected, n_rounds, step)
         if selection.n_more:

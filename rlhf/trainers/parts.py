@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from environments.base import properties_of
 from rlhf.data import ScoredGroup
 from rlhf.rollout.score import Weighted
 from rlhf.rollout.tasks import tasks_of
@@ -16,6 +17,7 @@ from rlhf.trainers.collapse import Monitor
 from rlhf.trainers.critic import CriticTrainer
 from rlhf.trainers.critic_kind import LiveCritic, MeetsTasks
 from rlhf.trainers.guide import Guide
+from rlhf.trainers.league import League
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.reference import ResetClock
@@ -50,6 +52,7 @@ class Parts:
         refresher: trains a reward model further, or None where none is.
         judge_keeper: of a judge that is the policy of some steps ago, or None where none is renewed.
         memories: of rewards that remember.
+        league: older versions that play along, or None where none do.
     """
 
     stage: PolicyGradient
@@ -67,6 +70,7 @@ class Parts:
     refresher: Refresher | None = None
     judge_keeper: JudgeKeeper | None = None
     memories: Memories = field(default_factory=Memories)
+    league: League | None = None
 
     @classmethod
     def of(
@@ -111,6 +115,7 @@ class Parts:
             refresher=Refresher.of(stage.reward_refresh, rewards or {}, f"{seed}/reward_refresh"),
             judge_keeper=JudgeKeeper.of(stage.judge_renewal, rewards or {}, policy),
             memories=Memories.begun(rewards or {}),
+            league=League.of(stage.opponents, policy, properties_of(environment).seats),
         )
 
     @property
@@ -120,7 +125,7 @@ class Parts:
         parts |= {"memories": self.memories if self.memories.of_path else None}
         parts |= {"critic": self.critic, "buffer": self.buffer, "reference": self.reference, "hard": self.hard}
         parts |= {"watches": self.watches if self.watches.settings else None, "refresher": self.refresher}
-        parts |= {"keeper": self.judge_keeper}
+        parts |= {"keeper": self.judge_keeper, "league": self.league}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
@@ -165,6 +170,8 @@ class Parts:
             self.refresher.learn(groups, step + 1)
         if self.judge_keeper is not None:
             self.judge_keeper.learn(step + 1)
+        if self.league is not None:
+            figures |= self.league.learn(groups, step + 1)
         if self.reference is not None:
             figures |= self.reference.learn(values)
         return figures, cautions

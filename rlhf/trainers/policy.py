@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.errors import CheckpointError, ModelError
 from rlhf.processes import current
 from rlhf.rollout.attention import use_packed_attention
+from rlhf.rollout.held_engine import having, held_by
 from rlhf.settings import STRICT
 from rlhf.trainers.checkpoint import way_out
 from rlhf.trainers.lora import Lora as Lora
@@ -241,8 +242,13 @@ class Policy:
         """The reference model, for a forward pass without gradient."""
         with torch.no_grad():
             if self.is_lora and self.reference is not None:
-                with _having(self.model, self.reference):
-                    yield self.model
+                was_training = self.model.training
+                self.model.eval()
+                try:
+                    with having(held_by(self.model, self.reference)):
+                        yield self.model
+                finally:
+                    self.model.train(was_training)
             elif self.is_lora:
                 with self.model.disable_adapter():
                     yield self.model
@@ -346,22 +352,6 @@ def _name_in_file(name: str) -> str:
     """PEFT leaves the adapter's own name out of the names in its file, and of DoRA's lengths the last part."""
     name = name.replace(".default.", ".")
     return name.removesuffix(".weight") if name.endswith(".lora_magnitude_vector.weight") else name
-
-
-@contextmanager
-def _having(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Inside, the parameters hold other tensors and dropout is off; what autograd kept of their own stays untouched."""
-    parameters = {name: p for name, p in model.named_parameters() if name in weights}
-    own, was_training = {name: p.data for name, p in parameters.items()}, model.training
-    model.eval()
-    try:
-        for name, p in parameters.items():
-            p.data = weights[name]
-        yield
-    finally:
-        for name, p in parameters.items():
-            p.data = own[name]
-        model.train(was_training)
 
 
 def _unusable(saved: Path, got: str, expected: str) -> CheckpointError:

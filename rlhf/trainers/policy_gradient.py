@@ -22,6 +22,7 @@ from rlhf.settings import STRICT
 from rlhf.trainers.critic_kind import CriticKind
 from rlhf.trainers.expert import Expert
 from rlhf.trainers.judge_renewal import JudgeRenewal
+from rlhf.trainers.opponents import Opponents
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reference import ReferenceReset
 from rlhf.trainers.relift import Relift
@@ -76,6 +77,8 @@ class PolicyGradient:
     """When and how the reward model that the policy learns from is trained further; null leaves it as it is."""
     judge_renewal: JudgeRenewal | None = None
     """When the policy of some steps ago becomes the judge of a reward; null keeps the judge that the reward names."""
+    opponents: Opponents | None = None
+    """Games of self-play in which an older version of the policy has a seat; null plays all against the present one."""
     trains: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Roles whose generations are trained, such as `plan` or a seat of a game; the empty role is that of plain actions.
     Null trains all. The others count in the credit as ever."""

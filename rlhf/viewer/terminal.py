@@ -159,8 +159,9 @@ def _origin(record: Record) -> Iterator[str]:
 
 def _roles(turn: Turn) -> str:
     """What the policy was asked for in the turn, in order; nothing where that is only actions."""
-    roles = [call[0].role for call in calls_of(turn.generations)]
-    return ", ".join(role or "an action" for role in roles) if any(roles) else ""
+    calls = [call[0] for call in calls_of(turn.generations)]
+    told = [(g.role or "an action") + (f" by {g.by}" if g.by else "") for g in calls]
+    return ", ".join(told) if any(g.role or g.by for g in calls) else ""
 
 
 def _action_line(k: int, turn: Turn, reward: float, rows: Sequence[Sequence[float]] | None) -> Text:

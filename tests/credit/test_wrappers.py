@@ -18,11 +18,13 @@ from rlhf.credit.hicra import HICRA
 from rlhf.credit.ktae import KTAE, fisher_p, information_gain
 from rlhf.credit.lite_ppo import LitePPO
 from rlhf.credit.reinforce_pp import ReinforcePP
+from rlhf.credit.reviews import Reviews
 from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.data import Credit
 
-WRAPPERS = [TaskNormalised, DurationAware, KTAE, lambda **how: HICRA(grams=((7, 7),), **how)]
-every = pytest.mark.parametrize("wrapper", WRAPPERS, ids=["task_normalised", "duration_aware", "ktae", "hicra"])
+WRAPPERS = [TaskNormalised, DurationAware, KTAE, Reviews, lambda **how: HICRA(grams=((7, 7),), **how)]
+NAMES = ["task_normalised", "duration_aware", "ktae", "reviews", "hicra"]
+every = pytest.mark.parametrize("wrapper", WRAPPERS, ids=NAMES)
 
 
 def tokens(credits):

@@ -7,7 +7,7 @@ the first player wins by taking one, and whoever is left three loses.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from environments.base import Properties, StepResult
@@ -16,6 +16,9 @@ from rlhf.data import Task
 SEATS = ("first", "second")
 ACTIONS = ("one", "two")
 FIRST_SEED = {"train": 0, "dev": 1000, "test": 2000}
+
+#: Called in every step of every episode; see `tests.trainers.words.on_every_step`.
+ON_STEP: list[Callable[[], object]] = []
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,9 @@ class Heap:
 
     @property
     def properties(self) -> Properties:
-        return Properties(True, True, True, inline=True, oracle=True, splits=tuple(FIRST_SEED), package="heap 1")
+        seats = SEATS if self.opponent == "self" else ()
+        splits = tuple(FIRST_SEED)
+        return Properties(True, True, True, inline=True, oracle=True, splits=splits, package="heap 1", seats=seats)
 
     def tasks(self, split: str) -> list[Task]:
         seeds = range(FIRST_SEED[split], FIRST_SEED[split] + self.n_tasks)
@@ -55,6 +60,8 @@ class HeapEpisode:
         self.opening = self.result(0.0)
 
     async def step(self, action: str) -> StepResult:
+        for call in ON_STEP:
+            call()
         mover = self.turn
         earned = self.move(action)
         if self.own is not None and self.left > 0:

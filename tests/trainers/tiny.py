@@ -16,6 +16,7 @@ from rlhf.credit.estimator import AdvantageEstimator, credit_of
 from rlhf.data import Credit, SamplingParams, ScoredGroup, Task
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.players import Players
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted
 from rlhf.rollout.transformers_engine import TransformersEngine
@@ -83,6 +84,7 @@ def collect(
     group_size: int = 3,
     temperature: float = 1.0,
     max_tokens: int = 6,
+    players: Players | None = None,
 ) -> list[ScoredGroup]:
     """Scored groups of one rollout."""
     engine = TransformersEngine(made_by.model, max_context=made_by.max_context)
@@ -100,7 +102,8 @@ def collect(
 
     async def go() -> list[ScoredGroup]:
         try:
-            found = await collector.collect(list(tasks)[:n_tasks], group_size=group_size, sampling=sampling, step=0)
+            drawn = list(tasks)[:n_tasks]
+            found = await collector.collect(drawn, group_size=group_size, sampling=sampling, step=0, players=players)
         finally:
             await engine.close()
         return list(found.groups)

@@ -1,0 +1,70 @@
+"""What is asked of the roles in which an agent calls the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from agents.critic import ActorCritic
+from agents.memory.base import MEMORY
+from agents.self_play import SelfPlay
+from rlhf.errors import RecipeError, nearest
+from rlhf.kinds import kind_of
+from rlhf.recipe.declared import declared_by
+from rlhf.recipe.keys import keys_of, section_in
+from rlhf.recipe.loss_checks import policy_gradient_stages
+
+if TYPE_CHECKING:
+    from rlhf.recipe.model import Recipe
+
+
+def roles_of(recipe: Recipe) -> tuple[str, ...]:
+    """Roles that the calls of the recipe's agent can have; nothing where that cannot be known beforehand."""
+    if isinstance(recipe.agent, SelfPlay):
+        seats = declared_by(recipe.environment).seats
+        return (*seats, MEMORY) if seats else ()
+    return tuple(getattr(recipe.agent, "roles", ()))
+
+
+def _check_trained(recipe: Recipe) -> None:
+    roles = roles_of(recipe)
+    for path, stage in policy_gradient_stages(recipe):
+        for role in stage.trains or ():
+            if roles and role not in roles:
+                raise RecipeError(
+                    "the agent never calls the policy in this role",
+                    where=f"{path}.trains",
+                    got=repr(role),
+                    expected=", ".join(map(repr, roles)),
+                    hint=nearest(role, roles) or "the empty role is that of plain actions",
+                )
+
+
+def _caution_reviews(recipe: Recipe) -> Iterator[str]:
+    from rlhf.credit.reviews import Reviews
+
+    def held(path: str, part: object) -> Iterator[str]:
+        """Give the path of each estimator of that kind in `part`."""
+        if isinstance(part, Reviews):
+            yield path
+        for name, key in keys_of(type(part)).items():
+            if section_in(key.annotation) == "advantage":
+                yield from held(f"{path}.{name}", getattr(part, name))
+
+    if isinstance(recipe.agent, ActorCritic):
+        return
+    agent = kind_of("agent", recipe.agent)
+    for path, stage in policy_gradient_stages(recipe):
+        for where in held(f"{path}.advantage", stage.advantage):
+            yield f"{where} pays a critic of proposals, and an agent of kind {agent} has none: it is its inner alone"
+
+
+def _caution_calls(recipe: Recipe) -> Iterator[str]:
+    agent, allowed = recipe.agent, recipe.limits.max_calls
+    if isinstance(agent, ActorCritic) and agent.max_calls > allowed:
+        most = f"may take {agent.max_calls} calls in a turn"
+        yield f"agent.max_rounds {agent.max_rounds} {most}, limits.max_calls is {allowed}"
+
+
+ROLE_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_trained,)
+ROLE_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (_caution_reviews, _caution_calls)

@@ -1,0 +1,96 @@
+"""Credit of a critic of proposals, from worked numbers."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from rlhf.credit.dr_grpo import DrGRPO
+from rlhf.credit.reviews import Reviews
+from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn
+
+#: A turn by the verdicts of its reviews; an actor's call stands before each, and behind the last that sends back.
+Told = list[list[str]]
+
+
+def attempt(i: int, told: Told, solved: bool, noted: bool = True) -> Trajectory:
+    turns = []
+    for said in told:
+        roles = [role for _ in said for role in ("actor", "critic")] + ["actor"] * (not said or said[-1] == "revise")
+        calls = tuple(
+            Generation(Prompt((1, k)), (5, 6), (0.0, 0.0), Finish.STOP, 0, role=r) for k, r in enumerate(roles)
+        )
+        notes = {"review": "\n".join(said)} if said and noted else {}
+        turns.append(Turn(Action("a", calls, notes=notes), ""))
+    return Trajectory("t", i, "o", tuple(turns), Outcome.SOLVED if solved else Outcome.FAILED)
+
+
+def group(*attempts: tuple[Told, bool], noted: bool = True) -> ScoredGroup:
+    made = [attempt(i, told, solved, noted) for i, (told, solved) in enumerate(attempts)]
+    scores = [Score({}, (*(0.0,) * (len(t.turns) - 1), float(t.solved)), float(t.solved)) for t in made]
+    return ScoredGroup("t", tuple(made), tuple(scores))
+
+
+def of(made: ScoredGroup, role: str, **keys: object) -> list[list[float]]:
+    """The credit of each call of a role, by attempts."""
+    credit = Reviews(inner=DrGRPO(), **keys)(made)  # type: ignore[arg-type]
+    credit.check(made)
+    return [
+        [row[0] for g, row in zip(t.generations, rows, strict=True) if g.role == role and row[0] == row[1]]
+        for t, rows in zip(made.trajectories, credit.tokens_GNT, strict=True)
+    ]
+
+
+#: A success with an accepted and a returned proposal, a failure with a returned one.
+MIXED = group(([["accept"], ["revise"]], True), ([["revise"]], False))
+
+
+def test_the_critic_is_paid_for_being_right_and_the_actor_by_the_inner_estimator() -> None:
+    # x = (1, 0), (1): mean 2/3, deviation sqrt((1/9 + 4/9 + 1/9) / 2) = .57735.
+    [won, lost] = of(MIXED, "critic")
+    assert won == pytest.approx([0.57735, -1.15470], abs=1e-4) and lost == pytest.approx([0.57735], abs=1e-4)
+    assert of(MIXED, "actor") == [[0.5, 0.5, 0.5], [-0.5, -0.5]]
+    credit = Reviews(inner=DrGRPO())(MIXED)
+    assert credit.metrics["credit/n_reviews"] == 3
+    assert credit.metrics["credit/right_reviews_share"] == pytest.approx(2 / 3)
+
+
+def test_the_outcome_can_count_besides() -> None:
+    # Half of the actor's ±.5 is added.
+    [won, lost] = of(MIXED, "critic", outcome=0.5)
+    assert won == pytest.approx([0.57735 + 0.25, -1.15470 + 0.25], abs=1e-4)
+    assert lost == pytest.approx([0.57735 - 0.25], abs=1e-4)
+
+
+def test_a_review_that_cannot_be_read_is_wrong_and_all_alike_say_nothing() -> None:
+    # x = 0 and 1: mean ½, deviation .70711.
+    made = group(([["unread"]], True), ([["revise"]], False))
+    assert of(made, "critic") == [pytest.approx([-0.70711], abs=1e-4), pytest.approx([0.70711], abs=1e-4)]
+    assert of(group(([["accept"]], True), ([["revise"]], False)), "critic") == [[0.0], [0.0]]
+
+
+def test_success_may_be_a_score() -> None:
+    # With a score above 1 as success both have failed: only what was sent back is right. x = (0, 1), (1).
+    [won, lost] = of(MIXED, "critic", above=1.0)
+    assert won == pytest.approx([-1.15470, 0.57735], abs=1e-4) and lost == pytest.approx([0.57735], abs=1e-4)
+
+
+def test_without_reviews_it_is_the_inner_estimator() -> None:
+    silent = group(([[]], True), ([[]], False))
+    assert Reviews(inner=DrGRPO())(silent).tokens_GNT == DrGRPO()(silent).tokens_GNT
+    # A turn that was broken off has no note: nothing is said of its reviews.
+    broken = group(([["accept"]], True), ([["revise"]], False), noted=False)
+    assert Reviews(inner=DrGRPO())(broken).tokens_GNT == DrGRPO()(broken).tokens_GNT
+
+
+def test_a_piece_of_a_review_gets_what_the_review_gets() -> None:
+    [turn] = attempt(0, [["accept"]], True).turns
+    actor, critic = turn.generations
+    rest = Generation(Prompt(critic.full_ids), (7,), (0.0,), Finish.STOP, 0, role="critic")
+    pieces = Turn(Action("a", (actor, critic, rest), notes=turn.action.notes), "")
+    trajectories = (Trajectory("t", 0, "o", (pieces,), Outcome.SOLVED), attempt(1, [["accept"]], False))
+    made = ScoredGroup("t", trajectories, (Score({}, (1.0,), 1.0), Score({}, (0.0,), 0.0)))
+    rows = Reviews(inner=DrGRPO())(made).tokens_GNT[0]
+    assert rows[1][0] == rows[2][0] == pytest.approx(0.70711, abs=1e-4)
+    with pytest.raises(ValidationError, match="outcome"):
+        Reviews(outcome=-1.0)

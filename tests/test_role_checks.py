@@ -1,0 +1,83 @@
+"""Roles of an agent's calls: whole runs that train some of them, and what is refused or doubted beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.critic import ACTOR, CRITIC
+from rlhf.errors import RecipeError
+from rlhf.evaluation.store import read_trajectories
+from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
+from tests.trainers import runs
+
+AGENT = {"kind": "critic", "critic_system": "", "actor": {"system": ""}, "max_rounds": 1}
+SUPERVISED = {"kind": "supervised", "n_demonstrations": 24, "random_share": 0.5, "epochs": 3, "batch_size": 4}
+STAGE = {
+    "kind": "policy_gradient",
+    "steps": 2,
+    "tasks_per_step": 3,
+    "group_size": 4,
+    "advantage": {"kind": "reviews"},
+    "optimizer": {"lr": 3.0e-3},
+    "filters": {"drop_zero_advantage": False},
+}
+
+
+def write(folder: Path, *stages: dict[str, Any], **changes: Any) -> Path:
+    return runs.write(folder, list(stages), **{"agent": AGENT, "evaluation": {"n_tasks": 4}} | changes)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy that was shown actions, and a critic that accepts them."""
+    folder = tmp_path_factory.mktemp("start")
+    return str(runs.newest(runs.run(write(folder, SUPERVISED), folder / "run").folder) / "policy")
+
+
+@pytest.mark.parametrize("trains", [[ACTOR], [CRITIC], [ACTOR, CRITIC], None], ids=str)
+def test_the_roles_that_are_named_are_trained(start: str, tmp_path: Path, trains: Any) -> None:
+    policy = {"kind": "pretrained", "path": start}
+    done = runs.run(write(tmp_path, STAGE | {"trains": trains}, policy=policy), tmp_path / "run")
+    for step, n_trained in enumerate(runs.curve(done.folder, "batch/n_policy_tokens"), start=1):
+        stored = read_trajectories(done.folder / "trajectories", phase="train", steps=[step])
+        calls = [g for record in stored for g in record.trajectory.generations]
+        assert {ACTOR, CRITIC} == {g.role for g in calls}
+        assert n_trained == sum(len(g.token_ids) for g in calls if g.role in (trains or (ACTOR, CRITIC)))
+    assert min(runs.curve(done.folder, "credit/n_reviews")) >= 12  # each attempt has a turn at least, with a review
+    assert min(runs.curve(done.folder, "agent/n_review")) >= 1
+
+
+@pytest.mark.parametrize(
+    ("agent", "role", "says"),
+    [
+        (AGENT, "critc", "did you mean 'critic'"),
+        (AGENT, "", "'actor', 'critic', 'memory'"),
+        ({"kind": "planner"}, "plans", "did you mean 'plan'"),
+        ({"kind": "chat"}, "actor", "'', 'memory'"),
+        ({"kind": "rafa"}, "valeu", "did you mean 'value'"),
+    ],
+)
+def test_a_role_that_the_agent_does_not_have_is_refused(tmp_path: Path, agent: Any, role: str, says: str) -> None:
+    with pytest.raises(RecipeError, match=says) as caught:
+        load(write(tmp_path, STAGE | {"advantage": {"kind": "grpo"}, "trains": [role]}, agent=agent))
+    assert caught.value.where == "stages[0].trains"
+
+
+def test_a_key_of_the_agent_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="did you mean 'max_rounds'"):
+        load(write(tmp_path, STAGE, agent={"kind": "critic", "max_round": 1}))
+    with pytest.raises(RecipeError, match="reads what replies say to it"):
+        load(write(tmp_path, STAGE, agent={"kind": "critic", "actor": {"memory": {"kind": "subgoals"}}}))
+
+
+def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
+    assert not cautions(load(write(tmp_path, STAGE)))
+    many = load(write(tmp_path, STAGE, agent={"kind": "critic", "max_rounds": 8}))
+    assert cautions(many) == ["agent.max_rounds 8 may take 17 calls in a turn, limits.max_calls is 16"]
+    inner = STAGE | {"advantage": {"kind": "task_normalised", "inner": {"kind": "reviews"}}}
+    [said] = cautions(load(write(tmp_path, inner, agent={"kind": "chat"})))
+    assert said.startswith("stages[0].advantage.inner pays a critic of proposals") and "kind chat" in said
