@@ -138,9 +138,11 @@ def disk(what: str, path: Path) -> Iterator[None]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` for the closest known name, or an empty string.
 
-    A name that only goes on is the closest: `ppo_clip` to `ppo`, though `gspo` is as short.
+    A name that only goes on is the closest: `ppo_clip` to `ppo`, though `gspo` is as short. Where none is close, one
+    that ends so is: `reflect_and_retry` to `retry`.
     """
     names = list(known)
     longer = [other for other in names if name and other.startswith(f"{name}_")]
     close = longer[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = close or [other for other in names if name and other.endswith(f"_{name}")]
     return f"did you mean '{close[0]}'?" if close else ""

@@ -86,9 +86,7 @@ def _from_table(section: str, kind: str, where: str) -> Any:
             where=where,
             got=kind,
             expected=", ".join(table) + ", package.module:Name, or ./file.py:Name",
-            hint=f"name what it defines after a colon: {kind}:Name"
-            if _is_file(kind)
-            else nearest(kind, table) or "`rlhf recipes --kinds` lists all kinds",
+            hint=f"name what it defines after a colon: {kind}:Name" if _is_file(kind) else _near(section, kind),
         )
     entry = table[kind]
     for package in PACKAGES_OF_EXTRA.get(entry.extra or "", ()):
@@ -102,6 +100,14 @@ def _from_table(section: str, kind: str, where: str) -> Any:
             )
     module, _, name = entry.target.partition(":")
     return getattr(_imported(module, where), name)
+
+
+def _near(section: str, kind: str) -> str:
+    """Say of what else `kind` is one, and what of this section is nearest to it."""
+    others = [other for other, table in CATALOG.items() if kind in table]
+    found = [f"'{kind}' is a kind of {' and of '.join(others)}"] if others else []
+    found += [hint] if (hint := nearest(kind, CATALOG[section])) else []
+    return "; ".join(found) or "`rlhf recipes --kinds` lists all kinds"
 
 
 def _is_file(source: str) -> bool:

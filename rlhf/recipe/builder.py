@@ -169,8 +169,25 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
                 where=join(path, str(key)),
                 got=f"{key}: {given(values[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=_one_level_down(str(key), keys, base) or nearest(str(key), keys) or "remove the key",
+                hint=_meant_by_kind(key, values[key], keys)
+                or _one_level_down(str(key), keys, base)
+                or _ELSEWHERE.get(str(key))
+                or nearest(str(key), keys)
+                or "remove the key",
             )
+
+
+#: Key that no part of a recipe has -> where what it names belongs.
+_ELSEWHERE = {"strategy": "a strategy belongs to an evaluation: a suite's key strategy, or `rlhf evaluate --strategy`"}
+
+
+def _meant_by_kind(name: str, value: Any, keys: Mapping[str, Key]) -> str:
+    """Say which of `keys` the kind is for that is written where none goes: 'tree' is for `rollout`. '' for none."""
+    if name != "kind":
+        return ""
+    holders = [(key.name, section_in(key.annotation)) for key in keys.values()]
+    found = [(holder, section) for holder, section in holders if section and value in CATALOG[section]]
+    return "".join(f"{value} is a kind of {of}: write {holder}: {{kind: {value}}}" for holder, of in found[:1])
 
 
 def _one_level_down(name: str, keys: Mapping[str, Key], base: Path) -> str:
@@ -200,7 +217,8 @@ def _refuse_of_other_kinds(
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
+                hint=_one_level_down(str(key), keys, base)
+                or f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
                 f"give all of it: {_replaced(path, 'kind: ..., ...')}",
             )
 
@@ -264,7 +282,9 @@ def _unfit(values: Mapping[str, Any], path: str, reason: str) -> RecipeError:
         where=path,
         got=_listed(values),
         expected=reason,
-        hint=f"{CHANGE}; on the command line {_replaced(path, '...')} replaces them all",
+        hint=CHANGE
+        if path in _ELSEWHERE
+        else f"{CHANGE}; on the command line {_replaced(path, '...')} replaces them all",
     )
 
 

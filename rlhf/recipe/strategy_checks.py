@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.builder import build_part
@@ -24,10 +26,29 @@ def strategy_of(values: Any, base: Path) -> Strategy | None:
 
 def strategy_said(text: str) -> Strategy:
     """Build the strategy that a command line names: a kind, or a mapping with a kind and keys. Raises RecipeError."""
-    values = parse(text, "--strategy") if text.lstrip().startswith("{") else {"kind": text}
-    found = strategy_of(values, Path.cwd())
+    is_mapping = text.lstrip().startswith("{")
+    if not is_mapping:
+        _refuse_keys(text)
+    found = strategy_of(parse(text, "--strategy") if is_mapping else {"kind": text}, Path.cwd())
     assert found is not None
     return found
+
+
+def _refuse_keys(text: str) -> None:
+    """Raise RecipeError where keys stand beside a kind, as in `best_of_n n=3`, and say how they are written."""
+    kind = re.match(r"\s*(\w+)(?=[\s,(:=])", text)
+    if kind is None or re.search(r"\.py:\w+$", text) or (kind[1] not in CATALOG["strategy"] and "=" not in text):
+        return
+    keys = dict(re.findall(r"(\w+)\s*[=:]\s*([^\s,()=:]+)", text))
+    named = "..." if kind[1] in keys else kind[1]
+    example = ", ".join(f"{key}: {value}" for key, value in {"kind": named, **keys}.items())
+    raise RecipeError(
+        "a kind stands alone, and keys stand in a mapping",
+        where="--strategy",
+        got=text,
+        expected="a kind, or '{kind: ..., key: value}'",
+        hint=f"write --strategy '{{{example}}}'",
+    )
 
 
 def check_strategy(suite: Suite, has_tokens: bool, policy: str) -> None:

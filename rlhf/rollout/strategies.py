@@ -22,7 +22,7 @@ from rewards.outcome import EnvironmentReward
 from rewards.outcome import Outcome as OutcomeReward
 from rewards.verified import Verified, is_verifier
 from rlhf.data import Outcome, Task, Trajectory
-from rlhf.errors import RewardError
+from rlhf.errors import RecipeError, RewardError
 from rlhf.rollout.grouping import Grouping, Independent, Retry, Tree
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.score import Weighted, score_group
@@ -109,10 +109,18 @@ class BestOfN:
     def __post_init__(self) -> None:
         """Refuse a judge that knows whether an attempt was right."""
         if isinstance(self.judge, OutcomeReward | EnvironmentReward):
-            name = type(self.judge).__name__
-            raise ValueError(f"judge is {name}, expected a reward that does not see the environment's verdict")
+            raise self._refused("which is the verdict itself", "a reward that does not see the environment's verdict")
         if self.judge is not None and (isinstance(self.judge, Verified) or is_verifier(self.judge)):
-            raise ValueError("judge compares with the hidden reference, expected a reward that needs none")
+            raise self._refused("which compares with the hidden reference", "a reward that needs none")
+
+    def _refused(self, why: str, expected: str) -> RecipeError:
+        return RecipeError(
+            "this judge knows whether an attempt was right",
+            where="judge",
+            got=f"{getattr(self.judge, '__name__', type(self.judge).__name__)}, {why}",
+            expected=expected,
+            hint="remove the key to go by log-probs, or ask a model: judge: {kind: grade, path: FOLDER}",
+        )
 
     @property
     def needs_tokens(self) -> bool:

@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.data import ScoredGroup, Task, Trajectory
+from rlhf.errors import RecipeError
 from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.sampling.shuffled import walk
 from rlhf.settings import STRICT
@@ -52,12 +53,19 @@ class Attempts:
     from there on (STeCa)."""
 
     def __post_init__(self) -> None:
+        """Refuse groups of one that would be compared, and groups of a size that `rollout` cannot make."""
         if self.keep == "best" and self.group_size < 2:
             raise ValueError("keep: best compares the attempts at a task, and group_size is 1")
         try:
             self.rollout.n_from_start(self.group_size)
         except ValueError as error:
-            raise ValueError(f"group_size is {self.group_size}, expected {error}") from error
+            raise RecipeError(
+                "groups of this size cannot be made",
+                where="group_size",
+                got=str(self.group_size),
+                expected=str(error),
+                hint="change group_size, which counts all attempts at a task, or the keys of rollout",
+            ) from error
 
     def tasks(self, tasks: Sequence[Task], number: int, seed: int | str) -> list[Task]:
         """Return the tasks of round `number`, from 0: each comes once before any comes again."""

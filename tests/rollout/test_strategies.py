@@ -14,6 +14,7 @@ from rewards.penalties import TurnCost
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe.builder import build_part
+from rlhf.recipe.strategy_checks import strategy_said
 from rlhf.rollout.strategies import BestOfN, SelfConsistency, TreeSearch, mean_logprob, unseen
 
 TASK = Task("sums/1", reference="4")
@@ -94,8 +95,16 @@ def test_a_judge_that_fails_on_one_candidate_leaves_it_out():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"kind": "best_of_n", "judge": {"kind": "outcome"}}, "does not see the environment's verdict"),
-        ({"kind": "best_of_n", "judge": {"kind": "math"}}, "compares with the hidden reference"),
+        (
+            {"kind": "best_of_n", "judge": {"kind": "outcome"}},
+            r"^strategy\.judge: (.|\n)*does not see the environment's verdict\n  do:       remove the key",
+        ),
+        (
+            {"kind": "best_of_n", "judge": {"kind": "math"}},
+            r"^strategy\.judge: (.|\n)*compares with the hidden reference",
+        ),
+        ({"kind": "self_consistency", "n": 0}, r"^strategy\.n: "),
+        ({"kind": "retry"}, "'retry' is a kind of rollout; did you mean 'reflect_and_retry'"),
         ({"kind": "tree_search", "judge": {"kind": "environment"}}, "does not see the environment's verdict"),
         ({"kind": "tree_search", "n": 4}, "n is 4, expected a multiple of 1 \\+ rounds"),
         ({"kind": "self_consistency", "pattern": "("}, "not a regular expression"),
@@ -105,6 +114,33 @@ def test_a_judge_that_fails_on_one_candidate_leaves_it_out():
 def test_what_could_not_work_is_refused(values, says):
     with pytest.raises(RecipeError, match=says):
         build_part("strategy", values, "strategy", base=Path())
+
+
+@pytest.mark.parametrize(
+    ("text", "do"),
+    [
+        ("best_of_n n=3", "'{kind: best_of_n, n: 3}'"),
+        ("best_of_n, n: 3", "'{kind: best_of_n, n: 3}'"),
+        ("tree_search(n=4, rounds=2)", "'{kind: tree_search, n: 4, rounds: 2}'"),
+        ("n=3", "'{kind: ..., n: 3}'"),
+        ("kind=best_of_n n=3", "'{kind: best_of_n, n: 3}'"),
+    ],
+)
+def test_keys_beside_a_kind_on_the_command_line_are_told_how_they_are_written(text, do):
+    with pytest.raises(RecipeError) as caught:
+        strategy_said(text)
+    assert (caught.value.where, caught.value.got) == ("--strategy", text)
+    assert caught.value.hint == f"write --strategy {do}"
+
+
+def test_the_command_line_names_a_strategy_by_its_kind_or_with_keys(tmp_path):
+    assert strategy_said("best_of_n") == BestOfN() and strategy_said("{kind: best_of_n, n: 3}") == BestOfN(n=3)
+    mine = tmp_path / "my n=3.py"
+    mine.write_text("from rlhf.rollout.strategies import BestOfN as Mine\n")
+    assert strategy_said(f"{mine}:Mine") == BestOfN()
+    with pytest.raises(RecipeError, match="choose_by is vote") as caught:
+        strategy_said("{kind: reflect_and_retry, choose_by: vote}")
+    assert "strategy={" not in caught.value.hint, "that would be an override of a recipe"
 
 
 def test_a_reward_of_whole_groups_can_judge():
