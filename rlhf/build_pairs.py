@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from rlhf.data import ScoredGroup
 from rlhf.errors import RecipeError
 from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
+from rlhf.recipe.reward_parts import with_parts
 from rlhf.recipe.stage_checks import paired_stages
 from rlhf.trainers import pair_files
 from rlhf.trainers.trl_trainers import load_trl
@@ -40,21 +40,10 @@ def check_sources(recipe: Recipe) -> None:
 def check_rewards(rewards: Iterable[Any], tokenizer: Any) -> None:
     """Load the models that rewards ask. Raises ModelError where one cannot be had, or reads other tokens."""
     for whole in rewards:
-        for reward in _with_parts(whole):
+        for _, reward in with_parts("", whole):
             check = getattr(reward, "check_policy", None)
             if callable(check):
                 check(tokenizer)
-
-
-def _with_parts(reward: Any) -> Iterator[Any]:
-    """Give a reward and all that it asks."""
-    yield reward
-    values = list(vars(reward).values()) if is_dataclass(reward) else []
-    for value in values:
-        inner = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, tuple) else [value]
-        for part in inner:
-            if is_dataclass(part):
-                yield from _with_parts(part)
 
 
 def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,15 +42,29 @@ def say_finished(state: State, found: Path | None, say: Say) -> None:
     say(f"its policy: {found}; to use it elsewhere: rlhf export {found} --out FOLDER")
 
 
+#: Of a run that has begun, what another start makes again at once.
+_RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json")
+
+
 @contextmanager
-def telling_what_is_there(folder: Path, say: Say) -> Iterator[None]:
-    """Where what happens inside fails before the first checkpoint, tell the user what the folder holds."""
+def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterator[None]:
+    """Where what happens inside fails before the first checkpoint, tell the user what the folder holds.
+
+    A new run's folder in which nothing has been saved but its record is removed: there is nothing to go on from.
+    """
     try:
         yield
     except BaseException:
-        if processes.current().is_main and checkpoint.latest(folder / "checkpoints") is None:
+        if processes.current().is_main and not is_resumed and _holds_nothing(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        elif processes.current().is_main and checkpoint.latest(folder / "checkpoints") is None:
             names = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
             say(f"there is no checkpoint yet; {folder} holds {', '.join(names) or 'nothing'}")
             if "recipe.yaml" in names:
                 say(f"to begin training again with what is there: rlhf train --resume {folder}")
         raise
+
+
+def _holds_nothing(folder: Path) -> bool:
+    """Whether there is no file in the folder but the record of a run, and empty ones."""
+    return all(p.name in _RECORD or p.is_dir() or not p.stat().st_size for p in folder.rglob("*"))

@@ -88,6 +88,34 @@ MISTAKES = {
     "a model folder that is not there": Mistake(
         ("policy={kind: pretrained, path: /nowhere/at/all}",), "policy.path /nowhere/at/all", ("config.json",)
     ),
+    "a reward model that is not there": Mistake(
+        ("rewards.good={kind: reward_model, path: runs/gone/reward_model/0}",),
+        "rewards.good.path",
+        ("runs/gone/reward_model/0, no such folder", "reward_model/ of its run"),
+    ),
+    "a folder without a reward model": Mistake(
+        ("rewards.good={kind: process_model, path: ./}",), "rewards.good.path", ("./, without config.json",)
+    ),
+    "a judge inside another reward that is not there": Mistake(
+        ("rewards.good={kind: combine, parts: {own: {reward: {kind: grade, path: ~/gone}}}}",),
+        "rewards.good.parts.own.reward.path",
+        ("~/gone, no such folder",),
+    ),
+    "retries in groups that cannot be made of them": Mistake(
+        ("stages.0.attempts={rollout: {kind: retry}}",),
+        "stages[0].attempts.group_size: groups of this size cannot be made",
+        ("got:      8", "a multiple of 1 + retries = 3", "change group_size"),
+    ),
+    "a rollout in the place of an agent": Mistake(("agent={kind: retry}",), "agent.kind", ("is a kind of rollout",)),
+    "a rollout in the place of attempts": Mistake(
+        ("stages.0.attempts={kind: retry}",), "stages[0].attempts.kind", ("write rollout: {kind: retry}",)
+    ),
+    "a rollout beside attempts": Mistake(
+        ("stages.0.rollout={kind: retry}",), "stages[0].rollout", ("attempts: {..., rollout: ...}",)
+    ),
+    "a strategy in a stage": Mistake(
+        ("stages.0.strategy={kind: retry}",), "stages[0].strategy", ("`rlhf evaluate --strategy`",)
+    ),
 }
 
 
@@ -115,6 +143,22 @@ def test_a_mistake_in_a_recipe(echo: Path, mistake: Mistake, monkeypatch: pytest
 def test_training_refuses_before_it_makes_anything(echo: Path, tmp_path: Path) -> None:
     message = refused("train", str(echo), "stages.1.group_size=1", "--out", str(tmp_path / "run"))
     assert "stages[1].group_size" in message and not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_start_leaves_nothing_and_is_not_to_be_resumed(echo: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    broken = f"rewards.good={{kind: reward_model, path: {tmp_path}}}"
+    message = refused("train", str(echo), broken, "stages=[{kind: policy_gradient}]", "--out", str(tmp_path / "run"))
+    assert "cannot be loaded" in message and "--resume" not in message and not (tmp_path / "run").exists()
+    # Demonstrations take time to play: these are kept, and what goes on from there is told.
+    message = refused("train", str(echo), broken, "--out", str(tmp_path / "run"))
+    assert f"--resume {tmp_path / 'run'}" in message and (tmp_path / "run/demonstrations/0.jsonl").is_file()
+
+
+def test_a_reward_model_that_is_not_there_is_missed_before_a_run_begins(echo: Path, tmp_path: Path) -> None:
+    gone = f"rewards.good={{kind: reward_model, path: {tmp_path / 'gone'}}}"
+    message = refused("train", str(echo), gone, "--out", str(tmp_path / "run"))
+    assert message.startswith("error rewards.good.path: there is no model") and not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_cannot_be_a_run(echo: Path, tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""Whether the engine that a recipe names can be had: looked for before a run begins, which would notice late."""
+"""Whether engine and models that a recipe names can be had: looked for before a run begins, which would notice late."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf.errors import EngineError, MissingPackageError
+from rlhf.errors import EngineError, MissingPackageError, RecipeError
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -41,6 +42,30 @@ def refuse_absent_quantization(recipe: Recipe) -> None:
 
     if recipe.policy.lora is not None and recipe.policy.lora.quantization is not None:
         refuse_unquantizable()
+
+
+def refuse_absent_models(recipe: Recipe) -> None:
+    """Raise RecipeError where a reward names a folder in which there is no model; a name on a hub is not looked up."""
+    from rewards.asking import AsksModel
+    from rewards.model_folder import ModelReward
+    from rlhf.recipe.reward_parts import with_parts
+
+    for name, weighted in recipe.rewards.items():
+        for path, reward in with_parts(f"rewards.{name}", weighted.reward):
+            named = getattr(reward, "path", None) if isinstance(reward, ModelReward | AsksModel) else None
+            if named is None:
+                continue
+            folder = Path(named).expanduser()
+            is_local = folder.exists() or named.startswith((".", "/", "~")) or named.count("/") > 1
+            if is_local and not (folder / "config.json").is_file():
+                raise RecipeError(
+                    "there is no model in this folder",
+                    where=f"{path}.path",
+                    got=f"{named}, {'without config.json' if folder.is_dir() else 'no such folder'}",
+                    expected="a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
+                    hint="a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
+                    "checkpoints/NAME/policy",
+                )
 
 
 def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:

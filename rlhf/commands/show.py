@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rlhf.commands.fits import size_of
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
+from rlhf.commands.ready import refuse_absent_models
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -36,6 +37,7 @@ def show(
     from rlhf.recipe.trainer_checks import check_processes
 
     loaded = load(recipe, overrides or [])
+    refuse_absent_models(loaded)
     check_processes(loaded, nproc)
     figures, warnings = arithmetic(loaded, nproc), cautions(loaded)
     measured = _tried(loaded, trial, nproc) if trial else None

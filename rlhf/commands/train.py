@@ -23,7 +23,7 @@ from rlhf.commands.output import (
     quiet_libraries,
     results,
 )
-from rlhf.commands.ready import refuse_absent_engine, refuse_absent_quantization
+from rlhf.commands.ready import refuse_absent_engine, refuse_absent_models, refuse_absent_quantization
 from rlhf.errors import RecipeError
 from rlhf.processes import n_here, n_wanted, take_one_gpu
 
@@ -81,6 +81,7 @@ def train(
     for caution in _cautions(loaded) if is_main else ():
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
     refuse_absent_engine(loaded)
+    refuse_absent_models(loaded)
     refuse_absent_quantization(loaded)
     if memory_check:
         refuse_too_large(loaded, n_wanted(), n_here())
@@ -106,7 +107,8 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any
             return run(recipe, folder, resume=resume, console=errors())
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
-        raise Stopped("stopped", where=where, got=got, hint=f"rlhf train --resume {folder}") from error
+        hint = f"rlhf train --resume {folder}" if (folder / "recipe.yaml").is_file() else ""
+        raise Stopped("stopped", where=where, got=got, hint=hint) from error
 
 
 def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool) -> None:
