@@ -87,6 +87,13 @@ def test_a_reward_takes_ten_lines_and_an_environment_thirty() -> None:
         assert len([line for line in lines if line.strip()]) <= most
 
 
+def test_what_keeps_runs_as_often_as_it_is_run(tmp_path: Path) -> None:
+    folder = written(DOCS / "stores.md", tmp_path / "kept")
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "keep.py"], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_the_parts_of_a_page_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written(DOCS / "plugins.md", tmp_path / "side_by_side"))
     small = ["limits.max_turns=3", "limits.max_tokens=4", "evaluation.n_tasks=2", "policy.hidden_size=32"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from agents.stores.entry import Entry, Found, Link, Origin
 from agents.stores.faults import StoreDamaged, StoreLeak, StoreReadOnly, explained, unknown
 from agents.stores.search import Encoder, Vector, by_vectors, by_words
-from rlhf.errors import StoreError
+from rlhf.errors import StoreError, nearest
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS entry (
@@ -44,7 +44,8 @@ class Store:
 
     Args:
         path: of the file; made where it is not there and may be written.
-        split: of the tasks whose episodes may write; None opens it for reading alone.
+        split: of the tasks whose episodes may write, one of `splits`; None opens it for reading alone.
+        splits: names that there are, as the environment's `properties` list them.
         judged: ids of tasks that judge the policy, which must leave nothing here.
         encoder: makes the vectors of `search(by="vectors")`; None searches by words alone.
         busy_s: how long to wait for another process.
@@ -59,12 +60,21 @@ class Store:
         path: Path,
         *,
         split: str | None = None,
+        splits: Collection[str] = ("train", "dev", "test"),
         judged: frozenset[str] = frozenset(),
         encoder: Encoder | None = None,
         busy_s: float = 5.0,
         max_mb: float | None = None,
     ) -> None:
         self.path, self.split, self._judged, self._encoder = path, split, judged, encoder
+        if split is not None and split not in splits:
+            raise StoreError(
+                "there is no such split",
+                where=str(path),
+                got=split,
+                expected=", ".join(splits),
+                hint=nearest(split, splits) or "name all that there are: Store(path, split=..., splits=(...))",
+            )
         mode = "ro" if split is None else "rwc"
         with explained(path):
             uri = f"{path.resolve().as_uri()}?mode={mode}"

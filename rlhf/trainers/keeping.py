@@ -61,7 +61,8 @@ class StoreKeeper:
                 path.unlink(missing_ok=True)
             else:
                 copies.restore(found, path)
-            store = Store(path, split=split, judged=frozenset(judged))
+            # The recipe was checked: the split is one of the environment's, whatever these are called.
+            store = Store(path, split=split, splits=(split,), judged=frozenset(judged))
         current().gather(None, "the store")
         return cls(agent, store, Bound(agent, Store(path)))
 

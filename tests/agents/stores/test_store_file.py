@@ -48,6 +48,17 @@ class Letters:
         return np.array([[text.count(letter) for letter in "abc"] for text in texts], dtype=np.float32)
 
 
+def test_a_split_that_there_is_not_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new.sqlite"
+    with pytest.raises(StoreError, match="there is no such split") as caught:
+        Store(path, split="trian")
+    assert caught.value.hint == "did you mean 'train'?" and caught.value.where == str(path) and not path.exists()
+    with pytest.raises(StoreError, match="splits="):
+        Store(path, split="home")
+    with Store(path, split="home", splits=("home", "away")) as made:
+        assert made.add("note", "x", Origin("game/1", "home")) == 1
+
+
 def test_what_is_stored_is_found_again_by_another_opening(store: Store, tmp_path: Path) -> None:
     first = store.add("note", "The key is red.", HERE, {"tags": ["key"], "turns": 3})
     second = store.add("case", "Go east, then north.", HERE)
