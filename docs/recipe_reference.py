@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agents.stores.typed import Core, Episodic, Procedural, Semantic
 from rlhf.batching.filters import Filters
 from rlhf.catalog import CATALOG
 from rlhf.evaluation.evaluate import Evaluation
@@ -66,6 +67,10 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].opponents", Opponents),
     ("stages[i].merge", Merging),
     ("policy.lora", Lora),
+    ("agent.store.core", Core),
+    ("agent.store.episodic", Episodic),
+    ("agent.store.semantic", Semantic),
+    ("agent.store.procedural", Procedural),
 )
 
 #: Sections with kinds, under their path.
@@ -73,6 +78,9 @@ PATHS = {
     "policy": "policy",
     "environment": "environment",
     "agent": "agent",
+    "memory": "agent.memory",
+    "store": "agent.store",
+    "extractor": "agent.store.extractor",
     "reward": "rewards.NAME",
     "engine": "engine",
     "stage": "stages[i]",

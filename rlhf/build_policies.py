@@ -149,7 +149,7 @@ async def _model_at_play(found: Contender, progress: RichProgress) -> AsyncItera
         yield lambda part: replace(
             collector,
             environment=part.environment,
-            agent=agent_of(part, found.checkpoint),
+            agent=agent_of(part, found.checkpoint, found.name),
             rewards=part.rewards,
             limits=part.limits,
             seed=found.suite.seed,

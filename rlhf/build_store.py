@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from agents.stores import copies
 from agents.stores.remembering import Remembering
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Part
@@ -24,12 +25,20 @@ def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> Store
     return StoreKeeper.of(agent, folder, found, (splits or ["train"])[0], {task.id for task in tasks})
 
 
-def agent_of(part: Part, checkpoint: Path | None) -> Any:
+def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:
     """The agent of an evaluation; one that remembers, with the store of the checkpoint, which it only reads.
+
+    Args:
+        part: of the suite.
+        checkpoint: None for a model that is no checkpoint.
+        model: its name; one that was exported has its store in its folder. Another has none.
 
     Raises:
         StoreError: there is no store, it is damaged, or one of the tasks has left something in it.
     """
-    if not isinstance(part.agent, Remembering) or checkpoint is None:
+    folder = checkpoint
+    if folder is None and model and (Path(model).expanduser() / copies.COPY).is_file():
+        folder = Path(model).expanduser()
+    if not isinstance(part.agent, Remembering) or folder is None:
         return part.agent
-    return opened(part.agent, checkpoint, {task.id for task in part.tasks.of(part.environment)})
+    return opened(part.agent, folder, {task.id for task in part.tasks.of(part.environment)})

@@ -86,6 +86,14 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "store": {
         "cases": Entry("agents.stores.cases:Cases", "attempts at other tasks, chosen by what helps (Memento)"),
         "notes": Entry("agents.stores.notes:Notes", "notes with links that evolve (A-MEM)", extra="search"),
+        "graph": Entry(
+            "agents.stores.graph:Graph", "facts of a world and what is around them (AriGraph)", extra="search"
+        ),
+        "typed": Entry("agents.stores.typed:Typed", "core, episodes, facts and how-tos", extra="search"),
+        "reflection": Entry("agents.stores.reflection:Reflection", "summaries re-ranked by use (RMM)", extra="search"),
+    },
+    "extractor": {
+        "pattern": Entry("agents.stores.facts:Pattern", "facts that regular expressions find"),
     },
     "memory": {
         "full": Entry("agents.memory.full:FullHistory", "the whole conversation"),
@@ -279,6 +287,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "agent": ("act",),
     "memory": ("recall",),
     "store": ("recollect", "learn"),
+    "extractor": ("__call__", "replaces"),
     "reward": ("__call__",),
     "advantage": ("__call__", "needs_values", "min_group"),
     "critic": ("start",),
@@ -297,6 +306,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "agents.base:Agent": "agent",
     "agents.memory.base:Memory": "memory",
     "agents.stores.kind:StoreKind": "store",
+    "agents.stores.facts:Extractor": "extractor",
     "rewards.base:Reward": "reward",
     "rewards.base:GroupReward": "reward",
     "rlhf.credit.estimator:AdvantageEstimator": "advantage",

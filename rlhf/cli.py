@@ -18,6 +18,7 @@ from rlhf.commands import (
     extrapolate,
     new,
     play,
+    remembered,
     score,
     serve,
     show,
@@ -69,6 +70,7 @@ app.command("play")(play.play)
 app.command("new")(new.new)
 app.command("recipes")(browse.recipes)
 app.command("trajectories")(browse.trajectories)
+app.command("memory")(remembered.memory)
 app.command("report")(browse.report)
 app.command("version")(browse.version)
 

@@ -100,7 +100,17 @@ agent/*                         | 1          | notes of this name per episode (n
 store/n_entries                 | 1          | entries of the agent's store after the step
 store/n_recalled                | 1          | entries that the attempts of the step were shown, in all
 store/retriever_loss            | nats       | mean cross-entropy of how likely these were to help
-store/n_refused                 | 1          | replies and ids in them that a store could make nothing of
+store/n_chars                   | characters | length of everything that the store shows, after the step
+store/n_used                    | 1          | entries of those shown that the attempts cited or used
+store/used_share                | share      | of the entries that attempts were shown, those they used
+store/n_facts                   | 1          | facts in the graph
+store/n_replaced                | 1          | facts that newer ones have replaced
+store/n_core                    | 1          | lines of the core
+store/n_episodic                | 1          | attempts that are kept
+store/n_semantic                | 1          | facts that are kept
+store/n_procedural              | 1          | how-tos that are kept
+store/n_merged                  | 1          | summaries that were merged into earlier ones
+store/n_refused                 | 1          | replies, and parts of them, that a store could make nothing of
 store/n_evolved                 | 1          | earlier notes that were given another context or other tags
 store/n_linked                  | 1          | links that were asked for between notes
 env/*                           | 1          | figure reported by the environment

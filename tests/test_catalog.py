@@ -52,6 +52,7 @@ NEEDED = {
     ("reward", "json_schema"): {"schema": {"type": "object"}},
     ("reward", "combine"): {"parts": {"solved": {"reward": {"kind": "outcome"}}}},
     ("reward", "ranked"): {"factors": [{"reward": {"kind": "outcome"}}, {"reward": {"kind": "turn_cost"}}]},
+    ("extractor", "pattern"): {"patterns": [r"(?P<subject>\w+) (?P<relation>is) (?P<object>\w+)"]},
     ("advantage", "hrpo"): {"reward": "steps"},
     ("loss", "kdrl"): {"teacher": "somewhere"},
     ("advantage", "hicra"): {"grams": [[5, 3]], "begin": [7]},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -17,14 +16,15 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History
+from agents.stores.asking import actions_of
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection, recalled
+from agents.stores.search import in_common
 from agents.stores.store import Store
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
 
 _CASE, _WEIGHTS = "case", "weights"
-_WORD = re.compile(r"\w+")
 #: Before anything is learnt the case with most words in common comes first, a solved one before one that is not.
 _FIRST = (0.0, 4.0, 0.5, 0.0)
 
@@ -93,8 +93,7 @@ class Cases:
 
 def features(query: str, case: Entry) -> tuple[float, ...]:
     """x(s, c): 1, the share of words in common |A ∩ B| / |A ∪ B|, 1 where the case was solved, and their product."""
-    asked, known = set(_WORD.findall(query.lower())), set(_WORD.findall(case.text.lower()))
-    common = len(asked & known) / max(len(asked | known), 1)
+    common = in_common(query, case.text)
     solved = 1.0 if case.fields["solved"] else 0.0
     return (1.0, common, solved, common * solved)
 
@@ -151,7 +150,7 @@ def _keep(store: Store, of_task: Mapping[tuple[str, bool], Entry], attempts: Seq
         if not of_kind:
             continue
         chosen = min(of_kind, key=lambda t: len(t.turns)) if is_solved else of_kind[-1]
-        actions = [turn.action.text for turn in chosen.turns if turn.action.error is None]
+        actions = actions_of(chosen)
         fields, before = {"solved": is_solved, "actions": actions}, of_task.get((chosen.task_id, is_solved))
         if before is None:
             store.add(_CASE, chosen.opening, Origin(chosen.task_id, split), fields)

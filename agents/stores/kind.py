@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from agents.base import History, PolicyHandle
+from agents.memory.base import Shown
 from agents.stores.store import Store
-from rlhf.data import ScoredGroup, Trajectory
+from rlhf.data import Generation, ScoredGroup, Trajectory
 
 #: Notes of the turn in which an episode asked the store: what it was shown, and the ids of the entries behind that.
 RECALLED, ENTRIES = "recalled", "recalled entries"
@@ -21,15 +22,22 @@ class Recollection:
     Attributes:
         text: shown in front of the opening; empty where there is nothing to say.
         entries: ids of the entries it was made of.
+        notes: what else is to be left with the turn, for the kind itself to read later.
+        generations: what the policy was asked for on the way.
     """
 
     text: str = ""
     entries: tuple[int, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    generations: tuple[Generation, ...] = ()
 
 
 @runtime_checkable
 class Asks(Protocol):
-    """A kind that asks the policy what to make of the attempts, before it stores anything of them."""
+    """A kind that asks the policy what to make of the attempts, before it stores anything of them.
+
+    One that can also do without says so by `asks_policy = False`.
+    """
 
     async def learn_asking(
         self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
@@ -38,6 +46,42 @@ class Asks(Protocol):
 
         Raises:
             EngineError: it could not be asked; nothing of the step is then stored.
+        """
+        ...
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """A kind that is asked before every action, not only before the first one."""
+
+    async def follow(self, store: Store | None, history: History, policy: PolicyHandle) -> Recollection:
+        """Choose what stands in front of the newest observation.
+
+        Args:
+            store: only read; None where there is none, as in a demonstration.
+            history: as it happened, without what was recalled; its notes are there.
+            policy: may be asked, with the role `memory`; what it says is trained on.
+        """
+        ...
+
+    def say(self, shown: Shown) -> str | None:
+        """What a demonstration answers to a question of `follow`; None for a question of another."""
+        ...
+
+
+@runtime_checkable
+class Hears(Protocol):
+    """A kind that reads in the replies which of the entries it had shown were used."""
+
+    def heard(self, text: str, entries: Sequence[int]) -> tuple[str, Mapping[str, str]]:
+        """Read one reply. Never raises.
+
+        Args:
+            text: what the policy said.
+            entries: ids of what it was shown, in order.
+
+        Returns:
+            the text without what was meant for the store, from which the action is read; and notes for the turn.
         """
         ...
 
@@ -61,10 +105,21 @@ class StoreKind(Protocol):
         ...
 
 
+def asks_policy(kind: object) -> bool:
+    """Whether a kind asks the policy between steps."""
+    return isinstance(kind, Asks) and bool(getattr(kind, "asks_policy", True))
+
+
+def n_shown(groups: Sequence[ScoredGroup]) -> int:
+    """How many entries the attempts of a step were shown, in all."""
+    turns = (turn for group in groups for t in group.trajectories for turn in t.own_turns)
+    return sum(len(turn.action.notes.get(ENTRIES, "").split()) for turn in turns)
+
+
 def recalled(trajectory: Trajectory) -> Recollection:
     """What an episode was shown of its store."""
     for turn in trajectory.turns:
         if RECALLED in turn.action.notes:
             entries = turn.action.notes.get(ENTRIES, "").split()
-            return Recollection(turn.action.notes[RECALLED], tuple(map(int, entries)))
+            return Recollection(turn.action.notes[RECALLED], tuple(map(int, entries)), turn.action.notes)
     return Recollection()

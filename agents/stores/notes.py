@@ -5,7 +5,6 @@ Source: A-MEM, arXiv 2502.12110.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
@@ -15,15 +14,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
-from agents.parsing import split_thoughts
+from agents.stores.asking import actions_of, asked, json_object, listed, news, short, transcript, words
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection
 from agents.stores.store import Store
-from rlhf.data import Message, Role, ScoredGroup, Trajectory
-from rlhf.errors import ContextFull
+from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
 
-_NOTE, _MOST_WORDS = "note", 8
+_NOTE = "note"
 
 
 @plain_dataclass
@@ -49,8 +47,8 @@ class _Note:
     @property
     def text(self) -> str:
         """Everything that a search looks through."""
-        words = ", ".join(dict.fromkeys((*self.keywords, *self.tags)))
-        return " ".join(filter(None, [self.content, self.context, f"[{words}]" if words else ""]))
+        known = ", ".join(dict.fromkeys((*self.keywords, *self.tags)))
+        return " ".join(filter(None, [self.content, self.context, f"[{known}]" if known else ""]))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -121,29 +119,20 @@ class Notes:
         """Ask for a note of one attempt at each task, then for its links and for changes of its neighbours."""
         counts = _Counts()
         for chosen in self._chosen(store, groups):
-            said = await _asked(policy, f"{_transcript(chosen)[-self.max_transcript :]}\n\n{self.ask}")
+            said = await asked(policy, f"{transcript(chosen)[-self.max_transcript :]}\n\n{self.ask}")
             note = _note(said, chosen.solved, self.max_chars) or _plain(chosen, self.max_chars)
             counts.refused += note.plain
             number = self._write(store, chosen, note, split)
             near = [f.entry for f in store.search(note.text, self.k + 1, kind=_NOTE) if f.entry.id != number]
             if near[: self.k] and not note.plain:
                 lines = [f"New: {note.text}", *(f"{e.id}: {e.text}" for e in near[: self.k])]
-                said = await _asked(policy, "\n".join([*lines, self.ask_links]))
+                said = await asked(policy, "\n".join([*lines, self.ask_links]))
                 self._evolve(store, number, near[: self.k], said, counts)
         return self._figures(store, counts)
 
     def _chosen(self, store: Store, groups: Sequence[ScoredGroup]) -> list[Trajectory]:
         """One attempt of each task that has something new to tell: a solution where there is one."""
-        known = {e.origin.task: bool(e.fields["solved"]) for e in store.entries(_NOTE)}
-        found: dict[str, Trajectory] = {}
-        for group in groups:
-            attempts = [t for t in group.trajectories if t.turns]
-            solved = [t for t in attempts if t.solved]
-            chosen = min(solved, key=lambda t: len(t.turns)) if solved else attempts[-1] if attempts else None
-            before = known.get(group.task_id)
-            if chosen is not None and (before is None or (chosen.solved and not before)):
-                found.setdefault(group.task_id, chosen)
-        return list(found.values())
+        return news(groups, {e.origin.task: bool(e.fields["solved"]) for e in store.entries(_NOTE)})
 
     def _write(self, store: Store, of: Trajectory, note: _Note, split: str) -> int:
         before = [e.id for e in store.entries(_NOTE) if e.origin.task == of.task_id]
@@ -156,26 +145,26 @@ class Notes:
 
     def _evolve(self, store: Store, number: int, near: Sequence[Entry], said: str, counts: _Counts) -> None:
         """Carry out what was said about the neighbours of a note; nothing of what names another id."""
-        found = _json(said)
+        found = json_object(said)
         if found is None:
             counts.refused += 1
             return
         known = {entry.id: entry for entry in near}
-        for other in _list(found.get("links")):
+        for other in listed(found.get("links")):
             if type(other) is int and other in known:
                 store.link(number, other)
                 counts.linked += 1
             else:
                 counts.refused += 1
-        for change in _list(found.get("updates")):
+        for change in listed(found.get("updates")):
             named = change.get("id") if isinstance(change, dict) else None
             target = known.get(named) if type(named) is int else None
             if target is None:
                 counts.refused += 1
                 continue
             old = _Note.of(target)
-            context = _short(change.get("context"), self.max_chars) or old.context
-            tags = _words(change.get("tags")) or old.tags
+            context = short(change.get("context"), self.max_chars) or old.context
+            tags = words(change.get("tags")) or old.tags
             now = _Note(old.content, context, old.keywords, tags, old.solved)
             if now != old:
                 store.update(target.id, now.text, now.fields)
@@ -191,56 +180,18 @@ class Notes:
         }
 
 
-async def _asked(policy: PolicyHandle, text: str) -> str:
-    """What the policy answers without its thoughts; nothing where the question is too long for it."""
-    try:
-        reply = await policy.generate((Message(Role.USER, text),), role="memory")
-    except ContextFull:
-        return ""
-    return split_thoughts(reply.text).answer
-
-
-def _transcript(of: Trajectory) -> str:
-    lines = [of.opening]
-    for turn in of.turns:
-        lines += [f"> {turn.action.text}", turn.reply]
-    return "\n".join([*lines, "Solved." if of.solved else "Not solved."])
-
-
 def _plain(of: Trajectory, max_chars: int) -> _Note:
     """The note of an attempt that nobody has written one of."""
-    actions = ", ".join(turn.action.text for turn in of.turns if turn.action.error is None)
+    actions = ", ".join(actions_of(of))
     how = "Solved by" if of.solved else "Not solved by"
-    return _Note(_short(f"{of.opening} {how}: {actions}", max_chars), solved=of.solved, plain=True)
+    return _Note(short(f"{of.opening} {how}: {actions}", max_chars), solved=of.solved, plain=True)
 
 
 def _note(said: str, solved: bool, max_chars: int) -> _Note | None:
     """The note in a reply; None where there is none."""
-    found = _json(said)
-    content = _short(found.get("content"), max_chars) if found else ""
+    found = json_object(said)
+    content = short(found.get("content"), max_chars) if found else ""
     if not found or not content:
         return None
-    lists = _words(found.get("keywords")), _words(found.get("tags"))
-    return _Note(content, _short(found.get("context"), max_chars), *lists, solved)
-
-
-def _json(said: str) -> dict[str, Any] | None:
-    """The object between the first and the last brace of a reply; None where it is none."""
-    begin, end = said.find("{"), said.rfind("}")
-    try:
-        found = json.loads(said[begin : end + 1]) if 0 <= begin < end else None
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _words(value: object) -> tuple[str, ...]:
-    return tuple(_short(word, 40) for word in _list(value)[:_MOST_WORDS] if isinstance(word, str) and word.strip())
-
-
-def _short(value: object, max_chars: int) -> str:
-    return " ".join(value.split())[:max_chars] if isinstance(value, str) else ""
+    lists = words(found.get("keywords")), words(found.get("tags"))
+    return _Note(content, short(found.get("context"), max_chars), *lists, solved)

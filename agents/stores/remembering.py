@@ -1,21 +1,22 @@
-"""An agent that is shown what earlier episodes have left in a store, in front of the opening."""
+"""An agent that is shown what earlier episodes have left in a store, in front of what it observes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import replace
+from dataclasses import field, replace
+from typing import Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.base import Agent, History, PolicyHandle
+from agents.base import Agent, History, PolicyHandle, Reply
 from agents.chat import ChatAgent
-from agents.memory.base import Shown
+from agents.memory.base import MEMORY, Shown
 from agents.stores.cases import Cases
-from agents.stores.kind import ENTRIES, RECALLED, StoreKind
+from agents.stores.kind import ENTRIES, RECALLED, Follows, Hears, Recollection, StoreKind
 from agents.stores.store import Store
-from rlhf.data import Action
+from rlhf.data import Action, Message
 from rlhf.settings import STRICT
 
 
@@ -25,7 +26,8 @@ class Remembering:
 
     The store is asked once, before the episode's first own action, and its answer is left with that turn as a note: an
     episode is replayed, branched and resumed as it was, whatever the store holds by then. Without a store, as in a
-    check of the agent alone, nothing is recalled.
+    check of the agent alone, nothing is recalled. A kind that follows the episode (`graph`) is asked before every
+    action, and what it says stands in front of the newest observation, then and in later prompts.
     """
 
     inner: Agent = Field(default_factory=ChatAgent)
@@ -43,25 +45,42 @@ class Remembering:
         """Whether the inner agent does."""
         return bool(getattr(self.inner, "needs_tools", False))
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that its calls can have; none where the inner agent does not say its own."""
+        inner = tuple(getattr(self.inner, "roles", ()))
+        return tuple(dict.fromkeys((*inner, MEMORY))) if inner and isinstance(self.store, Follows) else inner
+
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Act without a store."""
         return await self.act_with(None, history, policy)
 
     async def act_with(self, store: Store | None, history: History, policy: PolicyHandle) -> Action:
-        """Act as the inner agent does on an opening that begins with what `store` recalls."""
-        told = next((t.action.notes[RECALLED] for t in history.turns if RECALLED in t.action.notes), None)
-        notes: dict[str, str] = {}
-        if told is None and store is not None:
+        """Act as the inner agent does on observations that begin with what `store` recalls."""
+        follows = isinstance(self.store, Follows)
+        before = {i: t.action.notes for i, t in enumerate(history.turns) if RECALLED in t.action.notes}
+        told = {i if follows else 0: left[RECALLED] for i, left in before.items()}
+        found: Recollection | None = None
+        if isinstance(self.store, Follows):
+            found = await self.store.follow(store, history, policy)
+        elif not before and store is not None:
             found = self.store.recollect(store, history)
-            told = found.text
-            notes = {RECALLED: told, ENTRIES: " ".join(map(str, found.entries))}
-        opening = f"{told}\n{history.opening}" if told else history.opening
-        action = await self.inner.act(replace(history, opening=opening), policy)
-        return replace(action, notes={**notes, **action.notes}) if notes else action
+        notes: dict[str, str] = {}
+        if found is not None:
+            told[len(history.turns) if follows else 0] = found.text
+            notes = {RECALLED: found.text, ENTRIES: " ".join(map(str, found.entries)), **found.notes}
+        known: Mapping[str, str] = notes or (before[min(before)] if before else {})
+        listening = _Listening(policy, self.store, tuple(map(int, known.get(ENTRIES, "").split())))
+        hears = isinstance(self.store, Hears) and bool(listening.entries)
+        action = await self.inner.act(_with(history, told), listening if hears else policy)
+        asked = found.generations if found is not None else ()
+        left_now = {**notes, **listening.notes, **action.notes}
+        return replace(action, notes=left_now, generations=asked + action.generations) if left_now else action
 
     def write(self, shown: Shown) -> str:
         """Write the reply that a demonstration gives."""
-        return str(self.inner.write(shown))  # type: ignore[attr-defined]
+        said = self.store.say(shown) if shown.role == MEMORY and isinstance(self.store, Follows) else None
+        return str(self.inner.write(shown)) if said is None else said  # type: ignore[attr-defined]
 
 
 @plain_dataclass(frozen=True)
@@ -83,3 +102,43 @@ class Bound:
     def write(self, shown: Shown) -> str:
         """Write the reply that a demonstration gives."""
         return self.agent.write(shown)
+
+
+@plain_dataclass
+class _Listening:
+    """The policy as the inner agent sees it: without what it says to the store, which is left as notes."""
+
+    policy: PolicyHandle
+    kind: Any
+    entries: tuple[int, ...]
+    notes: dict[str, str] = field(default_factory=dict)
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
+        """Sample one reply and take from its text what is meant for the store; its tokens stay as they are."""
+        reply = await self.policy.generate(messages, max_tokens=max_tokens, role=role, tools=tools)
+        text, notes = self.kind.heard(reply.text, self.entries)
+        for name, note in notes.items():
+            both = f"{self.notes.get(name, '')} {note}".split()
+            self.notes[name] = " ".join(dict.fromkeys(both))
+        return replace(reply, text=text)
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of the prompt that `messages` make."""
+        return self.policy.n_tokens(messages)
+
+
+def _with(history: History, told: Mapping[int, str]) -> History:
+    """The history with each text of `told` in front of the observation of that number; the opening is number 0."""
+    opening = f"{told[0]}\n{history.opening}" if told.get(0) else history.opening
+    turns = [
+        replace(turn, reply=f"{told[i]}\n{turn.reply}") if told.get(i) else turn
+        for i, turn in enumerate(history.turns, start=1)
+    ]
+    return replace(history, opening=opening, turns=tuple(turns))

@@ -31,6 +31,12 @@ class Encoder(Protocol):
         ...
 
 
+def in_common(one: str, other: str) -> float:
+    """The share of words that two texts have in common, |A ∩ B| / |A ∪ B|; 0 where there are none."""
+    a, b = set(_WORD.findall(one.lower())), set(_WORD.findall(other.lower()))
+    return len(a & b) / max(len(a | b), 1)
+
+
 def by_words(query: str, texts: Sequence[str], k: int) -> list[tuple[int, float]]:
     """Return the `k` best texts that share a word with `query`, as (number, BM25 score), best first.
 

@@ -34,6 +34,9 @@ CREATE TABLE IF NOT EXISTS link (
     PRIMARY KEY (source, target, relation));
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+#: Made with the first entry that another task than its own had a part in.
+_ALSO = """CREATE TABLE IF NOT EXISTS also (
+    id INTEGER NOT NULL, task TEXT NOT NULL, split TEXT NOT NULL, PRIMARY KEY (id, task))"""
 _COLUMNS = "id, kind, text, fields, task, split, version"
 _FORMAT = "rlhf-store-1"
 _PAGE = 4096
@@ -102,7 +105,7 @@ class Store:
             raise StoreDamaged(
                 "this file is no store", where=str(self.path), got=found or "no tables of a store", expected=_FORMAT
             )
-        if left := sorted({e.origin.task for e in self.entries()} & self._judged):
+        if left := sorted(frozenset().union(*self.tasks().values()) & self._judged):
             raise StoreLeak(
                 "tasks that judge the policy have left something in the store",
                 where=str(self.path),
@@ -157,14 +160,7 @@ class Store:
         Raises:
             StoreLeak: `origin` is of another split than the store's, or judges the policy.
         """
-        if self.split is not None and (origin.split != self.split or origin.task in self._judged):
-            raise StoreLeak(
-                "this task may leave nothing in the store",
-                where=str(self.path),
-                got=f"{origin.task} of the split {origin.split!r}",
-                expected=f"a task of the split {self.split!r} that judges nothing",
-                hint="write only what training episodes left",
-            )
+        self._refuse_leak(origin)
         written = _written(fields or {}, self.path)
         with self.transaction():
             row = (kind, text, written, origin.task, origin.split, 1, self._vector(text))
@@ -192,6 +188,30 @@ class Store:
             self._base.execute("INSERT INTO earlier VALUES (?, ?, ?, ?)", kept)
             self._base.execute("DELETE FROM entry WHERE id = ?", (number,))
             self._base.execute("DELETE FROM link WHERE source = ? OR target = ?", (number, number))
+            if self._has_also():
+                self._base.execute("DELETE FROM also WHERE id = ?", (number,))
+
+    def also(self, number: int, origin: Origin) -> None:
+        """Note that another task had a part in an entry, such as in a summary of several; once is enough.
+
+        Raises:
+            StoreLeak: as in `add`.
+            UnknownEntry: there is no such entry.
+        """
+        self._refuse_leak(origin)
+        with self.transaction():
+            if origin == self.get(number).origin:
+                return
+            self._base.execute(_ALSO)
+            self._base.execute("INSERT OR IGNORE INTO also VALUES (?, ?, ?)", (number, origin.task, origin.split))
+
+    def tasks(self) -> dict[int, frozenset[str]]:
+        """Of every entry, by its id, all tasks that had a part in it."""
+        found: dict[int, frozenset[str]] = {}
+        for table in ("entry", "also") if self._has_also() else ("entry",):
+            for number, task in self._rows(f"SELECT id, task FROM {table}"):
+                found[number] = found.get(number, frozenset()) | {task}
+        return found
 
     def link(self, source: int, target: int, relation: str = "") -> None:
         """Point from one entry to another; twice is once. Raises UnknownEntry."""
@@ -280,6 +300,8 @@ class Store:
     def rows_of_all(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Everything that is in the store, in one order: (table, row)."""
         tables = {"about": "1", "entry": "1", "earlier": "1, 2", "link": "1, 2, 3", "sqlite_sequence": "1"}
+        if self._has_also():
+            tables["also"] = "1, 2"
         for table, order in tables.items():
             for row in self._rows(f"SELECT * FROM {table} ORDER BY {order}"):
                 yield table, row
@@ -294,6 +316,19 @@ class Store:
                 self._base.backup(target)
             finally:
                 target.close()
+
+    def _refuse_leak(self, origin: Origin) -> None:
+        if self.split is not None and (origin.split != self.split or origin.task in self._judged):
+            raise StoreLeak(
+                "this task may leave nothing in the store",
+                where=str(self.path),
+                got=f"{origin.task} of the split {origin.split!r}",
+                expected=f"a task of the split {self.split!r} that judges nothing",
+                hint="write only what training episodes left",
+            )
+
+    def _has_also(self) -> bool:
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'also'"))
 
     def _vector(self, text: str) -> bytes | None:
         if self._encoder is None:

@@ -20,7 +20,8 @@ def export(
 ) -> None:
     """Write a checkpoint's policy as an ordinary Hugging Face folder, with its tokenizer and chat template.
 
-    An adapter is merged into the weights it was trained over; full weights are copied as they are.
+    An adapter is merged into the weights it was trained over; full weights are copied as they are. The store of an
+    agent that remembers goes with them, as store.sqlite, which transformers and vLLM take no notice of.
 
     Example: rlhf export runs/my-run/checkpoints/1-policy_gradient-000040 --out my-model
     """
@@ -39,16 +40,37 @@ def export(
                 _merge(folder, partial)
             else:
                 shutil.copytree(folder / "policy", partial, dirs_exist_ok=True)
+            n_entries = _copy_store(folder, partial)
             partial.rename(out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     record: dict[str, Any] = {"model": str(out), "checkpoint": str(folder), "merged": is_merged}
+    if n_entries is not None:
+        record["n_entries"] = n_entries
     record["n_bytes"] = sum(p.stat().st_size for p in out.iterdir())
     if as_json:
         print_json(record)
         return
     how = "an adapter, merged into its base" if is_merged else "full weights, copied"
+    how += "" if n_entries is None else f", with a store of {n_entries} entries"
     results().print(f"model {out}  ({record['n_bytes'] / 1e6:.1f} MB: {how})", soft_wrap=True)
+
+
+def _copy_store(folder: Path, into: Path) -> int | None:
+    """Copy the store of a checkpoint, as it was saved, and return how many entries it has; None where there is none.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    from agents.stores import copies
+    from agents.stores.store import Store
+
+    if not (folder / copies.COPY).is_file():
+        return None
+    copies.restore(folder, into / copies.COPY)
+    shutil.copyfile(folder / copies.HASH, into / copies.HASH)
+    with Store(into / copies.COPY) as store:
+        return len(store.entries())
 
 
 def _checkpoint(asked: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.base import Reply
 from agents.stores import copies
-from agents.stores.kind import Asks
+from agents.stores.kind import Asks, asks_policy
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.data import Message, ScoredGroup
@@ -48,7 +48,7 @@ class StoreKeeper:
         Raises:
             StoreError: the checkpoint's is damaged, holds what a task left that judges the policy, or cannot be opened.
         """
-        if isinstance(agent.store, Asks) and current().n > 1:
+        if asks_policy(agent.store) and current().n > 1:
             raise StoreError(
                 "this kind of store asks the policy between steps, which is done in one process",
                 where="agent.store",
@@ -82,10 +82,11 @@ class StoreKeeper:
             kind = self.agent.store
             asker = Asker(collector, seed)
             with self.store.transaction():
-                if isinstance(kind, Asks):
+                if isinstance(kind, Asks) and asks_policy(kind):
                     figures = dict(await kind.learn_asking(self.store, groups, self.store.split, asker))
                 else:
                     figures = dict(kind.learn(self.store, groups, self.store.split))
+            figures["store/n_chars"] = float(sum(len(entry.text) for entry in self.store.entries()))
             if asker.n_calls:
                 await collector.engine.release(asker.session)
         current().gather(None, "the store")

@@ -17,6 +17,7 @@ from agents.stores.kind import RECALLED
 from agents.stores.store import Store
 from rlhf.build import train
 from rlhf.build_store import agent_of
+from rlhf.catalog import CATALOG
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
@@ -31,9 +32,19 @@ AGENT = {
     "inner": {"kind": "chat", "system": ""},
     "store": {"kind": "cases", "k": 2, "alpha": 0.5, "lr": 0.5},
 }
-
-
 NOTES = {**AGENT, "store": {"kind": "notes", "k": 2, "max_transcript": 40, "ask": "note:", "ask_links": "links:"}}
+RULES = {"kind": "pattern", "patterns": [r"(?P<subject>S)(?P<relation>ay) (?P<object>\w+)"]}
+GRAPH = {**AGENT, "store": {"kind": "graph", "extractor": RULES, "max_tokens": 20}}
+TYPED = {**AGENT, "store": {"kind": "typed", "core": {"begin": ["red"]}, "max_transcript": 40}}
+REFLECTION = {**AGENT, "store": {"kind": "reflection", "writer": "rule", "used": "words", "k": 1, "max_chars": 20}}
+#: What each is shown begins with; and what of it is learnt beside the entries.
+KINDS = {
+    "cases": (AGENT, ("Solved before:", "Not solved before:"), "weights"),
+    "notes": (NOTES, ("Notes:",), ""),
+    "graph": (GRAPH, ("Known:",), ""),
+    "typed": (TYPED, ("Always:",), "core"),
+    "reflection": (REFLECTION, ("Summaries:",), "re-ranker"),
+}
 
 
 def recipe(folder: Path, **changes: Any) -> Path:
@@ -45,8 +56,9 @@ def hash_of(path: Path) -> str:
         return content_hash(store)
 
 
-@pytest.mark.parametrize("agent", [AGENT, NOTES], ids=["cases", "notes"])
-def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path, agent: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", sorted(CATALOG["store"]))
+def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path, kind: str) -> None:
+    agent, begins, learnt = KINDS[kind]
     path = recipe(tmp_path, agent=agent)
     with words.on_every_step(path, counter := resume.PressAt(-1)):
         runs.run(path, tmp_path / "whole")
@@ -65,9 +77,9 @@ def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path,
     with Store(whole / "store.sqlite") as store:
         entries = store.entries()
         assert entries and {e.origin.split for e in entries} == {"train"}
-        numbers = [int(e.origin.task.rpartition("/")[2]) for e in entries]
+        numbers = [int(e.origin.task.rpartition("/")[2]) for e in entries if e.origin.task]
         assert all(n < words.FIRST_SEED["dev"] for n in numbers), "no task of another split"
-        assert bool(store.kept("weights")) == (agent is AGENT)
+        assert not learnt or store.kept(learnt)
 
     # What is learnt is shown from the next step on, in training and, read alone, in the evaluation after it.
     assert runs.curve(whole, "store/n_entries")[-1] == len(entries)
@@ -76,9 +88,9 @@ def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path,
                 for t in r.trajectory.turns[:1]]
         for phase in ("train", "eval")
     }  # fmt: skip
-    begins = ("Solved before:", "Not solved before:") if agent is AGENT else ("Notes:",)
     assert all(any(text.startswith(begins) for text in texts) for texts in shown.values())
-    if agent is NOTES:  # this model cannot write one: it was asked, and what it did was kept
+    assert runs.curve(whole, "store/n_chars")[-1] == sum(len(e.text) for e in entries)
+    if kind == "notes":  # this model cannot write one: it was asked, and what it did was kept
         assert runs.curve(whole, "store/n_refused")[0] == runs.curve(whole, "store/n_entries")[0] > 0
 
 
@@ -124,6 +136,11 @@ def test_an_evaluation_reads_the_store_of_its_checkpoint_and_refuses_tasks_that_
     with pytest.raises(StoreLeak, match=r"(?s)tasks that judge the policy have left something.*words/1"):
         agent_of(of("train"), tmp_path)
     assert agent_of(of("test"), None) is made.agent
+    # A model that was exported has its store beside it; another model has none.
+    exported = agent_of(of("test"), None, str(tmp_path))
+    assert content_hash(exported.store) == saved
+    exported.store.close()
+    assert agent_of(of("test"), None, str(tmp_path / "other")) is made.agent
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,31 @@ def test_a_store_that_knows_a_task_which_judges_is_refused(store: Store, tmp_pat
         other.add("note", "x", Origin("game/2", "train"))
 
 
+def test_every_task_that_had_a_part_in_an_entry_is_known_and_may_not_judge(store: Store, tmp_path: Path) -> None:
+    number, alone = store.add("note", "one", HERE), store.add("note", "two", HERE)
+    plain = content_hash(store)
+    store.also(number, HERE)
+    assert content_hash(store) == plain, "its own task is no other"
+    store.also(number, Origin("game/2", "train"))
+    store.also(number, Origin("game/2", "train"))
+    assert store.tasks() == {number: {"game/1", "game/2"}, alone: {"game/1"}} and content_hash(store) != plain
+    with pytest.raises(StoreLeak, match="game/3 of the split 'test'"):
+        store.also(number, Origin("game/3", "test"))
+    with pytest.raises(UnknownEntry):
+        store.also(9, Origin("game/2", "train"))
+    with pytest.raises(StoreLeak, match="such as game/2"):
+        Store(tmp_path / "store.sqlite", judged=frozenset({"game/2"}))
+    (tmp_path / "checkpoint").mkdir()
+    saved = copies.save(store, tmp_path / "checkpoint")
+    store.delete(number)
+    assert store.tasks() == {alone: {"game/1"}}
+    assert copies.restore(tmp_path / "checkpoint", tmp_path / "again") == saved
+    with Store(tmp_path / "again") as again:
+        assert again.tasks()[number] == {"game/1", "game/2"}
+        with pytest.raises(StoreReadOnly):
+            again.also(alone, Origin("game/2", "train"))
+
+
 def test_a_lock_held_by_another_process_is_told_and_nothing_is_lost(store: Store, tmp_path: Path) -> None:
     store.add("note", "one", HERE)
     held = """

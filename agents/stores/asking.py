@@ -1,0 +1,85 @@
+"""What a store asks the policy of an attempt, and how a reply is read: nothing that is said there can raise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.base import PolicyHandle
+from agents.parsing import split_thoughts
+from rlhf.data import Message, Role, ScoredGroup, Trajectory
+from rlhf.errors import ContextFull
+
+_MOST_WORDS = 8
+
+
+async def asked(policy: PolicyHandle, text: str) -> str:
+    """What the policy answers without its thoughts; nothing where the question is too long for it."""
+    try:
+        reply = await policy.generate((Message(Role.USER, text),), role="memory")
+    except ContextFull:
+        return ""
+    return split_thoughts(reply.text).answer
+
+
+def best_attempt(attempts: Sequence[Trajectory]) -> Trajectory | None:
+    """The shortest solution, else the last attempt in which something was done; None where nothing was."""
+    played = [t for t in attempts if t.turns]
+    solved = [t for t in played if t.solved]
+    return min(solved, key=lambda t: len(t.turns)) if solved else played[-1] if played else None
+
+
+def news(groups: Sequence[ScoredGroup], known: Mapping[str, bool]) -> list[Trajectory]:
+    """The best attempt at each task of which there is something new to tell.
+
+    Args:
+        groups: of a finished step.
+        known: tasks that are told of already, and whether as solved.
+    """
+    found: dict[str, Trajectory] = {}
+    for group in groups:
+        chosen, before = best_attempt(group.trajectories), known.get(group.task_id)
+        if chosen is not None and (before is None or (chosen.solved and not before)):
+            found.setdefault(group.task_id, chosen)
+    return list(found.values())
+
+
+def transcript(of: Trajectory) -> str:
+    """An attempt as text, with how it ended."""
+    lines = [of.opening]
+    for turn in of.turns:
+        lines += [f"> {turn.action.text}", turn.reply]
+    return "\n".join([*lines, "Solved." if of.solved else "Not solved."])
+
+
+def actions_of(of: Trajectory) -> list[str]:
+    """What was done in an attempt, without what nobody could read."""
+    return [turn.action.text for turn in of.turns if turn.action.error is None]
+
+
+def json_object(said: str) -> dict[str, Any] | None:
+    """The object between the first and the last brace of a reply; None where it is none."""
+    begin, end = said.find("{"), said.rfind("}")
+    try:
+        found = json.loads(said[begin : end + 1]) if 0 <= begin < end else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def listed(value: object) -> list[Any]:
+    """A list as it is; of anything else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def words(value: object) -> tuple[str, ...]:
+    """The first few texts of a list, each cut to 40 characters."""
+    return tuple(short(word, 40) for word in listed(value)[:_MOST_WORDS] if isinstance(word, str) and word.strip())
+
+
+def short(value: object, max_chars: int) -> str:
+    """A text on one line, cut, without halves of characters, which no file takes; empty for anything else."""
+    if not isinstance(value, str):
+        return ""
+    return " ".join(value.encode("utf-8", "ignore").decode().split())[:max_chars].strip()

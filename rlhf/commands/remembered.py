@@ -1,0 +1,109 @@
+"""`rlhf memory`: what an agent's store holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from rlhf.commands.output import AsJson, command, print_json, results
+from rlhf.errors import RecipeError, nearest
+
+if TYPE_CHECKING:
+    from agents.stores.entry import Entry
+    from agents.stores.store import Store
+
+
+@command
+def memory(
+    folder: Annotated[Path, typer.Argument(help="A run, a checkpoint or an exported model.")],
+    kind: Annotated[str | None, typer.Option(help="Only entries of this kind: case, note, fact, topic, ...")] = None,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Only what this task had a part in.")] = None,
+    search: Annotated[str | None, typer.Option(metavar="WORDS", help="The entries that fit best, best first.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many; of more the newest.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Read what the store of a remembering agent holds.
+
+    Example: rlhf memory runs/my-run --search "red key"
+    """
+    from agents.stores.store import Store
+
+    with Store(_store_of(folder)) as store:
+        found, tasks = _chosen(store, kind, search), store.tasks()
+        chosen = [entry for entry in found if task is None or task in tasks[entry.id]]
+        shown = [_plain(store, entry, tasks[entry.id]) for entry in chosen[:limit]]
+        every = store.entries()
+    kinds = dict(sorted(Counter(entry.kind for entry in every).items()))
+    figures = {"n_entries": len(every), "n_chars": sum(len(entry.text) for entry in every), "kinds": kinds}
+    if as_json:
+        print_json({**figures, "entries": shown})
+        return
+    of_kinds = ", ".join(f"{n} of kind {name}" for name, n in kinds.items())
+    results().print(f"{len(every)} entries, {figures['n_chars']:,} characters{': ' if kinds else ''}{of_kinds}")
+    results().print(_table(shown) if shown else "no entry is like this" if every else "nothing is stored yet")
+
+
+def _store_of(folder: Path) -> Path:
+    from agents.stores.copies import COPY
+
+    path = folder if folder.name == COPY else folder / COPY
+    if path.is_file():
+        return path
+    raise RecipeError(
+        "there is no store in this folder",
+        where=str(folder),
+        got=f"no {COPY}" if folder.is_dir() else "no such folder",
+        expected="a run, checkpoint or exported model whose agent is of kind remembering",
+        hint="look into runs/",
+    )
+
+
+def _chosen(store: Store, kind: str | None, search: str | None) -> list[Entry]:
+    """The entries that are asked for: those that fit `search` best, else the newest first."""
+    kinds = sorted({entry.kind for entry in store.entries()})
+    if kind is not None and kinds and kind not in kinds:
+        raise RecipeError(
+            "no entry is of this kind",
+            where="--kind",
+            got=kind,
+            expected=", ".join(kinds),
+            hint=nearest(kind, kinds) or "use one of these",
+        )
+    entries = store.entries(kind)
+    if search is None:
+        return entries[::-1]
+    return [hit.entry for hit in store.search(search, max(len(entries), 1), kind=kind)]
+
+
+def _plain(store: Store, entry: Entry, tasks: frozenset[str]) -> dict[str, Any]:
+    links = [
+        {"to": link.target, "relation": link.relation} for link in store.links(entry.id) if link.source == entry.id
+    ]
+    return {
+        "id": entry.id,
+        "kind": entry.kind,
+        "version": entry.version,
+        "tasks": sorted(tasks),
+        "text": entry.text,
+        "earlier": store.versions(entry.id)[:-1],
+        "links": links,
+        "fields": dict(entry.fields),
+    }
+
+
+def _table(shown: list[dict[str, Any]]) -> Table:
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("id", "kind", "version", "tasks", "text"):
+        table.add_column(name, overflow="fold")
+    for row in shown:
+        text = (
+            f"{row['text']} -> {', '.join(str(link['to']) for link in row['links'])}" if row["links"] else row["text"]
+        )
+        cells = (str(row["id"]), row["kind"], str(row["version"]), ", ".join(row["tasks"]), text)
+        table.add_row(*(Text("".join(c if c.isprintable() else " " for c in cell)) for cell in cells))
+    return table
