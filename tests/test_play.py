@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -18,7 +20,7 @@ from environments.keyhole import Keyhole
 from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.commands.environments import cells, described
-from rlhf.commands.known_scores import KNOWN
+from rlhf.commands.glance import glance, kept
 from rlhf.data import Task
 from tests.commands import last_json, run
 
@@ -151,7 +153,23 @@ def test_an_action_that_looks_like_a_number_or_a_question_is_taken_for_itself(st
     assert last_json(done)["success"] is True and last_json(done)["actions"] == ["2"]
     assert "Which [b]number[/b]? :smile:\n" in done.stdout  # as it was said, not as markup
     assert last_json(typed(strange, lines=["hint"]))["actions"] == ["hint"]
-    assert last_json(typed(strange, lines=["1"]))["actions"] == ["2"]
+
+
+def test_where_actions_are_numbers_a_number_is_itself_and_places_have_a_sign(strange: str) -> None:
+    for line, action in (("1", "1"), ("3", "3"), ("#1", "2"), ("#3", "hint")):
+        assert last_json(typed(strange, lines=[line]))["actions"] == [action]
+    done = typed(strange, lines=["#0", "#4", "#x", "quit"])
+    assert last_json(done)["actions"] == ["#x"] and done.stdout.count("there are actions #1 to #3") == 2
+    assert "  #1  2\n" in done.stdout and "4 is the number 4, #4 the fourth of the list" in done.stdout
+
+
+def test_a_cell_that_is_typed_is_that_cell() -> None:
+    board = ("textarena", "game=TicTacToe-v0", "max_steps=1")
+    listed = [line.split() for line in typed(*board, lines=[]).stdout.splitlines() if line.startswith("  #")]
+    assert all(place.startswith("#") for place, _ in listed)
+    for place, cell in listed[:3]:
+        for line in (cell, cell.strip("[]"), place):
+            assert last_json(typed(*board, lines=[line]))["actions"] == [cell]
 
 
 def test_an_environment_that_fails_is_told_without_a_stack_trace(strange: str) -> None:
@@ -197,6 +215,38 @@ def test_a_row_is_what_the_environment_declares() -> None:
     assert "deterministic, replayable" in run("environments", *HOUSE).stdout
 
 
+def test_the_list_of_kinds_starts_none_and_loads_no_package() -> None:
+    code = """
+import sys
+from rlhf.cli import app
+app(["environments"], standalone_mode=False)
+heavy = ("torch", "numpy", "gymnasium", "minigrid", "textworld", "nle", "reasoning_gym", "textarena")
+print([name for name in sys.modules if name in heavy or name.startswith("environments.")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['environments.packages']"
+
+
+def test_the_list_of_kinds_has_clear_columns() -> None:
+    lines = run("environments").stdout.splitlines()
+    table = lines[: lines.index("")]
+    assert [line.split()[0] for line in table] == ["kind", *CATALOG["environment"]]
+    assert max(map(len, table)) <= 100
+    house = next(line for line in table if line.startswith("keyhole"))
+    assert house.split() == ["keyhole", "-", "drtio", *["1,000"] * 3, "16", "2", "of", "100", "100", "of", "100"]
+    assert len(set(map(len, table))) == 1  # the last column ends where its head does
+    assert "mixed needs parts" in "\n".join(lines)
+
+
+def test_what_is_kept_of_a_kind_is_what_it_declares() -> None:
+    row, found = glance("keyhole"), described("keyhole", [])
+    assert row["tasks"] == found["tasks"] and row["max_steps"] == found["max_steps"]
+    assert row["promises"] == [name for name in row["promises"] if found["properties"][name]]
+    assert row["oracle"] == [100, 100] and row["memory_mb"] > 0
+    listed = last_json(run("environments", "--json"))["environments"]
+    assert [one["kind"] for one in listed] == list(CATALOG["environment"]) and listed[2] == row
+
+
 def test_settings_without_defaults_are_those_of_the_suite() -> None:
     row = described("objectives", ["k=2"])
     assert row["suite"] is None and row["settings"] == {"k": 2}
@@ -240,7 +290,13 @@ def rows_of_page() -> dict[str, list[str]]:
 
 def test_the_table_of_the_page_has_all_kinds() -> None:
     assert list(rows_of_page()) == list(CATALOG["environment"])
-    assert list(KNOWN) == [kind for kind in CATALOG["environment"] if kind in KNOWN]
+
+
+def test_the_table_of_the_page_is_the_one_that_is_kept() -> None:
+    kept_rows = {kind: list(row.values()) for kind, row in kept().items()}
+    assert rows_of_page() == kept_rows
+    shown = run("environments", "--markdown").stdout.strip().splitlines()
+    assert shown == (DOCS / "environments.md").read_text("utf-8").split("<!-- environments -->")[1].strip().splitlines()
 
 
 @pytest.mark.parametrize("kind", ["keyhole", "shop", "wordle", "collaborate", "mcp", "graded", "processes"])
@@ -251,20 +307,3 @@ def test_rows_of_the_page_are_those_of_the_command(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["keyhole", "collaborate"])
 def test_measured_shares_of_the_page_are_those_of_the_command(kind: str) -> None:
     assert rows_of_page()[kind][:7] == [f"`{kind}`", *cells(described(kind, [], 100))[1:]]
-
-
-@pytest.mark.parametrize("kind", [kind for kind, known in KNOWN.items() if known.settings == "the defaults"])
-def test_known_scores_of_the_defaults_are_those_measured(kind: str) -> None:
-    measured, known = rows_of_page()[kind][5:7], KNOWN[kind]
-    for share, figure in zip(measured, (known.random, known.oracle), strict=True):
-        assert share.split(" of ")[0] == figure
-
-
-@pytest.mark.parametrize("kind", list(KNOWN))
-def test_known_scores_stand_on_their_pages(kind: str) -> None:
-    known, section, found = KNOWN[kind], "", []
-    for line in (DOCS / known.page).read_text("utf-8").splitlines():
-        section = line.removeprefix("## ") if line.startswith("## ") else section
-        named = f"| `{kind}` |" in line or section == kind or "`" in known.settings
-        found += [line] if line.startswith("| ") and known.settings in line and named else []
-    assert any(f"| {known.random} |" in row and f"| {known.oracle} |" in row for row in found)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.commands.glance import COLUMNS, LEGEND, MEASURES, PROMISES, glance, kept, listing
 from rlhf.commands.output import AsJson, command, errors, print_json, results
 from rlhf.errors import EnvError, MissingPackageError, RlhfError, boundary
 
@@ -17,22 +18,8 @@ if TYPE_CHECKING:
 
     from rlhf.commands.measure import Measured, Played
 
-#: A letter for each promise, as tables have it.
-PROMISES: Mapping[str, str] = {
-    "deterministic": "d",
-    "replayable": "r",
-    "thread_safe": "t",
-    "inline": "i",
-    "isolated": "w",
-    "oracle": "o",
-}
-LEGEND = "d deterministic, r replayable, t thread-safe, i inline, w in worker processes, o oracle"
-
 #: Of a list of kinds only those are measured that take no longer.
 _QUICK_S = 60.0
-
-_COLUMNS = ("kind", "extra", "promises", "tasks", "steps", "random", "oracle")
-_MEASURED = ("steps per s", "start s", "MB")
 
 
 @command
@@ -47,10 +34,15 @@ def environments(
 ) -> None:
     """List the kinds of environment with their promises, tasks, and what chance and the oracle do.
 
+    Of all kinds this says what is kept of them and starts nothing; of one kind, and with --measure, it looks.
+
     Examples: rlhf environments; rlhf environments keyhole rows=5 --measure 100
     """
     from rlhf.catalog import CATALOG
 
+    if kind is None and measure is None:
+        _list(list(CATALOG["environment"]), markdown=markdown, as_json=as_json)
+        return
     chosen = list(CATALOG["environment"]) if kind is None else [kind]
     rows = []
     with errors().status("counting tasks") as status:
@@ -69,6 +61,31 @@ def environments(
         results().print(LEGEND, soft_wrap=True)
 
 
+def _list(kinds: list[str], *, markdown: bool, as_json: bool) -> None:
+    """Print what is kept of these kinds."""
+    rows = [glance(name) for name in kinds]
+    if as_json:
+        print_json({"environments": rows})
+        return
+    if markdown:
+        typer.echo(
+            _as_markdown((*COLUMNS, *MEASURES), [list(kept()[name].values()) for name in kinds if name in kept()])
+        )
+        return
+    typer.echo(listing(rows))
+    absent = {row["extra"]: row["missing"] for row in rows if row["missing"]}
+    needs = [f"{row['kind']} needs {row['needs']}" for row in rows if row["needs"]]
+    for line in (
+        "",
+        f"promises: {LEGEND}",
+        "random, oracle: solved of the first test tasks with the defaults, or with the first part of the kind's suite",
+        "one kind, with all there is to say: rlhf environments KIND",
+        f"without defaults: {', '.join(needs)}",
+        *(f"absent: {how}" for how in absent.values()),
+    ):
+        typer.echo(line)
+
+
 def described(kind: str, fields: list[str], measure: int | None = None, *, is_strict: bool = True) -> dict[str, Any]:
     """All there is to say about a kind, in plain values.
 
@@ -82,10 +99,9 @@ def described(kind: str, fields: list[str], measure: int | None = None, *, is_st
         RlhfError: no such kind, settings that it refuses, or, of a strict call, an environment that fails.
     """
     from rlhf.catalog import CATALOG
-    from rlhf.commands.known_scores import KNOWN
     from rlhf.recipe.text import parse_fields
 
-    entry, known = CATALOG["environment"].get(kind), KNOWN.get(kind)
+    entry = CATALOG["environment"].get(kind)
     row: dict[str, Any] = {
         "kind": kind,
         "what": entry.doc if entry else "",
@@ -98,7 +114,7 @@ def described(kind: str, fields: list[str], measure: int | None = None, *, is_st
         "properties": None,
         "tasks": {},
         "max_steps": None,
-        "known": asdict(known) if known else None,
+        "known": {name: kept()[kind][name] for name in ("random", "oracle")} if kind in kept() and not fields else None,
         "measured": None,
         "error": None,
     }
@@ -215,9 +231,13 @@ def cells(row: Mapping[str, Any], *, with_measures: bool = False) -> list[str]:
 
 def markdown_table(rows: list[dict[str, Any]], *, with_measures: bool = False) -> str:
     """The table of `docs/environments.md`."""
-    columns = _COLUMNS + (_MEASURED if with_measures else ())
-    lines = [columns, ("---",) * len(columns)]
-    lines += [(f"`{name}`", *rest) for name, *rest in (cells(row, with_measures=with_measures) for row in rows)]
+    columns = COLUMNS + (MEASURES if with_measures else ())
+    found = (cells(row, with_measures=with_measures) for row in rows)
+    return _as_markdown(columns, [[f"`{name}`", *rest] for name, *rest in found])
+
+
+def _as_markdown(columns: tuple[str, ...], rows: list[list[str]]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
     return "\n".join("|" + "|".join(line) + "|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -225,7 +245,7 @@ def _table(rows: list[dict[str, Any]], *, with_measures: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS + (_MEASURED if with_measures else ()):
+    for column in COLUMNS + (MEASURES if with_measures else ()):
         table.add_column(column, no_wrap=column == "kind")
     for row in rows:
         table.add_row(*cells(row, with_measures=with_measures))
@@ -259,8 +279,11 @@ def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "package", properties["package"] or "none"
         yield "tasks", ", ".join(f"{n:,} {split}" for split, n in row["tasks"].items())
         yield "steps at most", str(row["max_steps"] or "its own")
-    if known:
-        yield "known", f"random {known['random']}, oracle {known['oracle']} ({known['settings']}, docs/{known['page']})"
+    if known and set(known.values()) != {"-"}:
+        yield (
+            "known",
+            f"random {known['random']}, oracle {known['oracle']}, of the first test tasks (docs/environments.md)",
+        )
     if found:
         for player in ("random", "oracle"):
             share = found[player]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _MOST_SHOWN = 30
 #: Longer numbers than this name nothing.
 _DIGITS = 12
 _CHECK = "run `rlhf check environment`"
+#: An action that is a number, and what may stand around it.
+_NUMBER, _BRACKETS = re.compile(r"-?\d+"), "[](){}<>\"' "
 _HELP = "Type an action, or its number; hint asks the oracle, actions lists all, state shows the state, quit ends."
 
 
@@ -196,14 +199,24 @@ class _Game:
             return False
         return True
 
+    @property
+    def _sign(self) -> str:
+        """What stands before a place in the list: a sign where actions are numbers too, which are then themselves."""
+        return "#" if any(_NUMBER.fullmatch(one.strip(_BRACKETS)) for one in self.now.admissible_actions) else ""
+
     def _read(self, line: str) -> str | None:
         """The action that a line means: what it says, or what has that number in the list."""
-        text, listed = line.strip(), self.now.admissible_actions
-        if text in listed or not listed or not (text.isascii() and text.isdigit()):
+        text, listed, sign = line.strip(), self.now.admissible_actions, self._sign
+        if text in listed or not listed:
             return text
+        if sign and _NUMBER.fullmatch(text):
+            return next((one for one in listed if one.strip(_BRACKETS) == text), text)
+        if not text.startswith(sign) or not text.isascii() or not text.removeprefix(sign).isdigit():
+            return text
+        text = text.removeprefix(sign)
         if len(text) < _DIGITS and 1 <= int(text) <= len(listed):
             return listed[int(text) - 1]
-        _say(f"[there are actions 1 to {len(listed)}; `actions` lists them]")
+        _say(f"[there are actions {sign}1 to {sign}{len(listed)}; `actions` lists them]")
         return None
 
     def _do(self, episode: Any, action: str) -> None:
@@ -227,8 +240,11 @@ class _Game:
         if not listed:
             _say("[actions are not listed here: type what you want to do]")
             return
-        found = [(i, text) for i, text in enumerate(listed, 1) if words in text]
-        _say(*(f"  {i:>{len(str(len(listed)))}}  {text}" for i, text in found[:most]))
+        sign, width = self._sign, len(f"{self._sign}{len(listed)}")
+        found = [(f"{sign}{i}", text) for i, text in enumerate(listed, 1) if words in text]
+        _say(*(f"  {place:>{width}}  {text}" for place, text in found[:most]))
+        if sign and not self.taken:
+            _say("[actions are numbers here: 4 is the number 4, #4 the fourth of the list]")
         if not found:
             _say(f"[none of the {len(listed)} actions contains {words!r}]")
         elif most is not None and len(found) > most:
