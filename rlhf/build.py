@@ -83,12 +83,8 @@ def train(
 
 async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
-    with (
-        progress,
-        stopped_by_term(),
-        stopping_together(),
-        telling_what_is_there(folder, progress.say, is_resumed=is_resumed),
-    ):
+    telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
+    with progress, stopped_by_term(), stopping_together(), telling:
         found, state = begin_of(folder, is_resumed, progress.say)
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
