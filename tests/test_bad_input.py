@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf.cli import app
+from rlhf.recipe.asked import is_model
 from tests import recipe_parts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -273,6 +274,30 @@ def test_a_trajectory_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "not a readable trajectory file" in refused("trajectories", str(run))
     assert "there is no run in this folder" in refused("trajectories", str(tmp_path))
     assert "did you mean 'solved'?" in refused("trajectories", str(run), "--outcome", "solvd")
+
+
+@pytest.mark.parametrize("more", [(), ("--suite", "quick")], ids=["alone", "suite"])
+def test_a_run_that_is_not_there_is_told_the_nearest(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("quickstart-seed0", "maze-seed3"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.yaml").write_text("seed: 0\n")
+    message = refused("evaluate", "runs/quickstart-seed1", *more)
+    assert "no such recipe or run" in message and "got:      no such file or folder" in message
+    assert "did you mean 'runs/quickstart-seed0'?" in message and all(part in message for part in PARTS)
+    assert "did you mean 'runs/maze-seed3'?" in refused("trajectories", "runs/maze-sed3")
+    assert "runs/maze-seed3, runs/quickstart-seed0" in refused("report", "runs/0")
+
+
+def test_a_model_on_a_hub_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen").mkdir()
+    assert is_model("Qwen/Qwen3-0.6B")
+    (tmp_path / "Qwen" / "one").mkdir()
+    (tmp_path / "Qwen" / "one" / "recipe.yaml").write_text("seed: 0\n")
+    assert not is_model("Qwen/Qwen3-0.6B")
 
 
 def test_a_resumed_run_keeps_its_recipe(echo: Path, tmp_path: Path) -> None:

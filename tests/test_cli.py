@@ -117,6 +117,9 @@ def test_trajectories_are_read_and_filtered(trained: tuple[Path, dict[str, Any]]
     assert len(generation["token_ids"]) == len(generation["logprobs"]) > 0
     shown = run("trajectories", folder, "--limit", "2", "--tokens")
     assert shown.exit_code == 0 and "log-prob" in shown.stdout and "echo/" in shown.stdout
+    unknown = run("trajectories", folder, "--task", f"{one_task}0", "--outcome", "failed")
+    assert unknown.exit_code == 2 and "nothing is stored of this task" in unknown.stderr
+    assert "did you mean '" in unknown.stderr and "one of" in unknown.stderr
     assert last_json(run("trajectories", folder, "--outcome", "env_error", "--json")) == {"failures": []}
     assert "no attempt failed like this" in run("trajectories", folder, "--outcome", "timeout").stdout
 
@@ -261,7 +264,11 @@ def test_check_walks_a_strangers_parts(echo: Path) -> None:
 
 def test_check_walks_every_part_of_a_recipe(echo: Path) -> None:
     reports = json.loads(run("check", "recipe", str(echo), "--json").stdout.splitlines()[-1])["reports"]
-    assert [r["subject"].split()[0] for r in reports] == ["environment", "agent", "reward"]
+    assert [r["subject"] for r in reports] == [
+        "environment (parts.py:Echo)",
+        "agent (parts.py:Parrot)",
+        "rewards.right (parts.py:solved)",
+    ]
 
 
 def test_check_tries_the_rewards_of_a_recipe_on_the_tasks_of_its_environment(tmp_path: Path) -> None:

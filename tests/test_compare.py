@@ -171,6 +171,29 @@ def test_an_evaluation_that_is_not_finished_is_named(tmp_path: Path) -> None:
         assert "whole is not finished" not in result.stderr
 
 
+def test_a_folder_of_evaluations_stands_for_all_of_them(tmp_path: Path) -> None:
+    for name, right in (("weak", 2), ("strong", 9)):
+        folder = write(tmp_path / "ev" / name, tasks([True] * right + [False] * (10 - right)))
+        (folder / "summary.json").write_text(json.dumps({"suite": "houses", "policy": name, "attempts": 1}))
+    (tmp_path / "ev" / "notes").mkdir()
+    [board] = last_json(run("leaderboard", tmp_path / "ev", "--json"))["boards"]
+    assert [row["policy"] for row in board["rows"]] == ["strong", "weak"]
+    refused = run("compare", tmp_path / "ev", tmp_path / "ev" / "weak")  # the order of a comparison has to be said
+    assert refused.exit_code == 2 and "2 evaluations in folders below it" in refused.stderr
+    assert f"name them: {tmp_path / 'ev' / 'strong'} {tmp_path / 'ev' / 'weak'}" in refused.stderr.replace("\n", "")
+
+
+def test_a_folder_without_evaluations_says_what_it_lacks(tmp_path: Path) -> None:
+    write(tmp_path / "ev" / "strong", tasks([True]))
+    empty, misspelt = tmp_path / "empty", tmp_path / "ev" / "strnog"
+    empty.mkdir()
+    for folder, got in ((empty, "no attempts of an evaluation in trajectories/"), (misspelt, "no such folder")):
+        refused = run("leaderboard", folder)
+        assert refused.exit_code == 2 and "there is no evaluation in this folder" in refused.stderr
+        assert got in refused.stderr
+    assert f"did you mean '{tmp_path / 'ev' / 'strong'}'?" in run("leaderboard", misspelt).stderr
+
+
 def test_a_leaderboard_takes_runs(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", tasks([True, False]), stage="after", step=3, is_run=True)
     [board] = last_json(run("leaderboard", folder, "--json"))["boards"]

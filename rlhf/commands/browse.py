@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rlhf.commands.output import AsJson, command, print_json, results
 from rlhf.errors import RecipeError, nearest
+from rlhf.evaluation.folder import nearest_beside
 
 
 @command
@@ -77,6 +78,8 @@ def trajectories(
     """
     folder = _candidates_of(run) if candidates else _trajectories_of(run)
     wanted = None if outcome is None else _outcome(outcome)
+    if task is not None:
+        _refuse_unknown_task(folder, task)
     if wanted is not None and wanted.is_failure_of_a_part:
         _show_failures(folder, wanted, (step, task, attempt), limit, as_json=as_json)
         return
@@ -165,7 +168,23 @@ def _refuse_no_run(run: Path) -> None:
             where=str(run),
             got="no such folder" if not run.is_dir() else "no recipe.yaml",
             expected="a folder that `rlhf train` made",
-            hint="look into runs/",
+            hint=nearest_beside(run) or "look into runs/",
+        )
+
+
+def _refuse_unknown_task(folder: Path, task: str) -> None:
+    """Raise RecipeError where nothing is stored of a task, whatever else is asked for."""
+    from rlhf.evaluation.store import list_steps, read_columns
+
+    rows = (row for step in list_steps(folder) for row in read_columns(step.path, ["task_id"]))
+    stored = dict.fromkeys(row["task_id"] for row in rows)
+    if stored and task not in stored:
+        raise RecipeError(
+            "nothing is stored of this task",
+            where="--task",
+            got=task,
+            expected=f"the id of one of {len(stored)} tasks, such as {next(iter(stored))}",
+            hint=nearest(task, stored) or "the last column of `rlhf trajectories RUN` has ids",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,9 +124,25 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
-    reports = [_walk("environment", recipe.environment), _walk("agent", recipe.agent)]
+    reports = [_named(name, name, getattr(recipe, name)) for name in ("environment", "agent")]
     records = _records(recipe)
-    return reports + [_walk("reward", weighted.reward, records) for weighted in recipe.rewards.values()]
+    for name, weighted in recipe.rewards.items():
+        reports.append(_named(f"rewards.{name}", "reward", weighted.reward, records))
+    return reports
+
+
+def _named(path: str, section: str, part: Any, records: list[tuple[Task, Trajectory]] | None = None) -> Report:
+    """Walk a part, under the name that it has in the recipe."""
+    return replace(_walk(section, part, records), subject=f"{path} ({_kind(section, part)})")
+
+
+def _kind(section: str, part: Any) -> str:
+    """What a recipe calls a part, under the workers that it may be in."""
+    from environments.pool import Processes
+    from rlhf.kinds import kind_of
+
+    kind = kind_of(section, part.environment if isinstance(part, Processes) else part)
+    return Path(kind).name if Path(kind).is_absolute() else kind
 
 
 def _records(recipe: Recipe) -> list[tuple[Task, Trajectory]]:

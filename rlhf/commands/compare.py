@@ -60,7 +60,10 @@ def compare(
 
 @command
 def leaderboard(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of evaluations, or runs.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="Folders of evaluations, or runs, or one that such folders are in."),
+    ],
     markdown: Annotated[bool, typer.Option("--markdown", help="Write tables for a page.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page of its own too, which fetches nothing.")
@@ -69,10 +72,12 @@ def leaderboard(
 ) -> None:
     """Rank evaluations, those of one suite and of the same tasks together.
 
-    Examples: rlhf leaderboard evaluations/*; rlhf leaderboard evaluations/* --html leaderboard.html
+    Examples: rlhf leaderboard evaluations; rlhf leaderboard evaluations/* --html leaderboard.html
     """
+    from rlhf.evaluation.compare import evaluations_below
     from rlhf.evaluation.leaderboard import boards, title_of, write_leaderboard
 
+    folders = [one for folder in folders for one in evaluations_below(folder) or [folder]]
     found = boards(folders)
     _caution_unfinished(folders)
     if html is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rlhf.errors import DataError, RecipeError
 from rlhf.evaluation.attempts import Attempt, evaluations_in, openings, read_attempts, scores_by_task, solved_by_task
+from rlhf.evaluation.folder import kept_in, nearest_beside
 from rlhf.evaluation.paired import Paired, compare, holm, n_tasks_needed
 
 Metric = Literal["success", "score"]
@@ -63,15 +64,33 @@ def read_side(folder: Path) -> Side:
     stored = folder / "trajectories"
     stages = evaluations_in(stored)
     if not stages:
-        raise RecipeError(
-            "there is no evaluation in this folder",
-            where=str(folder),
-            got="no such folder" if not folder.is_dir() else "no attempts of an evaluation in trajectories/",
-            expected="a folder that `rlhf evaluate --out` made, or a run that was evaluated",
-            hint="rlhf evaluate POLICY --suite SUITE --out FOLDER",
-        )
+        raise _no_evaluation(folder)
     stage = "" if (folder / "evaluation.yaml").is_file() else stages[-1]
     return Side(folder.name or str(folder), folder, read_attempts(stored, stage=stage or None), stage)
+
+
+def evaluations_below(folder: Path) -> list[Path]:
+    """The evaluations and evaluated runs directly below a folder that is none itself, by name."""
+    if evaluations_in(folder / "trajectories"):
+        return []
+    return [path for path in kept_in(folder) if evaluations_in(path / "trajectories")]
+
+
+def _no_evaluation(folder: Path) -> RecipeError:
+    below = [str(path) for path in evaluations_below(folder)]
+    got, hint = "no attempts of an evaluation in trajectories/", "rlhf evaluate POLICY --suite SUITE --out FOLDER"
+    if not folder.is_dir():
+        got, hint = "no such folder", nearest_beside(folder) or hint
+    elif below:
+        got = f"no trajectories/, and {len(below)} evaluations in folders below it"
+        hint = f"name them: {' '.join(below[:4])}{' ...' if len(below) > 4 else ''}"
+    return RecipeError(
+        "there is no evaluation in this folder",
+        where=str(folder),
+        got=got,
+        expected="a folder that `rlhf evaluate --out` made, or a run that was evaluated",
+        hint=hint,
+    )
 
 
 def compare_all(sides: Sequence[Side], metric: Metric = "success", *, seen: float = 0.05) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf.errors import RecipeError
+from rlhf.errors import RecipeError, nearest
 
-PLAN, SUMMARY, VERSIONS, TRAJECTORIES = "evaluation.yaml", "summary.json", "versions.json", "trajectories"
+RECIPE, PLAN, SUMMARY = "recipe.yaml", "evaluation.yaml", "summary.json"
+VERSIONS, TRAJECTORIES = "versions.json", "trajectories"
 #: What a strategy chose the trajectories from; beside them.
 CANDIDATES = "candidates"
 
@@ -14,6 +15,27 @@ CANDIDATES = "candidates"
 def is_evaluation(folder: Path) -> bool:
     """Whether `rlhf evaluate --out` began an evaluation in this folder."""
     return (folder / PLAN).is_file()
+
+
+def kept_in(folder: Path) -> list[Path]:
+    """The runs and evaluations directly below `folder`, by name; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if any((path / name).is_file() for name in (RECIPE, PLAN)))
+
+
+def nearest_beside(folder: Path) -> str:
+    """What to write in place of a folder that is not there: the run or evaluation beside it with the nearest name.
+
+    Returns:
+        `did you mean 'runs/one'?`, or the names of the first ones if none is like it; '' where there are none, or where
+        the folder is there.
+    """
+    beside = [str(path) for path in kept_in(folder.parent)]
+    more = f", and {len(beside) - 5} more" if len(beside) > 5 else ""
+    if folder.is_dir() or not beside:
+        return ""
+    return nearest(str(folder), beside) or f"there are {', '.join(beside[:5])}{more}"
 
 
 def refuse_unfinished(folder: Path, where: str) -> None:
@@ -29,5 +51,5 @@ def refuse_unfinished(folder: Path, where: str) -> None:
             where=where,
             got="no such folder" if not folder.is_dir() else f"no {SUMMARY if is_evaluation(folder) else PLAN}",
             expected="a folder that `rlhf evaluate --out` finished",
-            hint="finish it with the command that it was begun with",
+            hint=nearest_beside(folder) or "finish it with the command that it was begun with",
         )

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.evaluation.folder import kept_in
 from rlhf.recipe.files import list_recipes
 
 #: Policies that are no model and come along.
@@ -59,4 +60,5 @@ def is_model(target: str) -> bool:
         return False
     if folder.exists():
         return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
-    return target.count("/") == 1 and target not in {recipe.name for recipe in list_recipes()}
+    # Beside runs a name that is none of them is a run misspelt, as no owner on a hub has the name of that folder.
+    return target.count("/") == 1 and not kept_in(folder.parent) and target not in {r.name for r in list_recipes()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import rlhf
 from rlhf.errors import RecipeError, nearest
+from rlhf.evaluation.folder import nearest_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,14 @@ def find(path_or_name: str | Path) -> Path:
             expected=" or ".join(r.name for r in matches),
             hint="give the whole name or the path",
         )
+    run = nearest_beside(path) if not path.suffix else ""
+    hints = [nearest(path.stem, _names(listed)), run]
     raise RecipeError(
-        "no such recipe",
+        "no such recipe or run" if run else "no such recipe",
         where=str(path_or_name),
-        got="a folder without recipe.yaml" if path.is_dir() else "no such file, and no recipe of this name",
+        got="a folder without recipe.yaml" if path.is_dir() else "no such file or folder, and no recipe of this name",
         expected="a YAML file, a run folder, or a name from `rlhf recipes`",
-        hint=nearest(path.stem, _names(listed)) or "give the path of a recipe",
+        hint=next(filter(None, hints if path.parent == Path() else hints[::-1]), "give the path of a recipe"),
     )
 
 
