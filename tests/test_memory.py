@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rewards.combine import Combine
+from rewards.combine import Part as Shared
+from rewards.judge import Grade
+from rewards.reward_model import RewardModelScore
 from rlhf.cli import app
 from rlhf.commands.dry_run import Pass, peak_bytes
 from rlhf.commands.fits import check, free_memory, refuse_too_large
@@ -21,7 +25,10 @@ from rlhf.commands.memory import Estimate, Part, estimates, trainer_bytes
 from rlhf.commands.meta import Parameter, config_of, shaped
 from rlhf.errors import RecipeError
 from rlhf.recipe import Recipe, load
+from rlhf.rollout.score import Weighted
+from rlhf.trainers.judge_renewal import JudgeRenewal
 from rlhf.trainers.policy import Pretrained
+from rlhf.trainers.reward_refresh import RewardRefresh
 from rlhf.trainers.trainer_kind import DeepSpeed, Torch
 from tests import recipe_parts
 
@@ -131,6 +138,37 @@ def test_models_beside_the_policy_are_counted(tmp_path: Path) -> None:
     [adapted] = estimates(load_again(made, tmp_path, "stages.0.loss={kl: k3, kl_coef: 0.1}", "policy.lora={rank: 4}"))
     assert parts(adapted)["reference"] == 0  # the base, which is there
     assert parts(adapted)["weights"] == weights + parts(adapted)["gradients"]  # and the adapter's own weights
+
+
+def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_path: Path) -> None:
+    made = recipe(tmp_path, SMALL)
+    [plain] = estimates(made)
+    weights, moments = parts(plain)["weights"], parts(plain)["moments"]
+    names = ("rewards", "reward_copy", "judges", "background")
+    assert [parts(plain)[name] for name in names] == [0, 0, 0, 0]
+    [stage] = made.stages
+    judge = config_folder(tmp_path / "judge", TINY)
+    (tmp_path / "other").mkdir()
+    tiny = parts(estimates(recipe(tmp_path / "other", TINY))[0])["weights"]
+    grade, score = Grade(path=str(judge)), RewardModelScore(path="nobody/has-this")
+    within = Combine(parts={"a": Shared(reward=grade), "b": Shared(reward=score)})
+    rewards = {name: Weighted(name, 1.0, reward) for name, reward in (("again", grade), ("both", within))}
+
+    def beside_of(**keys: Any) -> list[int]:
+        [found] = estimates(replace(made, rewards=rewards, stages=(replace(stage, **keys),)))
+        return [parts(found)[name] for name in names]
+
+    # A model is held once, however many ask it; one that cannot be read is as large as the policy.
+    assert beside_of() == [tiny + weights, 0, 0, 0]
+    assert beside_of(reward_refresh=RewardRefresh()) == [tiny + weights, 4 * weights, 0, 0]
+    # Who judges and who is next, whole; what both are trained in is kept besides.
+    assert beside_of(judge_renewal=JudgeRenewal()) == [tiny + weights, 0, 2 * weights, 2 * weights]
+    assert beside_of(checkpoint_in_background=True)[3] == weights + moments
+    deepspeed = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero=2))
+    assert deepspeed[3] == weights + 3 * weights  # weights and two moments in float32, and the weights
+    [found] = estimates(replace(made, stages=(replace(stage, checkpoint_in_background=True),)))
+    assert {part.name for part in found.parts if part.on_host} >= {"background"}
+    assert all(found.change(part) for part in found.held if part.name in names)
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------

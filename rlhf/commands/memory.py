@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from rlhf.commands.beside import beside, shapes_of
 from rlhf.commands.dry_run import Pass, peak_bytes
 from rlhf.commands.meta import Parameter, count, meta_model, parameters_of, shaped
 from rlhf.errors import ModelError
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
-    from rlhf.trainers.policy import FromScratch, Pretrained
 
 _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Numbers of gathered parameters that ZeRO 3 keeps at a time, at most.
@@ -35,6 +35,10 @@ _CHANGES = {
     "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
     "teacher": "name a smaller teacher in {stage}.loss.teacher",
     "critic": "set {stage}.critic.lora={{}} or {stage}.critic.trunk=policy",
+    "rewards": "ask a server instead, by the url of the reward, or use smaller models",
+    "reward_copy": "remove {stage}.reward_refresh, or use a smaller reward model",
+    "judges": "remove {stage}.judge_renewal, or ask a judge that stays",
+    "background": "set {stage}.checkpoint_in_background=false",
     "engine": "use engine={{kind: vllm}} with engine.dtype=bfloat16, or servers on other GPUs: engine.servers",
     "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
     "activations": "lower {stage}.max_tokens_per_microbatch, or set {stage}.trainer.gradient_checkpointing=true",
@@ -142,6 +146,8 @@ def _estimate(
     held = [Part(name, kept[name], name in on_host) for name in ("weights", "gradients", "masters", "moments")]
     held.append(Part("buffers", _buffers(parameters, stage.trainer)))
     held += _copies(recipe, stage, parameters, dtype)
+    others = beside(recipe, stage, parameters, _SIZES[dtype], attempts=_episodes(stage) > 0)
+    held += [Part(name, n, name == "background") for name, n in others.items()]
     held += [Part("kv_cache", counted), Part("program", _program(), on_host=True)]
     asked, model = _pass_of(recipe, stage, config), _Model(config.to_json_string(), dtype, recipe.policy.lora, config)
     # Once more without logits to speak of.
@@ -234,7 +240,7 @@ def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
     path = getattr(loss, "teacher", None)
     if not isinstance(path, str):
         return 0
-    found = _shapes_of(path, recipe.policy)
+    found = shapes_of(path, recipe.policy)
     return (n_parameters if found is None else count(found)[0]) * _SIZES[dtype]
 
 
@@ -259,15 +265,6 @@ def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
     # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
     copied = hasattr(critic, "tau") or (hasattr(critic, "told") and critic.lora is None)
     return held + (moved if copied else 0)
-
-
-def _shapes_of(path: str, policy: FromScratch | Pretrained) -> list[Parameter] | None:
-    from rlhf.trainers.policy import Pretrained
-
-    try:
-        return parameters_of(meta_model(Pretrained(path=path, dtype=getattr(policy, "dtype", "float32")))[0])
-    except ModelError:
-        return None
 
 
 def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
