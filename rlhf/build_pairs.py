@@ -1,4 +1,4 @@
-"""What stages that learn from pairs need before a run begins: library, files, attempts of other runs."""
+"""What stages need before a run begins: library, files, attempts of other runs, a seat for opponents."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rlhf.data import ScoredGroup
 from rlhf.errors import RecipeError
 from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
+from rlhf.recipe.opponent_checks import check_seated
 from rlhf.recipe.reward_parts import with_parts
 from rlhf.recipe.stage_checks import paired_stages
 from rlhf.trainers import pair_files
@@ -21,8 +22,9 @@ def check_sources(recipe: Recipe) -> None:
 
     Raises:
         MissingPackageError: TRL is not installed.
-        RecipeError: a file of pairs cannot be read, or a run holds no trajectories.
+        RecipeError: a file of pairs cannot be read, a run holds no trajectories, or there are opponents without a seat.
     """
+    check_seated(recipe)
     for path, stage in paired_stages(recipe):
         load_trl(f"{path}.kind")
         if stage.pairs.file is not None:

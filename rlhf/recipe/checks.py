@@ -19,7 +19,7 @@ from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
 from rlhf.recipe.lora_checks import LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.memory_checks import MEMORY_CHECKS
-from rlhf.recipe.opponent_checks import OPPONENT_CHECKS
+from rlhf.recipe.opponent_checks import OPPONENT_CAUTIONS, OPPONENT_CHECKS
 from rlhf.recipe.renewal_checks import RENEWAL_CAUTIONS, RENEWAL_CHECKS
 from rlhf.recipe.role_checks import ROLE_CAUTIONS, ROLE_CHECKS
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
@@ -383,5 +383,6 @@ _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     *WATCH_CAUTIONS,
     *LEVEL_CAUTIONS,
     *RENEWAL_CAUTIONS,
+    *OPPONENT_CAUTIONS,
     *ROLE_CAUTIONS,
 )

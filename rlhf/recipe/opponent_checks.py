@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from agents.self_play import SelfPlay
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
@@ -21,7 +22,12 @@ def _opposed(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     return ((path, stage) for path, stage in policy_gradient_stages(recipe) if stage.opponents is not None)
 
 
-def _check_seated(recipe: Recipe) -> None:
+def check_seated(recipe: Recipe) -> None:
+    """Refuse to train against older versions where they have no seat.
+
+    An agent of kind `self_play` can be measured where the other seat is the environment's own: then this waits until
+    somebody trains.
+    """
     for path, _ in _opposed(recipe):
         seats = declared_by(recipe.environment).seats
         if len(seats) < 2:
@@ -34,6 +40,17 @@ def _check_seated(recipe: Recipe) -> None:
                 hint="use environment: {kind: textarena, game: TicTacToe-v0, opponent: self} and agent: "
                 "{kind: self_play}, or remove the key",
             )
+
+
+def _check_seats(recipe: Recipe) -> None:
+    if not isinstance(recipe.agent, SelfPlay):
+        check_seated(recipe)
+
+
+def _caution_seats(recipe: Recipe) -> Iterator[str]:
+    if isinstance(recipe.agent, SelfPlay) and len(declared_by(recipe.environment).seats) < 2:
+        for path, _ in _opposed(recipe):
+            yield f"{path}.opponents has no seat in this environment: the recipe can be measured and not trained"
 
 
 def _check_engine(recipe: Recipe) -> None:
@@ -81,4 +98,5 @@ def _check_ever(recipe: Recipe) -> None:
             )
 
 
-OPPONENT_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_seated, _check_engine, _check_beside, _check_ever)
+OPPONENT_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_seats, _check_engine, _check_beside, _check_ever)
+OPPONENT_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (_caution_seats,)

@@ -17,12 +17,14 @@ from agents.chat import ChatAgent
 from agents.self_play import SelfPlay
 from environments.base import Properties, StepResult
 from rlhf.batching.samples import make_samples
+from rlhf.build import train
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.seats import Seats, seat_of
 from rlhf.data import Credit, Generation, PolicyWeights, Prompt, SamplingParams, ScoredGroup, Task
 from rlhf.errors import DeliveryError, RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
 from rlhf.recipe.trainer_checks import check_processes
 from rlhf.rollout.held_engine import HeldEngine, having, held_by
 from rlhf.rollout.players import Player
@@ -306,7 +308,7 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, lora: Any) -> Non
         ({"opponents": {"share": 0}}, {}, ["stages[0].opponents.share"]),
         ({"opponents": {"every": 5}}, {}, ["stages[0].opponents.every", "less than 5"]),
         ({}, {"engine": {"kind": "vllm"}}, ["stages[0].opponents", "engine: vllm", "transformers"]),
-        ({}, {"environment": {"kind": "./heap.py:Heap", "opponent": "chance"}}, ["no seats", "opponent: self"]),
+        ({}, {"environment": {"kind": "./words.py:Words"}, "agent": {"kind": "chat"}}, ["no seats", "opponent: self"]),
         ({"advantage": {"kind": "gae"}, "critic": {}}, {}, ["a critic learns from all generations"]),
         ({"rollout": {"kind": "tree"}, "group_size": 9}, {}, ["rollout: tree"]),
         ({"trainer": {"kind": "deepspeed", "zero": 3}}, {}, ["trainer.zero: 3"]),
@@ -316,6 +318,15 @@ def test_a_recipe_that_cannot_work_is_refused(tmp_path: Path, stage: Any, change
     with pytest.raises(RecipeError) as caught:
         load(self_play.write(tmp_path, [STAGE | stage], **changes))
     assert all(text in str(caught.value) for text in says), str(caught.value)
+
+
+def test_what_was_trained_so_can_be_measured_against_others_and_not_trained_against_them(tmp_path: Path) -> None:
+    path = self_play.write(tmp_path, [STAGE])
+    made = load(path, ["environment.opponent=chance"])
+    [said] = [text for text in cautions(made) if "opponents" in text]
+    assert "measured and not trained" in said and not any("opponents" in text for text in cautions(load(path)))
+    with pytest.raises(RecipeError, match="no other seat"):
+        train(made, tmp_path / "run")
 
 
 def test_it_takes_one_process(tmp_path: Path) -> None:
