@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.gae import GAE
 from rlhf.credit.hrpo import HRPO
-from rlhf.credit.seats import Seats
-from rlhf.data import ScoredGroup, Verdict
+from rlhf.credit.seats import Seats, seat_of
+from rlhf.data import ScoredGroup, Trajectory, Verdict
 
 #: A turn: the seat that had it, and its reward.
 Told = tuple[str, float]
@@ -74,6 +74,29 @@ def test_an_attempt_in_which_a_seat_never_moved_is_no_attempt_of_it() -> None:
     # The second seat had a turn in the first attempt alone: nothing to compare with, no credit.
     credit = Seats(inner=DrGRPO())(group(LOST, [(A, 1.0)]))
     assert advantages(credit.tokens_GNT) == [[-1, 0, -1, 0], [1]]
+
+
+def test_a_seat_that_another_plays_has_no_credit_and_is_compared_with_nobody() -> None:
+    # The second seat is another's in the first attempt, or in both: only the first seat is left to compare.
+    made = group(LOST, WON)
+
+    def played_by_another(trajectory: Trajectory) -> Trajectory:
+        turns = (
+            replace(t, action=replace(t.action, generations=tuple(replace(g, by="step 2") for g in t.generations)))
+            if seat_of(t) == B
+            else t
+            for t in trajectory.turns
+        )
+        return replace(trajectory, turns=tuple(turns))
+
+    first, second = made.trajectories
+    one = replace(made, trajectories=(played_by_another(first), second))
+    both = replace(made, trajectories=(played_by_another(first), played_by_another(second)))
+    for of in (one, both):
+        credit = Seats(inner=DrGRPO())(of)
+        assert advantages(credit.tokens_GNT) == [[-1, 0, -1, 0], [1, 0, 1]]
+    assert Seats(inner=DrGRPO()).over_batch([one])[0].metrics["credit/n_sides"] == 2
+    assert Seats(inner=DrGRPO()).over_batch([both])[0].metrics["credit/n_sides"] == 1
 
 
 def test_groups_of_a_step_keep_their_own_numbers_and_count_once() -> None:
