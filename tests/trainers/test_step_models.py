@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from rewards.model_folder import logits
 from rewards.reward_model import OutcomeModelScore, ProcessModelScore, RewardModelScore
 from rewards.step_rows import step_rows
-from rlhf.build_pairs import _with_parts
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import DataError, ModelError, RecipeError, RewardError, TrainingError
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
+from rlhf.recipe.reward_parts import with_parts
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reward_model import RewardModel
@@ -198,7 +198,7 @@ def test_a_model_can_be_a_part_of_another_reward(asked: tuple[Path, Any, ScoredG
     scored = asyncio.run(score_group(Task("echoes/0"), group.trajectories, {"r": Weighted("r", 1.0, whole)}))
     values = [v.value for v in alone.over_group(Task("t"), group.trajectories)]
     assert [s.total for s in scored.scores] == pytest.approx([2 * x for x in values], abs=1e-5)
-    assert [type(r).__name__ for r in _with_parts(whole)] == ["Combine", "Part", "ProcessModelScore"]
+    assert [type(r).__name__ for _, r in with_parts("score", whole)] == ["Combine", "Part", "ProcessModelScore"]
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
