@@ -151,7 +151,7 @@ def test_what_a_store_holds_is_listed_and_searched(remembering: Path) -> None:
     assert found[0]["text"] == one["text"]
     shown = " ".join(read(remembering, "--limit", "1").output.split())
     assert f"{everything['n_entries']} entries" in shown and one["tasks"][0] in shown and one["text"] in shown
-    assert "no entry is like this" in read(remembering, "--task", "nothing").output
+    assert "no entry is of this task" in read(remembering, "--task", "nothing").output
     wrong = read(remembering, "--kind", "cas")
     assert wrong.exit_code == 2 and "did you mean 'case'?" in " ".join(wrong.output.split())
 

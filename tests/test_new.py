@@ -113,7 +113,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["near.yaml"]
 
 
-@pytest.mark.parametrize("name", ["Near", "my-part", "2nd", "class", "rewards", "random", "test_me", "", "a/b", "ä"])
+NO_NAMES = ["Near", "my-part", "2nd", "class", "rewards", "random", "json", "torch", "test_me", "", "a/b", "ä"]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
 def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     result = run("new", "reward", name, "--folder", tmp_path)
     assert result.exit_code == 2 and "this cannot name a part" in result.stderr
@@ -123,7 +126,16 @@ def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("name", "instead"), [("my-maze", "my_maze"), ("Near", "near"), ("class", "my_class")])
 def test_a_name_that_can_be_is_suggested(tmp_path: Path, name: str, instead: str) -> None:
     # What is left of the name when it is written as a name, or that with my_ before it where Python has taken it.
-    assert f"rlhf new PART {instead}\n" in run("new", "reward", name, "--folder", tmp_path).stderr
+    assert f"rlhf new reward {instead}\n" in run("new", "reward", name, "--folder", tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("environment", "episode"), ("environment", "step_result"), ("agent", "action")]
+)
+def test_a_class_of_the_file_itself_is_no_name(tmp_path: Path, part: str, name: str) -> None:
+    result = run("new", part, name, "--folder", tmp_path)
+    assert result.exit_code == 2 and f"rlhf new {part} my_{name}" in result.stderr
+    assert run("new", "reward", name, "--folder", tmp_path).exit_code == 0
 
 
 def test_an_unknown_part_is_named() -> None:

@@ -103,7 +103,7 @@ def run_with_interruptions(path: Path, out: Path, at: list[int]) -> int:
             except (Interrupted, KeyboardInterrupt):
                 continue
         return n_heard
-    runs.run(path, out, resume=True)
+    runs.run(path, out, resume=out.exists())
     return len(at)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
+import sys
 from enum import StrEnum
+from importlib.machinery import PathFinder
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -15,8 +18,9 @@ import typer
 from rlhf.commands.output import AsJson, command, print_json, results
 from rlhf.errors import RecipeError, disk
 
-#: Names that a file beside a recipe must not have: it would be found in place of what it is made of.
-_TAKEN = frozenset({"rlhf", "rewards", "environments", "agents", "random", "math", "asyncio", "dataclasses", "typing"})
+#: Names that a file beside a recipe must not have, beside those of Python's modules and of installed packages: it would
+#: be found in place of what it is made of.
+_TAKEN = frozenset({"rlhf", "rewards", "environments", "agents"}) | sys.stdlib_module_names
 
 
 class Part(StrEnum):
@@ -38,7 +42,7 @@ def new(
 
     Example: rlhf new reward near; rlhf check recipe near.yaml; rlhf train near.yaml
     """
-    _refuse_name(name)
+    _refuse_name(part.value, name)
     written = {folder / file: text for file, text in texts_of(part.value, name).items()}
     for path in written:
         if path.exists():
@@ -63,7 +67,7 @@ def new(
 
 def texts_of(part: str, name: str) -> dict[str, str]:
     """File name -> text of the files of a part, the part itself first."""
-    words = {"name": name, "Class": "".join(word.capitalize() for word in name.split("_"))}
+    words = {"name": name, "Class": _class_of(name)}
     found = {}
     for file in sorted(files("rlhf.templates").iterdir(), key=lambda f: ("yaml" in f.name, "test_" in f.name, f.name)):
         if file.name.startswith(f"{part}.") and file.name.endswith(".txt"):
@@ -72,21 +76,43 @@ def texts_of(part: str, name: str) -> dict[str, str]:
     return found
 
 
-def _refuse_name(name: str) -> None:
-    if _can_name(name):
+def _refuse_name(part: str, name: str) -> None:
+    if _can_name(part, name):
         return
     suggested = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_").removeprefix("test_")
+    suggested = suggested if _can_name(part, suggested) else f"my_{suggested}" if suggested else "near"
     raise RecipeError(
         "this cannot name a part",
         where="NAME",
         got=name,
-        expected="small letters, digits and underscores, a letter first, and no name that Python or rlhf has taken",
-        hint=f"rlhf new PART {suggested if _can_name(suggested) else f'my_{suggested}'}"
-        if suggested
-        else "rlhf new reward near",
+        expected="small letters, digits and underscores, a letter first, and no name that Python, an installed package "
+        "or something in the file has taken",
+        hint=f"rlhf new {part} {suggested}",
     )
 
 
-def _can_name(name: str) -> bool:
+def _can_name(part: str, name: str) -> bool:
     is_name = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
-    return bool(is_name) and name not in _TAKEN and not name.startswith("test_")
+    if not is_name or name in _TAKEN or name.startswith("test_") or _is_installed(name):
+        return False
+    return _class_of(name) not in _words_of(part)
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a package has this name; what lies in the current folder is the user's own."""
+    path = [folder for folder in sys.path if folder and Path(folder).resolve() != Path.cwd()]
+    return PathFinder.find_spec(name, path) is not None
+
+
+def _class_of(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def _words_of(part: str) -> set[str]:
+    """Names of classes and imports in the files of a part, which its own class would hide, where it is a class."""
+    trees = [ast.parse(text) for file, text in texts_of(part, "x").items() if file.endswith(".py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    imports = {alias.asname or alias.name for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
+    own = _class_of("x")
+    return (classes | imports) - {own} if own in classes else set()

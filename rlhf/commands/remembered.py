@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rlhf.commands.output import AsJson, command, print_json, results
 from rlhf.errors import RecipeError, nearest
+from rlhf.evaluation.folder import nearest_beside
 
 if TYPE_CHECKING:
     from agents.stores.entry import Entry
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @command
 def memory(
-    folder: Annotated[Path, typer.Argument(help="A run, a checkpoint or an exported model.")],
+    folder: Annotated[Path, typer.Argument(help="A run, a checkpoint or an exported model; or a file store.sqlite.")],
     kind: Annotated[str | None, typer.Option(help="Only entries of this kind: case, note, fact, topic, ...")] = None,
     task: Annotated[str | None, typer.Option(metavar="ID", help="Only what this task had a part in.")] = None,
     search: Annotated[str | None, typer.Option(metavar="WORDS", help="The entries that fit best, best first.")] = None,
@@ -35,17 +36,20 @@ def memory(
 
     with Store(_store_of(folder)) as store:
         found, tasks = _chosen(store, kind, search), store.tasks()
+        _refuse_unknown_task(task, {one for of in tasks.values() for one in of})
         chosen = [entry for entry in found if task is None or task in tasks[entry.id]]
         shown = [_plain(store, entry, tasks[entry.id]) for entry in chosen[:limit]]
         every = store.entries()
     kinds = dict(sorted(Counter(entry.kind for entry in every).items()))
     figures = {"n_entries": len(every), "n_chars": sum(len(entry.text) for entry in every), "kinds": kinds}
     if as_json:
-        print_json({**figures, "entries": shown})
+        print_json({**figures, "n_found": len(chosen), "entries": shown})
         return
     of_kinds = ", ".join(f"{n} of kind {name}" for name, n in kinds.items())
     results().print(f"{len(every)} entries, {figures['n_chars']:,} characters{': ' if kinds else ''}{of_kinds}")
     results().print(_table(shown) if shown else "no entry is like this" if every else "nothing is stored yet")
+    if len(shown) < len(chosen):
+        results().print(f"{len(shown)} of {len(chosen)}; --limit shows more")
 
 
 def _store_of(folder: Path) -> Path:
@@ -55,11 +59,23 @@ def _store_of(folder: Path) -> Path:
     if path.is_file():
         return path
     raise RecipeError(
-        "there is no store in this folder",
+        "there is no store here",
         where=str(folder),
-        got=f"no {COPY}" if folder.is_dir() else "no such folder",
-        expected="a run, checkpoint or exported model whose agent is of kind remembering",
-        hint="look into runs/",
+        got=f"no {COPY}" if folder.is_dir() else "another file" if folder.is_file() else "nothing of this name",
+        expected=f"a run, checkpoint or exported model whose agent is of kind remembering, or its {COPY}",
+        hint=nearest_beside(folder) or "look into runs/",
+    )
+
+
+def _refuse_unknown_task(task: str | None, known: set[str]) -> None:
+    if task is None or task in known or not known:
+        return
+    raise RecipeError(
+        "no entry is of this task",
+        where="--task",
+        got=task,
+        expected="the id of a task that had a part in an entry",
+        hint=nearest(task, sorted(known)) or "the entries of `--json` have ids",
     )
 
 
@@ -101,9 +117,9 @@ def _table(shown: list[dict[str, Any]]) -> Table:
     for name in ("id", "kind", "version", "tasks", "text"):
         table.add_column(name, overflow="fold")
     for row in shown:
-        text = (
-            f"{row['text']} -> {', '.join(str(link['to']) for link in row['links'])}" if row["links"] else row["text"]
-        )
+        text = "; ".join([row["text"], *(f"{name}: {value}" for name, value in row["fields"].items())])
+        if row["links"]:
+            text += f" -> {', '.join(str(link['to']) for link in row['links'])}"
         cells = (str(row["id"]), row["kind"], str(row["version"]), ", ".join(row["tasks"]), text)
         table.add_row(*(Text("".join(c if c.isprintable() else " " for c in cell)) for cell in cells))
     return table

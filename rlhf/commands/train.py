@@ -25,6 +25,7 @@ from rlhf.commands.output import (
 )
 from rlhf.commands.ready import refuse_absent_engine, refuse_absent_models, refuse_absent_quantization
 from rlhf.errors import RecipeError
+from rlhf.evaluation.folder import nearest_beside
 from rlhf.processes import n_here, n_wanted, take_one_gpu
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
             where=f"--resume {run}",
             got="no such folder" if not run.is_dir() else "no recipe.yaml",
             expected="a folder that `rlhf train` made",
-            hint="look into runs/",
+            hint=nearest_beside(run) or "look into runs/",
         )
     if out is not None:
         raise RecipeError(
