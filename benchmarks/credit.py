@@ -164,7 +164,7 @@ ARMS: Mapping[str, Arm] = {
         Arm("bilevel_gae", {"advantage": {"kind": "bilevel_gae"}, "critic": CRITIC}),
         Arm("sweet", {"advantage": {"kind": "sweet"}, "critic": SWEET}),
         Arm("archer", {"advantage": {"kind": "archer"}, "critic": ARCHER, "loss": {"kind": "reinforce"}}),
-        Arm("planner", {"advantage": {"kind": "two_level", "gamma": 0.99}}, agent=PLANNER),
+        Arm("planner", {"advantage": {"kind": "two_level", "gamma": 0.99}}, 1e-4, PLANNER),
     )
 }
 
