@@ -19,6 +19,7 @@ from agents.base import History, PolicyHandle, Reply
 from agents.chat import ChatAgent
 from agents.memory.base import MEMORY, Exchange, Plain, Shown, as_text
 from agents.parsing import split_thoughts
+from agents.through import Through
 from rlhf.data import Action, Finish, Generation, Message, Role, Turn
 from rlhf.data.generation import calls_of
 from rlhf.errors import AgentError
@@ -148,30 +149,21 @@ class ActorCritic:
         )
 
 
-@plain_dataclass(slots=True)
-class _Asked:
+@plain_dataclass
+class _Asked(Through):
     """The policy as the actor sees it: plain calls have its role, and the newest of them can be gone on with.
 
     Attributes:
-        policy: of the episode.
         messages: of the newest plain call, its answer behind them.
         tools: of that call.
     """
 
-    policy: PolicyHandle
+    plain: str = ACTOR
     messages: tuple[Message, ...] = ()
     tools: Sequence[Mapping[str, Any]] = ()
 
-    async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        role: str = "",
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Reply:
-        """Sample a reply; see `agents.base.PolicyHandle`."""
-        reply = await self.policy.generate(messages, max_tokens=max_tokens, role=role or ACTOR, tools=tools)
+    def heard(self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
+        """Remember a plain call with its answer."""
         if not role:
             self.messages, self.tools = (*messages, reply.message), tools
         return reply
@@ -181,10 +173,6 @@ class _Asked:
         if not self.messages:
             raise AgentError("nothing was proposed that could be revised", where="agent.actor", expected="a call")
         return await self.generate((*self.messages, told), tools=self.tools)
-
-    def n_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of the prompt that `messages` make."""
-        return self.policy.n_tokens(messages)
 
 
 def _as_done(turn: Turn) -> Turn:

@@ -5,18 +5,17 @@ Source of training by self-play on such games: SPIRAL, arXiv 2506.24119.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass as plain_dataclass
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.base import History, PolicyHandle, Reply
+from agents.base import History, PolicyHandle
 from agents.chat import ChatAgent
 from agents.memory.base import Shown
-from rlhf.data import Action, Message
+from agents.through import Through
+from rlhf.data import Action
 from rlhf.errors import AgentError, nearest
 from rlhf.settings import STRICT
 
@@ -60,7 +59,7 @@ class SelfPlay:
         self._check_seats(history)
         own = [said for said, of in zip(self.player.past(history), history.seats, strict=True) if of == seat]
         player = replace(self.player, system=self.systems.get(seat, self.player.system))
-        action = await player.act_on(own, history, _Seated(policy, seat))
+        action = await player.act_on(own, history, Through(policy, seat))
         return replace(action, notes={SEAT: seat, **action.notes})
 
     def write(self, shown: Shown) -> str:
@@ -79,26 +78,3 @@ class SelfPlay:
                 expected=", ".join(sorted(met)),
                 hint=nearest(strange[0], met) or "remove the key",
             )
-
-
-@plain_dataclass(frozen=True, slots=True)
-class _Seated:
-    """The policy as one seat sees it: what it is asked for plainly has the seat for its role."""
-
-    policy: PolicyHandle
-    seat: str
-
-    async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        role: str = "",
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Reply:
-        """Sample a reply; see `agents.base.PolicyHandle`."""
-        return await self.policy.generate(messages, max_tokens=max_tokens, role=role or self.seat, tools=tools)
-
-    def n_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of the prompt that `messages` make."""
-        return self.policy.n_tokens(messages)

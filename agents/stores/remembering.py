@@ -16,6 +16,7 @@ from agents.memory.base import MEMORY, Shown
 from agents.stores.cases import Cases
 from agents.stores.kind import ENTRIES, RECALLED, Follows, Hears, Recollection, StoreKind
 from agents.stores.store import Store
+from agents.through import Through
 from rlhf.data import Action, Message
 from rlhf.settings import STRICT
 
@@ -70,7 +71,7 @@ class Remembering:
             told[len(history.turns) if follows else 0] = found.text
             notes = {RECALLED: found.text, ENTRIES: " ".join(map(str, found.entries)), **found.notes}
         known: Mapping[str, str] = notes or (before[min(before)] if before else {})
-        listening = _Listening(policy, self.store, tuple(map(int, known.get(ENTRIES, "").split())))
+        listening = _Listening(policy, kind=self.store, entries=tuple(map(int, known.get(ENTRIES, "").split())))
         hears = isinstance(self.store, Hears) and bool(listening.entries)
         action = await self.inner.act(_with(history, told), listening if hears else policy)
         asked = found.generations if found is not None else ()
@@ -105,33 +106,26 @@ class Bound:
 
 
 @plain_dataclass
-class _Listening:
-    """The policy as the inner agent sees it: without what it says to the store, which is left as notes."""
+class _Listening(Through):
+    """The policy as the inner agent sees it: without what it says to the store, which is left as notes.
 
-    policy: PolicyHandle
-    kind: Any
-    entries: tuple[int, ...]
+    Attributes:
+        kind: of the store.
+        entries: that are shown.
+        notes: what was left.
+    """
+
+    kind: Any = None
+    entries: tuple[int, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
 
-    async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        role: str = "",
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Reply:
-        """Sample one reply and take from its text what is meant for the store; its tokens stay as they are."""
-        reply = await self.policy.generate(messages, max_tokens=max_tokens, role=role, tools=tools)
+    def heard(self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
+        """Take from a reply's text what is meant for the store; its tokens stay as they are."""
         text, notes = self.kind.heard(reply.text, self.entries)
         for name, note in notes.items():
             both = f"{self.notes.get(name, '')} {note}".split()
             self.notes[name] = " ".join(dict.fromkeys(both))
         return replace(reply, text=text)
-
-    def n_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of the prompt that `messages` make."""
-        return self.policy.n_tokens(messages)
 
 
 def _with(history: History, told: Mapping[int, str]) -> History:
