@@ -69,7 +69,7 @@ class ChatAgent:
     @property
     def roles(self) -> tuple[str, ...]:
         """Roles that its calls can have."""
-        return ("", MEMORY)
+        return ("", MEMORY) if getattr(self.memory, "asks", True) else ("",)
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Ask and read the reply; what cannot be read becomes an error that the policy sees next."""

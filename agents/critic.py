@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle, Reply
 from agents.chat import ChatAgent
-from agents.memory.base import MEMORY, Exchange, Plain, Shown, as_text
+from agents.memory.base import Exchange, Plain, Shown, as_text
 from agents.parsing import split_thoughts
 from agents.through import Through
 from rlhf.data import Action, Finish, Generation, Message, Role, Turn
@@ -87,7 +87,7 @@ class ActorCritic:
     @property
     def roles(self) -> tuple[str, ...]:
         """Roles that its calls can have."""
-        return (ACTOR, CRITIC, MEMORY)
+        return (ACTOR, CRITIC, *filter(None, self.actor.roles))
 
     @property
     def max_calls(self) -> int:

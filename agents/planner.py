@@ -64,6 +64,8 @@ class PlannerExecutor:
     """The last line of what the planner is shown."""
     done: Annotated[str, Field(min_length=1)] = "done"
     """The action by which the executor ends a subgoal; the environment never sees it."""
+    show_ends: bool = False
+    """Whether the planner is shown, with each subgoal, the observation in which it ended: a recipe that was read."""
     show_opening: bool = True
     """Whether the executor is shown the opening too."""
     max_turns_per_subgoal: Annotated[int, Field(ge=1)] = 8
@@ -102,7 +104,7 @@ class PlannerExecutor:
         while True:
             if not pursued or pursued[-1].ended:
                 ended += [p.ended for p in pursued[-1:]]
-                subgoal, generation = await self._plan(history, pursued, past[-1], policy)
+                subgoal, generation = await self._plan(history, pursued, past, policy)
                 generations.append(generation)
                 named.append(subgoal)
                 pursued = [*pursued, Pursued(subgoal, len(history.turns))]
@@ -141,11 +143,14 @@ class PlannerExecutor:
         return self.executor.write(replace(shown, action=self.done) if is_reached else shown)
 
     async def _plan(
-        self, history: History, pursued: Sequence[Pursued], now: Exchange, policy: PolicyHandle
+        self, history: History, pursued: Sequence[Pursued], past: Sequence[Exchange], policy: PolicyHandle
     ) -> tuple[str, Generation]:
         lines = [history.opening]
-        lines += [f"{i}. {p.subgoal}: {p.ended}" for i, p in enumerate(pursued, start=1)]
-        lines += [now.observation] if history.turns else []
+        for i, one in enumerate(pursued):
+            lines.append(f"{i + 1}. {one.subgoal}: {one.ended}")
+            if self.show_ends and i + 1 < len(pursued) and pursued[i + 1].first > one.first:
+                lines.append(past[pursued[i + 1].first].said)
+        lines += [past[-1].observation] if history.turns else []
         system = (Message(Role.SYSTEM, self.plan_system),) if self.plan_system else ()
         question = Message(Role.USER, "\n".join([*lines, self.ask]))
         reply = await policy.generate((*system, *history.task.messages, question), role=PLAN)

@@ -1,17 +1,19 @@
 """Which credit learns fastest: estimators on a task of delayed reward and repeated states, over several seeds.
 
-    python benchmarks/credit.py --out runs/credit
+    python benchmarks/credit.py
     python benchmarks/credit.py grpo gigpo 'gigpo, γ = 1={kind: gigpo, gamma: 1.0}' --chart docs/images/credit.svg
     python benchmarks/credit.py grpo gigpo --tune 100
     python benchmarks/credit.py archer grpo --task rooms-3 --seeds 0 1 2 --out runs/credit-small
-    python benchmarks/credit.py gigpo planner --task cooking --seeds 0 1 2 --out runs/credit-cooking
+    python benchmarks/credit.py gigpo gigpo@1e-4 planner --task cooking --seeds 0 1 2
 
 For each seed a model is made from scratch and imitates spoilt demonstrations; all estimators of that seed start from
 it, but a planner from one that imitated as many with subgoals. Success is measured on fixed unseen tasks as environment
 steps go by, and each run is stopped once it has had its budget of them. Every run leaves a file under `--out` and is
-not repeated, so the whole can be stopped and started again. `--tune SEED` tries the learning rates of `RATES` instead.
+not repeated, so the whole can be stopped and started again; runs of another task are not taken for those that are
+wanted, and need another folder. `--tune SEED` tries the learning rates of `RATES` instead.
 `rooms-4` is `environments/keyhole.py` in houses of 4 x 4 rooms, `rooms-3` for what needs too many steps there, and
-`cooking` a meal of TextWorldExpress, for which nothing but eating it is rewarded.
+`cooking` a meal of TextWorldExpress, for which nothing but eating it is rewarded. `NAME@LR` is an arm with another
+learning rate than its own.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ TASKS: Mapping[str, Setting] = {
             "params": {"numLocations": 1, "numIngredients": 1, "numDistractorItems": 0, "includeDoors": 0},
             "max_steps": 16,
         },
-        {"max_tokens": 12},
+        {"max_tokens": 24},
         {
             "n_demonstrations": 800,
             "random_share": 0.3,
@@ -192,8 +194,11 @@ class Curve:
 
 
 def arm_of(text: str) -> Arm:
-    """Read an arm from the command line: the name of an estimator, or `label={kind: ...}`."""
+    """Read an arm from the command line: the name of an estimator, `name@lr`, or `label={kind: ...}`."""
     label, _, values = text.partition("=")
+    name, _, lr = label.partition("@")
+    if lr:
+        return replace(arm_of(name), label=label, lr=float(lr))
     if not values:
         return ARMS.get(label, Arm(label, {"advantage": {"kind": label}}))
     advantage = yaml.safe_load(values)
@@ -230,6 +235,17 @@ def command(folder: Path, recipe: Mapping[str, Any]) -> list[str]:
     path.write_text(yaml.safe_dump(json.loads(json.dumps(recipe)), sort_keys=False))
     where = ["--resume", str(folder)] if (folder / "recipe.yaml").is_file() else [str(path), "--out", str(folder)]
     return [sys.executable, "-m", "rlhf.cli", "train", *where]
+
+
+def folder_for(task: str, out: Path | None) -> Path:
+    """Make the folder of a task's runs: `out`, by default one for each task. Raises SystemExit for that of another."""
+    folder = out or Path("runs/credit" if task == "rooms-4" else f"runs/credit-{task}")
+    wanted = json.loads(json.dumps(TASKS[task].environment))
+    for path in sorted(folder.glob("*.yaml")):  # `command` keeps the recipe of each run beside it
+        if (yaml.safe_load(path.read_text()) or {}).get("environment") != wanted:
+            raise SystemExit(f"{path} is of another task than {task}: give another folder, --out FOLDER")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def beside(folder: Path, ending: str) -> Path:
@@ -344,19 +360,19 @@ def main() -> None:
     parser.add_argument("arms", nargs="*", default=["grpo", "gigpo"], help=f"{', '.join(ARMS)}, or others")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--task", choices=TASKS, default="rooms-4")
-    parser.add_argument("--out", type=Path, default=Path("runs/credit"))
+    parser.add_argument("--out", type=Path, help="runs/credit for rooms-4, else runs/credit-TASK")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, one core each")
     parser.add_argument("--tune", type=int, metavar="SEED")
     parser.add_argument("--chart", type=Path, metavar="FILE")
     settings = parser.parse_args()
-    settings.out.mkdir(parents=True, exist_ok=True)
-    arms, setting = [arm_of(text) for text in settings.arms], TASKS[settings.task]
+    out, setting = folder_for(settings.task, settings.out), TASKS[settings.task]
+    arms = [arm_of(text) for text in settings.arms]
     if settings.tune is not None:
-        return tune(setting, arms, settings.tune, settings.out, settings.workers)
-    make_starts(setting, arms, settings.seeds, settings.out, settings.workers)
+        return tune(setting, arms, settings.tune, out, settings.workers)
+    make_starts(setting, arms, settings.seeds, out, settings.workers)
     with ThreadPoolExecutor(settings.workers) as pool:
         pairs = [(arm, seed) for seed in settings.seeds for arm in arms]
-        done = pool.map(lambda pair: run(setting, pair[0], pair[0].lr, pair[1], "test", settings.out), pairs)
+        done = pool.map(lambda pair: run(setting, pair[0], pair[0].lr, pair[1], "test", out), pairs)
         found = dict(zip(((arm.label, seed) for arm, seed in pairs), done, strict=True))
     curves = {arm.label: [found[arm.label, seed] for seed in settings.seeds] for arm in arms}
     first = curves[arms[0].label]

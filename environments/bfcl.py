@@ -25,8 +25,9 @@ from environments.base import Properties, StepResult, after_end
 from environments.bfcl_apis import DISTRIBUTION, EXTRA, Apis, missing
 from environments.bfcl_calls import Call, NoCall, decode
 from environments.packages import content_hash, import_from, version_of
+from environments.splits import of_another
 from rlhf.data import Task
-from rlhf.errors import DataError, EnvError
+from rlhf.errors import EnvError
 from rlhf.settings import STRICT
 
 Category = Literal["base", "miss_func", "miss_param", "long_context"]
@@ -135,12 +136,7 @@ class BFCL:
         for name in chosen:
             if task.id == f"{_prefix()}/{name}/test/{task.seed}":
                 return name
-        raise DataError(
-            "the task is of another environment, or of another version of the package",
-            where="BFCL",
-            got=task.id,
-            expected=f"{_prefix()}/{self.category}/test/<number>",
-        )
+        raise of_another(task, "BFCL", f"{_prefix()}/{self.category}/test/<number>")
 
 
 class BFCLEpisode:

@@ -20,9 +20,9 @@ from environments import scienceworld_gold
 from environments.base import Properties, StepResult, after_end
 from environments.packages import version_of
 from environments.scienceworld_sessions import EXTRA, Session, State, give_back, release, take
-from environments.splits import refuse_unknown
+from environments.splits import of_another, refuse_unknown
 from rlhf.data import Task
-from rlhf.errors import DataError, RecipeError, nearest
+from rlhf.errors import RecipeError, nearest
 from rlhf.settings import STRICT
 
 #: The tasks and how many variations each has, as scienceworld 1.2.3 lists them.
@@ -190,12 +190,8 @@ class ScienceWorld:
         for split in SPLITS:
             if task.id == f"{self._prefix}/{name}/{split}/{variation}" and name in self._names:
                 return name, int(str(variation))
-        raise DataError(
-            "the task is of another environment, or of another version of the package",
-            where="ScienceWorld",
-            got=task.id,
-            expected=f"{self._prefix}/{self.task if self.task != 'all' else '<task>'}/<split>/<variation>",
-        )
+        wanted = self.task if self.task != "all" else "<task>"
+        raise of_another(task, "ScienceWorld", f"{self._prefix}/{wanted}/<split>/<variation>")
 
 
 class ScienceWorldEpisode:

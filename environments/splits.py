@@ -85,10 +85,18 @@ def split_in(task: Task, prefix: str, where: str) -> str:
     """
     split = next((name for name in FIRST_SEED if task.id == f"{prefix}/{name}/{task.seed}"), None)
     if split is None:
-        raise DataError(
-            "the task is of another environment, or of another version of the package",
-            where=where,
-            got=task.id,
-            expected=f"{prefix}/<split>/<seed>",
-        )
+        raise of_another(task, where, f"{prefix}/<split>/<seed>")
     return split
+
+
+def of_another(task: Task, where: str, expected: str) -> DataError:
+    """The error of an environment that was given a task which it did not make: how the ids of its own are `expected`.
+
+    `where` is the environment.
+    """
+    return DataError(
+        "the task is of another environment, or of another version of the package",
+        where=where,
+        got=task.id,
+        expected=expected,
+    )

@@ -22,18 +22,16 @@ from pydantic.dataclasses import dataclass
 
 from environments import textworld_oracle
 from environments.base import Properties, StepResult, after_end
-from environments.splits import refuse_unknown
+from environments.splits import of_another, refuse_unknown
 from environments.textworld_sessions import Session, Split, State, borrowed, give_back, package_version, take
 from rlhf.data import Task
-from rlhf.errors import DataError, EnvError, RecipeError, nearest
+from rlhf.errors import EnvError, RecipeError, nearest
 from rlhf.settings import STRICT
 
 Game = Literal["arithmetic", "coin", "cookingworld", "mapreader", "peckingorder", "simonsays", "sorting", "twc"]
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
-#: How actions begin that only bring the agent nearer to a deed.
-_ON_THE_WAY = ("move ", "open door", "close door", "look", "inventory")
 _SWITCHES = {"includeDoors": (0, 1, 0), "limitInventorySize": (0, 1, 0)}
 
 #: Of each game, the parameters: least and greatest value for which the package finds games, and its default.
@@ -167,9 +165,14 @@ class TextWorldExpress:
         )
 
     def subgoal(self, task: Task, taken: Sequence[str]) -> str:
-        """Name what the oracle does next, beside walking; empty where it knows no way on."""
+        """Name what the oracle's next actions are for; empty where it knows no way on.
+
+        It is what is done next, beside walking; in `cookingworld` to read, to make of the ingredients what the recipe
+        says, or to eat: `yellow bell pepper: chop, cook in toaster`.
+        """
         plan = self.plan(task, taken)
-        return next((action for action in plan or () if not action.startswith(_ON_THE_WAY)), "")
+        split = self._split_of(task)
+        return "" if plan is None else textworld_oracle.purpose(self.game, self._text, task.seed, split, plan)
 
     @property
     def _text(self) -> str:
@@ -193,12 +196,7 @@ class TextWorldExpress:
     def _split_of(self, task: Task) -> Split:
         split = next((name for name in SPLITS if task.id == f"{self._prefix}/{name}/{task.seed}"), None)
         if split is None:
-            raise DataError(
-                "the task is of another environment, or of another version of the package",
-                where="TextWorldExpress",
-                got=task.id,
-                expected=f"{self._prefix}/<split>/<seed>",
-            )
+            raise of_another(task, "TextWorldExpress", f"{self._prefix}/<split>/<seed>")
         return split
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,9 +17,13 @@ from environments.textworld_sessions import Session, Split, State, borrowed
 
 _BACK: Mapping[str, str] = {"east": "west", "north": "south", "south": "north", "west": "east"}
 _NO_DEED = re.compile(r"look around$|inventory$|task$|move |close ")
+#: How actions begin that only bring the agent nearer to a deed.
+_ON_THE_WAY = ("move ", "open ", "close ", "look", "inventory")
 #: Here the gold path takes things in the order in which it happens to find them; the oracle takes the nearest first.
 _ANY_ORDER = frozenset({"twc"})
 _N_GOLD_PATHS = 4
+#: Of a kitchen: what every recipe ends with, and a tool, which is no ingredient.
+_AT_TABLE, _KNIFE = ("prepare meal", "eat meal"), "take knife"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,33 @@ def plan(
     else:
         rest = _on_from(game, parameters, seed, split, done, reads)
     return rest if rest is not None and len(done) + len(rest) <= limit else None
+
+
+def purpose(game: str, parameters: str, seed: int, split: Split, rest: Sequence[str]) -> str:
+    """Return what the first of the actions `rest`, which solve a game, are for; the same words until that is done.
+
+    Args:
+        game: name of the game.
+        parameters: generation parameters, as the package reads them.
+        seed: of the game.
+        split: of the game.
+        rest: what `plan` gives.
+    """
+    deed = next((action for action in rest if not action.startswith(_ON_THE_WAY)), "")
+    if game != "cookingworld" or not deed or deed.startswith("read "):
+        return deed
+    if deed in _AT_TABLE:
+        return " and ".join(_AT_TABLE)
+    actions = [known.action for known in walkthrough(game, parameters, seed, split).deeds]
+    things = [action.removeprefix("take ") for action in actions if action.startswith("take ") and action != _KNIFE]
+    return "; ".join(f"{thing}: {', '.join(_made_of(thing, actions)) or 'take'}" for thing in things)
+
+
+def _made_of(thing: str, actions: Sequence[str]) -> Iterator[str]:
+    """What is done with an ingredient once it is taken, without its name."""
+    for verb, _, rest in (action.partition(" ") for action in actions):
+        if verb != "take" and f"{rest} ".startswith(f"{thing} "):
+            yield f"{verb}{rest.removeprefix(thing)}"
 
 
 @lru_cache(maxsize=4096)

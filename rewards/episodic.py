@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -12,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.embedding import embedded
 from rewards.episodes import Shelf, exploit, explore, normalised
+from rewards.parts import with_parts
 from rlhf.data import ScoredGroup, Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -157,16 +157,6 @@ def answer_of(trajectory: Trajectory) -> str:
     return "\n".join(turn.action.text for turn in trajectory.turns[trajectory.n_given :])
 
 
-def remembering(path: str, part: Any) -> Iterator[tuple[str, EpisodicMemory]]:
+def remembering(path: str, rewards: Mapping[str, Any]) -> Iterator[tuple[str, EpisodicMemory]]:
     """Give path and settings of every reward that remembers, those within another included."""
-    if isinstance(part, EpisodicMemory):
-        yield path, part
-    elif isinstance(part, Mapping):
-        for name, inner in part.items():
-            yield from remembering(f"{path}.{name}" if path else name, inner)
-    elif isinstance(part, list | tuple):
-        for i, inner in enumerate(part):
-            yield from remembering(f"{path}[{i}]", inner)
-    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        for field in dataclasses.fields(part):
-            yield from remembering(f"{path}.{field.name}", getattr(part, field.name))
+    return ((at, part) for at, part in with_parts(path, rewards) if isinstance(part, EpisodicMemory))

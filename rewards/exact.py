@@ -21,6 +21,7 @@ class ExactMatch:
     """
 
     inline: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     ignore_case: bool = True
     """Whether `Paris` equals `paris`."""

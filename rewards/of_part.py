@@ -25,8 +25,12 @@ class OfPart:
     reward: Reward
     """A reward or a verifier, with its kind and keys."""
 
+    def asks(self, task: Task) -> bool:
+        """Whether the task is of the part."""
+        return task.info.get("part") == self.part
+
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Ask the reward where the task is of the part."""
-        if task.info.get("part") != self.part:
+        if not self.asks(task):
             return Verdict(0.0, why=f"not of {self.part}")
         return await ask(self.reward, task, trajectory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -36,6 +36,8 @@ class PageAction:
 
     Source: Shop-R1, arXiv 2507.17842; without its reward for the policy's own certainty, which needs distributions.
     """
+
+    needs_reference: ClassVar[bool] = True
 
     difficulty: _Value = 1000.0
     """D, the weight of long texts. Estimators that divide by the group's deviation tame it; 1 keeps values small."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.fences import fenced
+from rewards.parts import with_parts
 from rewards.sandbox.level import Level, LevelName, Way
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds
-from rewards.verified import Verified
 from rlhf.settings import STRICT
 
 _LANGUAGES = ("", "python", "python3", "py")
@@ -55,27 +54,10 @@ def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
         RecipeError: a reward demands more than this machine offers.
         RewardError: this machine offers nothing.
     """
-    using = list(_sandboxed("rewards", rewards))
+    using = [(path, part) for path, part in with_parts("rewards", rewards) if isinstance(part, Sandboxed)]
     for path, reward in using:
         reward.way(f"{path}.min_level")
     return reached().record() if using else None
-
-
-def _sandboxed(path: str, part: Any) -> Iterator[tuple[str, Sandboxed]]:
-    """Give path and settings of every reward that runs programs, those within another included."""
-    if isinstance(part, Sandboxed):
-        yield path, part
-    elif isinstance(part, Verified):
-        yield from _sandboxed(path, part.verifier)
-    elif isinstance(part, Mapping):
-        for name, inner in part.items():
-            yield from _sandboxed(f"{path}.{name}", inner)
-    elif isinstance(part, list | tuple):
-        for i, inner in enumerate(part):
-            yield from _sandboxed(f"{path}[{i}]", inner)
-    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        for field in dataclasses.fields(part):
-            yield from _sandboxed(f"{path}.{field.name}", getattr(part, field.name))
 
 
 def program_of(answer: str) -> str | None:

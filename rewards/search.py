@@ -46,6 +46,7 @@ class SearchEfficiency:
     """
 
     inline: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     form: Format = Field(default_factory=Format)
     """The order of tags."""
@@ -83,6 +84,7 @@ class ToolUse:
     """
 
     inline: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     form: Format = Field(
         default_factory=lambda: Format(
@@ -141,6 +143,7 @@ class CostAware:
     """
 
     inline: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     form: Format = Field(default_factory=Format)
     """The order of tags."""

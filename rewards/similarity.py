@@ -100,6 +100,7 @@ class PatchSimilarity:
     Source: SWE-RL, arXiv 2502.18449.
     """
 
+    needs_reference: ClassVar[bool] = True
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         (
             "### a.py\n<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import Verdict
-from rlhf.data.report import Finding, Report, describe, shorten
+from rlhf.data.report import Finding, Report, counted, describe, shorten
 from rlhf.errors import RecipeError, RlhfError, nearest
 
 FOLDER = Path(__file__).parent / "suites"
@@ -146,8 +146,9 @@ def report_on(verifier: Callable[..., Any], cases: Iterable[Case], name: str, **
     said = sorted(j.took_s for j in judged)
     n_wrong = sum(j.false_negative for j in judged), sum(j.false_positive for j in judged)
     total = (
-        f"{len(judged)} cases: {n_wrong[0]} false negatives, {n_wrong[1]} false positives; "
-        f"median {said[len(said) // 2] * 1e3:.3g} ms, longest {said[-1]:.3g} s"
+        f"{counted(len(judged), 'case')}: {counted(n_wrong[0], 'false negative')}, "
+        f"{counted(n_wrong[1], 'false positive')}; "
+        f"median {said[len(said) // 2] * 1e3:.3g} ms, longest {said[-1] * 1e3:.3g} ms"
     )
     findings.append(Finding(not any(n_wrong), "all cases", total))
     title = getattr(verifier, "__name__", type(verifier).__name__)
@@ -164,7 +165,7 @@ def by_category(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
 
 def _finding(category: str, judged: Sequence[Judged]) -> Finding:
     wrong = [j for j in judged if j.false_negative or j.false_positive or j.value is None]
-    lines = [f"{len(judged)} cases"] if not wrong else [f"{len(wrong)} of {len(judged)} judged wrongly"]
+    lines = [counted(len(judged), "case")] if not wrong else [f"{len(wrong)} of {len(judged)} judged wrongly"]
     for j in wrong[:_N_SHOWN]:
         kind = "raised or hung" if j.value is None else "false negative" if j.case.right else "false positive"
         reference, answer = shorten(j.case.reference, 40), shorten(j.case.answer, 60)

@@ -119,6 +119,7 @@ class FormatOutcome:
     """
 
     inline: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
 
     form: Format = Field(default_factory=Format)
     """The order of tags."""

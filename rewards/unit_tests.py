@@ -46,6 +46,7 @@ class UnitTests(Sandboxed):
     score: Literal["all", "share"] = "all"
     """`all` is 1 for a program that passes every test and else 0; `share` is the share of tests passed."""
 
+    needs_reference: ClassVar[bool] = True
     examples: ClassVar[Sequence[tuple[str, str]]] = (
         ("```python\ndef add(a, b):\n    return a + b\n```", _ADD),
         ("So:\n```python\nprint(2 * int(input()))\n```", _DOUBLE),

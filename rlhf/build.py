@@ -18,11 +18,12 @@ import rlhf
 from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
 from rlhf import processes
+from rlhf.build_early import check_template, refuse_without_references
 from rlhf.build_engine import make_publisher, start_engine
 from rlhf.build_guard import refuse_overlap
 from rlhf.build_pairs import check_rewards, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
-from rlhf.build_resume import begin_of, is_finished, say_finished, telling_what_is_there
+from rlhf.build_resume import begin_of, is_finished, run_folder, say_finished, telling_what_is_there
 from rlhf.build_store import make_store_keeper
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
@@ -32,6 +33,7 @@ from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
+from rlhf.recipe.opponent_checks import check_seated
 from rlhf.recipe.trainer_checks import is_taken_apart
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.engines import TransformersSettings
@@ -70,8 +72,7 @@ def train(
     Raises:
         RlhfError: any problem; what was finished is saved.
     """
-    with joined(recipe) as here:
-        folder = resume or here.from_main(new_folder(recipe, out) if here.is_main else Path(), "the folder of the run")
+    with joined(recipe) as here, run_folder(recipe, out, resume) as folder:
         here.begin(folder)
         console = (console or Console(stderr=True)) if here.is_main else Console(quiet=True)
         try:
@@ -110,7 +111,9 @@ async def prepare(
     if not is_resumed:
         refuse_overlap(recipe)
         try_samplers(recipe)
+        check_seated(recipe)
         check_sources(recipe)
+        refuse_without_references(recipe)
         if here.is_main:
             write_record(folder, recipe)
     played = await play_all(recipe, folder, progress)
@@ -228,6 +231,12 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
     check_rewards((weighted.reward for weighted in recipe.rewards.values()), policy.tokenizer)
     if record := programs_record(recipe.rewards):
         progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
+    renderer = Renderer(
+        policy.tokenizer,
+        chat_template_kwargs=policy.chat_template_kwargs,
+        generation_config=policy.model.generation_config,
+    )
+    check_template(recipe.agent, renderer)
     if not isinstance(recipe.engine, TransformersSettings):
         progress.note("starting the engine")
     engine = await start_engine(recipe, policy, log=log)
@@ -236,11 +245,7 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
         agent=recipe.agent,
         rewards=recipe.rewards,
         engine=engine,
-        renderer=Renderer(
-            policy.tokenizer,
-            chat_template_kwargs=policy.chat_template_kwargs,
-            generation_config=policy.model.generation_config,
-        ),
+        renderer=renderer,
         limits=limits,
         seed=recipe.seed,
         on_progress=progress.rollout,
@@ -315,26 +320,6 @@ async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress
             say=progress.say,
         )
     return [text for d in found for text in d.texts]
-
-
-def new_folder(recipe: Recipe, out: Path | None) -> Path:
-    """`out`, or `runs/NAME-seedN`, with a number behind it where that exists: nothing is overwritten."""
-    base = out or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
-    folder, n = base, 1
-    while folder.exists() and any(folder.iterdir()):
-        if out is not None:
-            is_run = (folder / "recipe.yaml").is_file()
-            raise RecipeError(
-                "the folder of the run is not empty",
-                where=f"--out {out}",
-                got="a run" if is_run else "other files",
-                expected="a new folder",
-                hint="give another" + (f", or go on with that run: rlhf train --resume {out}" if is_run else ""),
-            )
-        n += 1
-        folder = base.with_name(f"{base.name}-{n}")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def write_record(folder: Path, recipe: Recipe) -> None:

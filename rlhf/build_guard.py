@@ -16,6 +16,7 @@ from rlhf.data import Task
 from rlhf.errors import RecipeError
 from rlhf.recipe import Recipe
 from rlhf.recipe.asked import Asked
+from rlhf.recipe.split_checks import refuse_judging
 from rlhf.rollout.tasks import tasks_of
 
 
@@ -52,6 +53,7 @@ def refuse_overlap(recipe: Recipe) -> None:
     own, environment = recipe.evaluation, recipe.environment
     if own.allow_overlap:
         return
+    refuse_judging(recipe)
     lists = {"evaluation.split": (own.split, tasks_of(environment, own.split, own.n_tasks))}
     if any(getattr(stage, "evaluate_every", 0) for stage in recipe.stages):
         watched = tasks_of(environment, own.watch_split, own.watch_n_tasks)
@@ -101,9 +103,11 @@ def refuse_trained(
         split = getattr(stage, "split", None)
         both = in_both(judged, tasks_of(recipe.environment, split)) if split is not None else []
         if both:
+            where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"
+            where = "--split" if asked.split else where
             raise RecipeError(
                 "the policy was trained on tasks that it is to be judged on",
-                where=f"parts.{part_of[both[0]]}",
+                where=where,
                 got=f"{len(both)} of {len(judged)} tasks are in the split {split!r} of stages[{i}], such as {both[0]}",
                 expected="tasks that training never drew from",
                 hint="judge it on another split; to measure how well it learnt its own tasks, add --also-trained",

@@ -1,4 +1,4 @@
-"""What stages need before a run begins: library, files, attempts of other runs, a seat for opponents."""
+"""What stages that learn from pairs need before a run begins: library, files, attempts of other runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rewards.parts import with_parts
 from rlhf.data import ScoredGroup
 from rlhf.errors import RecipeError
 from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
-from rlhf.recipe.opponent_checks import check_seated
-from rlhf.recipe.reward_parts import with_parts
 from rlhf.recipe.stage_checks import paired_stages
 from rlhf.trainers import pair_files
 from rlhf.trainers.trl_trainers import load_trl
@@ -22,9 +21,8 @@ def check_sources(recipe: Recipe) -> None:
 
     Raises:
         MissingPackageError: TRL is not installed.
-        RecipeError: a file of pairs cannot be read, a run holds no trajectories, or there are opponents without a seat.
+        RecipeError: a file of pairs cannot be read, or a run holds no trajectories.
     """
-    check_seated(recipe)
     for path, stage in paired_stages(recipe):
         load_trl(f"{path}.kind")
         if stage.pairs.file is not None:
@@ -41,11 +39,10 @@ def check_sources(recipe: Recipe) -> None:
 
 def check_rewards(rewards: Iterable[Any], tokenizer: Any) -> None:
     """Load the models that rewards ask. Raises ModelError where one cannot be had, or reads other tokens."""
-    for whole in rewards:
-        for _, reward in with_parts("", whole):
-            check = getattr(reward, "check_policy", None)
-            if callable(check):
-                check(tokenizer)
+    for _, reward in with_parts("", list(rewards)):
+        check = getattr(reward, "check_policy", None)
+        if callable(check):
+            check(tokenizer)
 
 
 def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:

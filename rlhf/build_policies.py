@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.build import device, make_collector, policy_of
+from rlhf.build_early import check_template
 from rlhf.build_engine import make_publisher
 from rlhf.build_pairs import check_rewards
 from rlhf.build_store import agent_of
@@ -21,6 +22,7 @@ from rlhf.recipe import Recipe, load
 from rlhf.recipe.asked import BASELINES, Asked, is_model, is_program
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.model import recipe_of
+from rlhf.recipe.split_checks import check_declared_split
 from rlhf.recipe.strategy_checks import check_strategy, strategy_said
 from rlhf.recipe.suites import Part, Suite, load_suite, suite_of_recipe
 from rlhf.recipe.text import parse_fields
@@ -145,6 +147,8 @@ async def _model_at_play(found: Contender, progress: RichProgress) -> AsyncItera
     policy.model.to(device())
     collector = await make_collector(recipe, policy, progress)
     try:
+        for part in found.suite.parts:
+            check_template(part.agent, collector.renderer)
         await make_publisher(recipe, policy, collector.engine).deliver()
         yield lambda part: replace(
             collector,
@@ -208,6 +212,8 @@ def _changed(suite: Suite, asked: Asked) -> Suite:
     """The suite with what the command line says of it."""
     pairs = (("split", asked.split), ("n", asked.n))
     tasks: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    for part in suite.parts if asked.split is not None else ():
+        check_declared_split(asked.split or "", part.environment, "--split")
     if tasks:
         # Another list of tasks is not what the hash was made of.
         parts = (replace(part, tasks=replace(part.tasks, **{**tasks, "sha256": ""})) for part in suite.parts)

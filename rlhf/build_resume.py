@@ -4,16 +4,76 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agents.stores import copies
+from agents.stores.store import Store
 from rlhf import processes
-from rlhf.errors import CheckpointError
+from rlhf.errors import CheckpointError, RecipeError, StoreError
 from rlhf.recipe import Recipe
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
 
 Say = Callable[[str], None]
+
+
+@contextmanager
+def run_folder(recipe: Recipe, out: Path | None, resume: Path | None) -> Iterator[Path]:
+    """The folder of a run, the same in all processes: `resume`, or a new one, which goes where the run leaves it empty.
+
+    Raises:
+        RecipeError: there is something in `out`, or no folder can be made.
+    """
+    here, was_there = processes.current(), resume is not None or (out is not None and out.is_dir())
+    folder = resume or here.from_main(_new_folder(recipe, out) if here.is_main else Path(), "the folder of the run")
+    with without_empty(folder, was_there=was_there):
+        yield folder
+
+
+def _new_folder(recipe: Recipe, out: Path | None) -> Path:
+    """`out`, or `runs/NAME-seedN`, with a number behind it where that exists: nothing is overwritten."""
+    base = out or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
+    folder, n = base, 1
+    try:
+        while folder.exists() and any(folder.iterdir()):
+            if out is not None:
+                raise _not_empty(out)
+            n += 1
+            folder = base.with_name(f"{base.name}-{n}")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(
+            "the folder of the run cannot be made",
+            where=f"--out {out}" if out else "runs/",
+            got=error.strerror or str(error),
+            expected="a place to write",
+            hint="give another: --out FOLDER",
+        ) from error
+    return folder
+
+
+def _not_empty(out: Path) -> RecipeError:
+    is_run = (out / "recipe.yaml").is_file()
+    return RecipeError(
+        "the folder of the run is not empty",
+        where=f"--out {out}",
+        got="a run" if is_run else "other files",
+        expected="a new folder",
+        hint="give another" + (f", or go on with that run: rlhf train --resume {out}" if is_run else ""),
+    )
+
+
+@contextmanager
+def without_empty(folder: Path, *, was_there: bool) -> Iterator[None]:
+    """Where what happens inside fails and leaves the folder of a run empty, remove it, unless it was there before."""
+    try:
+        yield
+    except BaseException:
+        if processes.current().is_main and not was_there:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+        raise
 
 
 def begin_of(folder: Path, is_resumed: bool, say: Say) -> tuple[Path | None, State]:
@@ -50,13 +110,13 @@ _RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json")
 def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterator[None]:
     """Where what happens inside fails before the first checkpoint, tell the user what the folder holds.
 
-    A new run's folder in which nothing has been saved but its record is removed: there is nothing to go on from.
+    A new run's folder in which nothing has been saved but its record is emptied: there is nothing to go on from.
     """
     try:
         yield
     except BaseException:
         if processes.current().is_main and not is_resumed and _holds_nothing(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            _empty(folder)
         elif processes.current().is_main and checkpoint.latest(folder / "checkpoints") is None:
             names = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
             say(f"there is no checkpoint yet; {folder} holds {', '.join(names) or 'nothing'}")
@@ -66,5 +126,23 @@ def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterat
 
 
 def _holds_nothing(folder: Path) -> bool:
-    """Whether there is no file in the folder but the record of a run, and empty ones."""
-    return all(p.name in _RECORD or p.is_dir() or not p.stat().st_size for p in folder.rglob("*"))
+    """Whether there is no file in the folder but the record of a run, empty ones, and a store without entries."""
+    found = [p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and p.stat().st_size]
+    return all(p == folder / copies.FILE and _is_new(p) for p in found)
+
+
+def _is_new(path: Path) -> bool:
+    try:
+        with Store(path) as store:
+            return not store.entries()
+    except StoreError:
+        return False
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()

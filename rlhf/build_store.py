@@ -7,6 +7,7 @@ from typing import Any
 
 from agents.stores import copies
 from agents.stores.remembering import Remembering
+from rlhf.kinds import kind_of
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Part
 from rlhf.rollout.tasks import tasks_of
@@ -22,7 +23,8 @@ def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> Store
     splits = [stage.split for stage in recipe.stages if isinstance(stage, PolicyGradient)]
     own = recipe.evaluation
     tasks = [] if own.allow_overlap else tasks_of(recipe.environment, own.split, own.n_tasks)
-    return StoreKeeper.of(agent, folder, found, (splits or ["train"])[0], {task.id for task in tasks})
+    judged, kind = {task.id for task in tasks}, kind_of("store", agent.store)
+    return StoreKeeper.of(agent, folder, found, (splits or ["train"])[0], judged, kind)
 
 
 def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:
@@ -37,7 +39,7 @@ def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:
         StoreError: there is no store, it is damaged, or one of the tasks has left something in it.
     """
     folder = checkpoint
-    if folder is None and model and (Path(model).expanduser() / copies.COPY).is_file():
+    if folder is None and model and (Path(model).expanduser() / copies.FILE).is_file():
         folder = Path(model).expanduser()
     if not isinstance(part.agent, Remembering) or folder is None:
         return part.agent

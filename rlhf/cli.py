@@ -24,17 +24,30 @@ from rlhf.commands import (
     show,
     train,
 )
-from rlhf.commands.output import STATE
+from rlhf.commands.output import STATE, report
+from rlhf.commands.usage import usage_error
 
 
 class _Group(TyperGroup):
     """Takes `--debug` anywhere: whoever is told to run again with it appends it."""
 
+    as_json = False
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Move `--debug` to the front, then parse as usual."""
+        self.as_json = "--json" in args
         if "--debug" in args:
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, and say in the project's own form what of its options and arguments cannot be read."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if not hasattr(error, "format_message"):
+                raise
+            raise typer.Exit(report(usage_error(error, self), as_json=self.as_json)) from error
 
 
 app = typer.Typer(

@@ -1,6 +1,7 @@
 """Every error this project raises, in one tree.
 
 RlhfError
+├── UsageError           a command line cannot be read: an option or argument is missing, unknown or of another type
 ├── RecipeError          a recipe cannot be run as written: fix the YAML
 ├── MissingPackageError  an optional package or program is absent: install it
 ├── ModelError           a model folder cannot be read or does not fit: check the path
@@ -55,6 +56,10 @@ class RlhfError(Exception):
 
 def _rebuild(kind: type[RlhfError], what: str, where: str, got: str, expected: str, hint: str) -> RlhfError:
     return kind(what, where=where, got=got, expected=expected, hint=hint)
+
+
+class UsageError(RlhfError):
+    """A command line cannot be read."""
 
 
 class RecipeError(RlhfError):
@@ -136,13 +141,24 @@ def disk(what: str, path: Path) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `did you mean 'x'?` for the closest known name, or an empty string.
+    """Return `did you mean 'x'?` for the closest known name, or an empty string."""
+    found = closest(name, known)
+    return meant(found) if found is not None else ""
+
+
+def meant(name: str) -> str:
+    """Return the question whether `name` was meant."""
+    return f"did you mean '{name}'?"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the closest known name; None where none is close, more than half of its letters in common.
 
     A name that only goes on is the closest: `ppo_clip` to `ppo`, though `gspo` is as short. Where none is close, one
     that ends so is: `reflect_and_retry` to `retry`.
     """
     names = list(known)
     longer = [other for other in names if name and other.startswith(f"{name}_")]
-    close = longer[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = longer[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.51)
     close = close or [other for other in names if name and other.endswith(f"_{name}")]
-    return f"did you mean '{close[0]}'?" if close else ""
+    return close[0] if close else None

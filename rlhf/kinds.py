@@ -188,6 +188,7 @@ def _file_module(source: str, base: Path, where: str) -> ModuleType:
 
 def _checked(section: str, target: Any, kind: str, where: str) -> Any:
     if inspect.isfunction(target) and section == "reward":
+        _refuse_arguments(target, 2, kind, where)
         return target
     if not inspect.isclass(target):
         raise RecipeError(
@@ -206,4 +207,28 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
             expected=f"a class with {', '.join(REQUIRED_MEMBERS[section])}",
             hint="docs/plugins.md has whole parts to start from",
         )
+    if section == "reward" and any("__call__" in vars(base) for base in target.__mro__):
+        is_static = isinstance(inspect.getattr_static(target, "__call__"), staticmethod)
+        _refuse_arguments(target.__call__, 2 if is_static else 3, kind, where)
     return target
+
+
+def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
+    """Raise RecipeError where a reward cannot be called with two arguments, which `self` makes `n`."""
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of another language
+        return
+    try:
+        takes.bind(*[None] * n)
+    except TypeError as error:
+        own = list(takes.parameters.values())[n - 2 :]
+        is_verifier = bool({"answer", "reference"} & {parameter.name for parameter in own})
+        raise RecipeError(
+            "a reward takes (task, trajectory), a verifier (answer, reference)",
+            where=where,
+            got=f"{kind}, which takes ({', '.join(map(str, own))})",
+            expected="two parameters",
+            hint=f"write {'(answer, reference)' if is_verifier else '(task, trajectory)'} for its parameters; others "
+            "need a default",
+        ) from error

@@ -66,6 +66,7 @@ MISTAKES = {
     "a split that does not exist": Mistake(
         ("evaluation.split=exam",), "evaluation.split", ("exam", "train, dev, test")
     ),
+    "a misspelt split": Mistake(("stages.1.split=trian",), "stages[1].split", ("trian", "did you mean 'train'?")),
     "an unknown kind": Mistake(
         ("stages.1.loss={kind: ppo_clp}",), "stages[1].loss.kind", ("ppo_clip, reinforce", "did you mean 'ppo_clip'?")
     ),
@@ -110,6 +111,9 @@ MISTAKES = {
     "a rollout in the place of an agent": Mistake(("agent={kind: retry}",), "agent.kind", ("is a kind of rollout",)),
     "a rollout in the place of attempts": Mistake(
         ("stages.0.attempts={kind: retry}",), "stages[0].attempts.kind", ("write rollout: {kind: retry}",)
+    ),
+    "a list in the place of a kind": Mistake(
+        ("stages.0.attempts={kind: [retry]}",), "stages[0].attempts.kind", ("Attempts has no key 'kind'",)
     ),
     "a rollout beside attempts": Mistake(
         ("stages.0.rollout={kind: retry}",), "stages[0].rollout", ("attempts: {..., rollout: ...}",)
@@ -276,6 +280,41 @@ def test_a_trajectory_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "did you mean 'solved'?" in refused("trajectories", str(run), "--outcome", "solvd")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("new", "enviroment", "maze"), "environment"),
+        (("check", "recip", "quickstart"), "recipe"),
+        (("compare", "runs/a", "runs/b", "--metric", "sucess"), "success"),
+        (("score", "runs/a", "--reward", "outcome", "--phase", "trian"), "train"),
+    ],
+    ids=lambda given: given[0] if isinstance(given, tuple) else "",
+)
+def test_a_word_that_a_command_does_not_know(arguments: tuple[str, ...], meant: str) -> None:
+    message = refused(*arguments)
+    assert f"did you mean '{meant}'?" in message and all(part in message for part in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (("check", "rewards", "outcome"), "rlhf check rewards: no such contract"),
+        (("new", "agnet", "x"), "rlhf new agnet: no such part"),
+        (("new", "agent", "X"), "rlhf new agent X: this cannot name a part"),
+    ],
+)
+def test_an_argument_is_named_as_it_was_written(arguments: tuple[str, ...], where: str) -> None:
+    assert refused(*arguments).startswith(f"error {where}")
+
+
+def test_a_suite_of_another_command_is_named_and_none_that_is_far(echo: Path) -> None:
+    for given in ("mathh", "math"):
+        message = refused("evaluate", str(echo), "--suite", given)
+        assert "did you mean" not in message
+        assert "`rlhf check reward TARGET --suite math` judges a verifier" in message
+    assert "did you mean 'quick'?" in refused("evaluate", str(echo), "--suite", "qick")
+
+
 @pytest.mark.parametrize("more", [(), ("--suite", "quick")], ids=["alone", "suite"])
 def test_a_run_that_is_not_there_is_told_the_nearest(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -312,3 +351,20 @@ def test_a_resumed_run_keeps_its_recipe(echo: Path, tmp_path: Path) -> None:
         assert "another value of seed, stages.1.optimizer.lr" in message and f"rlhf train --resume {run}" in message
     assert "its own folder" in refused("train", "--resume", str(run), "--out", str(tmp_path / "new"))
     assert "nothing to train" in refused("train")
+
+
+@pytest.mark.parametrize("asked", ["agent.store.kind=notes", "agent.store={kind: notes, k: 2}"])
+def test_a_resumed_run_keeps_the_kinds_of_its_parts(echo: Path, tmp_path: Path, asked: str) -> None:
+    from rlhf.recipe import dump, load
+
+    run = tmp_path / "run"
+    run.mkdir()
+    made = load(echo, ["agent={kind: remembering, store: {kind: cases, alpha: 0.5}}"])
+    (run / "recipe.yaml").write_text(dump(made))
+    message = refused("train", "--resume", str(run), asked)
+    assert "error agent.store.kind: a run goes on with the recipe it began with" in message
+    assert "got:      notes" in message and "expected: cases" in message
+    assert f"rlhf train --resume {run}, or start a new run" in message
+    # A trainer may be of another kind, and only what differs is told.
+    message = refused("train", "--resume", str(run), "stages.0.trainer={kind: deepspeed}", "seed=4")
+    assert "another value of seed\n" in message

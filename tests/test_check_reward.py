@@ -13,6 +13,7 @@ import pytest
 
 from rewards.check import check_reward
 from rewards.sandboxed import Sandboxed
+from rewards.verified import Verified
 from rlhf.data import Outcome, Task, Trajectory, Verdict
 from rlhf.data.report import Report
 from rlhf.errors import RecipeError
@@ -168,6 +169,11 @@ def test_broken_rewards_are_caught(reward: Any, promise: str, got: str) -> None:
     details = [finding.detail for finding in report.broken if finding.promise == promise]
     assert details, str(report)
     assert got in details[0]
+
+
+def test_the_parts_of_a_message_are_told_apart() -> None:
+    [finding] = check_reward(Verified(same_text), [(Task("a"), Trajectory("a", 0, "Go.", (), Outcome.FAILED))]).broken
+    assert "no reference for the verifier; got: None; expected: Task.reference; do: use a reward" in finding.detail
 
 
 def test_a_reward_meets_only_references_of_its_own_kind() -> None:

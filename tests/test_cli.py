@@ -120,8 +120,46 @@ def test_trajectories_are_read_and_filtered(trained: tuple[Path, dict[str, Any]]
     unknown = run("trajectories", folder, "--task", f"{one_task}0", "--outcome", "failed")
     assert unknown.exit_code == 2 and "nothing is stored of this task" in unknown.stderr
     assert "did you mean '" in unknown.stderr and "one of" in unknown.stderr
-    assert last_json(run("trajectories", folder, "--outcome", "env_error", "--json")) == {"failures": []}
-    assert "no attempt failed like this" in run("trajectories", folder, "--outcome", "timeout").stdout
+    none = last_json(run("trajectories", folder, "--outcome", "env_error", "--json"))
+    assert none == {"n_found": 0, "failures": []}
+
+
+def test_trajectories_says_how_many_are_not_shown(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    everything = last_json(run("trajectories", folder, "--limit", "5000", "--json"))
+    n = len(everything["trajectories"])
+    assert everything["n_found"] == n > 40
+    some = last_json(run("trajectories", folder, "--limit", "2", "--json"))
+    assert (some["n_found"], len(some["trajectories"])) == (n, 2)
+    assert run("trajectories", folder, "--limit", "2").stdout.splitlines()[-1] == f"2 of {n}; --limit shows more"
+    assert "--limit" not in run("trajectories", folder, "--limit", "5000").stdout
+    of_step = last_json(run("trajectories", folder, "--step", "1", "--limit", "3", "--json"))
+    assert of_step["n_found"] == sum(t["step"] == 1 for t in everything["trajectories"]) == 20
+
+
+def test_trajectories_that_are_not_there_are_told_from_those_that_are(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = trained
+    for more in ((), ("--outcome", "solved"), ("--outcome", "env_error")):
+        unknown = run("trajectories", folder, "--step", "99", *more)
+        assert unknown.exit_code == 2 and "nothing is stored of this step" in unknown.stderr
+        assert "one of steps 0 (eval, before), 1 to 2 (train, 1-policy_gradient), 2 (eval, after)" in unknown.stderr
+        assert "the nearest is --step 2" in unknown.stderr
+    far = run("trajectories", folder, "--attempt", "99")
+    assert far.exit_code == 2 and "from 0 to 4" in far.stderr
+    counts = last_json(run("trajectories", folder, "--limit", "5000", "--json"))["n_found"]
+    none = run("trajectories", folder, "--outcome", "timeout")
+    said = "no attempt ended as timeout; those like this ended as: "
+    assert none.exit_code == 0 and none.stdout.startswith(said)
+    told = none.stdout.splitlines()[0].removeprefix(said)
+    assert sum(int(part.split()[0]) for part in told.split(", ")) == counts
+    assert "stored are steps 0 (eval, before)" in none.stdout
+    trained_on, [judged] = (
+        last_json(run("trajectories", folder, "--step", step, "--limit", limit, "--json"))["trajectories"]
+        for step, limit in ((1, 100), (0, 1))
+    )
+    assert judged["task"] not in {t["task"] for t in trained_on}
+    apart = run("trajectories", folder, "--step", "1", "--task", judged["task"])
+    assert apart.exit_code == 0 and "is stored, and not of one attempt" in apart.stdout
 
 
 def test_the_report_can_be_written_again(trained: tuple[Path, dict[str, Any]]) -> None:
@@ -271,6 +309,14 @@ def test_check_walks_every_part_of_a_recipe(echo: Path) -> None:
     ]
 
 
+def test_check_says_one_line_of_each_part_of_a_recipe_that_is_in_order(echo: Path) -> None:
+    lines = run("check", "recipe", str(echo), "agent={kind: chat}").stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == ["environment (parts.py", "agent (chat)"]
+    assert len(lines) == 4 and lines[2].endswith("promises kept") and lines[3].endswith("--json")
+    one_broken = run("check", "recipe", str(echo)).stdout
+    assert "  BROKEN  " in one_broken and one_broken.count("class: can be pickled") == 1
+
+
 def test_check_tries_the_rewards_of_a_recipe_on_the_tasks_of_its_environment(tmp_path: Path) -> None:
     recipe = tmp_path / "answers.yaml"
     recipe.write_text(
@@ -279,7 +325,13 @@ def test_check_tries_the_rewards_of_a_recipe_on_the_tasks_of_its_environment(tmp
     )
     found = run("check", "recipe", str(recipe))
     assert found.exit_code == 2
-    assert "the task has no reference for the verifier" in found.stdout  # the houses of Keyhole have none
+    lines = [line.strip() for line in found.stdout.splitlines()]  # the houses of Keyhole have none
+    assert sum("BROKEN" in line for line in lines) == 1 and any(
+        line.startswith("rewards.right (math): ") for line in lines
+    )
+    said = "rewards.right.kind: this reward compares with the reference of a task, and there is none"
+    assert lines.index(said) == lines.index("BROKEN  task: has the reference that this needs") + 1
+    assert "expected: Task.reference" in lines and any(line.startswith("do:") for line in lines)
 
 
 def test_recipes_lists_files_and_kinds(echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +343,14 @@ def test_recipes_lists_files_and_kinds(echo: Path, tmp_path: Path, monkeypatch: 
     # A terminal of 80 columns shows every name whole.
     shown = run("recipes").stdout.splitlines()
     assert max(map(len, shown)) <= 80 and set(listed) <= {line.partition(" ")[0] for line in shown}
+
+
+def test_recipes_are_found_by_words() -> None:
+    found = last_json(run("recipes", "Nim", "older", "--json"))["recipes"]
+    assert [one["name"] for one in found] == ["textarena/nim-opponents"]
+    assert {one["kind"] for one in last_json(run("recipes", "--kinds", "gigpo", "--json"))["kinds"]} == {"gigpo"}
+    missed = run("recipes", "sokobn")
+    assert missed.exit_code == 2 and "got:      sokobn" in missed.stderr and "did you mean 'sokoban'?" in missed.stderr
 
 
 def test_version(tmp_path: Path) -> None:

@@ -73,6 +73,19 @@ def test_the_table_names_flipped_tasks_and_the_tasks_needed(tmp_path: Path) -> N
     assert "to see +10.0%" in words and "and 15 more" in words and "McNemar" in words
 
 
+def test_ids_of_flipped_tasks_are_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "textworld_express/cookingworld/numLocations=1,numIngredients=1,includeDoors=0/test"
+    first, second = (
+        write(tmp_path / name, tasks([ok] * 3, long)) for name, ok in (("before-the-first-step", False), ("b", True))
+    )
+    for width in ("60", "80", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        lines = run("compare", first, second).stdout.splitlines()
+        for i in range(3):
+            [row] = [line for line in lines if line.startswith(f"{long}/{i} ")]
+            assert row.split() == [f"{long}/{i}", "0.0%", "100.0%"]
+
+
 def test_several_are_corrected_for_their_number(tmp_path: Path) -> None:
     base = write(tmp_path / "base", tasks([False] * 20))
     some = [write(tmp_path / str(n), tasks([True] * n + [False] * (20 - n))) for n in (1, 4, 8)]
@@ -102,6 +115,54 @@ def test_runs_are_compared_by_their_last_evaluation(tmp_path: Path) -> None:
     [row] = last_json(run("compare", a, b, "--json"))["comparisons"]
     assert (row["n_better"], row["n_worse"]) == (0, 3)
     assert (row["first"], row["second"]) == (str(a), str(b))  # both folders are called run
+
+
+def begun(folder: Path, stage: str, step: int, n_steps: int) -> None:
+    """Make a folder that of a run which logged this step of a stage last."""
+    (folder / "recipe.yaml").write_text(f"stages: [{{kind: supervised}}, {{kind: {stage[2:]}, steps: {n_steps}}}]")
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": step, "stage": stage, "time": 1.0}) + "\n")
+
+
+def test_it_says_when_runs_were_measured_and_which_have_not_ended(tmp_path: Path) -> None:
+    done = write(tmp_path / "done", tasks([True] * 8), stage="after", step=30, is_run=True)
+    half = write(tmp_path / "half", tasks([False] * 8), stage="before", is_run=True)
+    begun(half, "1-policy_gradient", 33, 500)
+    result = run("compare", done, half)
+    assert "measured: done after training, step 30; half before training, step 0" in result.stdout
+    wanted = [
+        "half was measured before training, and its run is not finished, it is at step 33 of 500 of 1-policy_gradient; "
+        f"go on with it: rlhf train --resume {half}",
+        "not measured at the same time of a run: done after training and half before training",
+    ]
+    assert result.stderr.splitlines() == [f"caution {text}" for text in wanted]
+    other = write(tmp_path / "other", tasks([True] * 8), stage="after", step=30, is_run=True)
+    plain = run("compare", half, done, other, "--json")
+    row, last = last_json(plain)["comparisons"]
+    assert row["cautions"][0] == last["cautions"][0] == wanted[0] and len(row["cautions"]) == 2
+    assert plain.stderr.count(wanted[0]) == 1
+    assert row["measured"] == [
+        {"phase": "before", "step": 0, "is_finished": False},
+        {"phase": "after", "step": 30, "is_finished": True},
+    ]
+    own = write(tmp_path / "own", tasks([True] * 8))
+    (own / "summary.json").write_text("{}")
+    mixed = run("compare", own, done)
+    assert "measured: own by `rlhf evaluate`; done after training, step 30" in mixed.stdout and not mixed.stderr
+    assert "measured" not in run("compare", own, own).stdout
+
+
+def test_a_run_without_metrics_is_not_finished_either(tmp_path: Path) -> None:
+    runs = [write(tmp_path / name, tasks([True] * 8), stage="before", is_run=True) for name in ("a", "b")]
+    (runs[0] / "result.json").write_text("{}")
+    [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
+    [caution] = row["cautions"]
+    assert caution.startswith("b was measured before training, and its run is not finished; go on")
+
+
+def test_nothing_follows_the_last_comparison(tmp_path: Path) -> None:
+    first, second = (write(tmp_path / name, tasks([i == 0, True])) for i, name in enumerate(("first", "second")))
+    printed = run("compare", first, second, first).stdout
+    assert printed.count("\n\n") == 1 and not printed.endswith("\n\n")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
@@ -171,6 +232,32 @@ def test_an_evaluation_that_is_not_finished_is_named(tmp_path: Path) -> None:
         assert "whole is not finished" not in result.stderr
 
 
+def test_a_board_is_readable_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "/somewhere/with/many/runs/chain-constant-{}-run/checkpoints/0-supervised-000000"
+    folders = [write(tmp_path / f"chain-constant-{i}-untrained", tasks([i > 0, True])) for i in range(2)]
+    folders.append(write(tmp_path / "chance", tasks([True, True]), opening="A wall."))
+    for i, folder in enumerate(folders):
+        named = {"suite": "houses", "policy": long.format(i) if i < 2 else "random", "attempts": 1}
+        (folder / "summary.json").write_text(json.dumps(named))
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run("leaderboard", *folders).stdout.splitlines()
+    assert max(map(len, narrow)) <= 80 and narrow[1].startswith("evaluation ")
+    assert [line.split()[0] for line in narrow[2:4]] == [folders[1].name, folders[0].name]
+    assert narrow[4] == "" and narrow[5].startswith("houses") and narrow[6].startswith("policy ")
+    assert narrow[7].startswith("random ") and len(narrow) == 8, "no empty line at the end"
+    assert run("leaderboard", *folders, "--markdown").stdout.count(long.format(0)) == 1
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("leaderboard", *folders).stdout.splitlines()[2].startswith(f"{long.format(1)} ")
+    rows = [row for board in last_json(run("leaderboard", *folders, "--json"))["boards"] for row in board["rows"]]
+    assert {(row["name"], row["policy"]) for row in rows} >= {(folders[0].name, long.format(0))}
+    again = write(tmp_path / "more" / folders[0].name, tasks([False, False]))
+    chosen = {"strategy": {"kind": "best_of_n", "n": 8}}
+    (again / "summary.json").write_text(json.dumps({**json.loads((folders[0] / "summary.json").read_text()), **chosen}))
+    monkeypatch.setenv("COLUMNS", "80")
+    same = run("leaderboard", folders[0], again).stdout.splitlines()
+    assert [line.split("  ")[0] for line in same[2:]] == [folders[0].name, f"more/{again.name}, best_of_n of 8"]
+
+
 def test_a_folder_of_evaluations_stands_for_all_of_them(tmp_path: Path) -> None:
     for name, right in (("weak", 2), ("strong", 9)):
         folder = write(tmp_path / "ev" / name, tasks([True] * right + [False] * (10 - right)))
@@ -197,4 +284,19 @@ def test_a_folder_without_evaluations_says_what_it_lacks(tmp_path: Path) -> None
 def test_a_leaderboard_takes_runs(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", tasks([True, False]), stage="after", step=3, is_run=True)
     [board] = last_json(run("leaderboard", folder, "--json"))["boards"]
-    assert (board["suite"], board["rows"][0]["policy"], board["rows"][0]["success"]) == ("after", "run", 0.5)
+    assert (board["rows"][0]["policy"], board["rows"][0]["success"]) == ("run", 0.5)
+
+
+def test_a_board_of_runs_says_what_they_attempted_and_when(tmp_path: Path) -> None:
+    for name, right in (("a", True), ("b", False)):
+        write(tmp_path / "runs" / name, tasks([right, True]), stage="after", step=3, is_run=True)
+    write(tmp_path / "runs" / "c", tasks([True, True]), stage="1-policy_gradient", step=2, is_run=True)
+    many = {f"house{i}/test/0": [True] for i in range(5)}
+    write(tmp_path / "runs" / "d", many, stage="before", is_run=True)
+    found = last_json(run("leaderboard", tmp_path / "runs", "--json"))["boards"]
+    assert {board["suite"]: [row["policy"] for row in board["rows"]] for board in found} == {
+        "house/test, after training": ["a", "b"],
+        "house/test, during 1-policy_gradient": ["c"],
+        "house0/test, house1/test, house2/test and 2 more, before training": ["d"],
+    }
+    assert "house/test, after training (2 tasks)" in run("leaderboard", tmp_path / "runs").stdout

@@ -197,6 +197,12 @@ def test_other_tasks_than_those_of_the_hash_are_refused(suite: Path) -> None:
         ("parts:", "pieces:", "a suite has no key 'pieces'"),
         ("tasks: {n: 5}", "task: {n: 5}", "parts.large.task"),
         ("tasks: {n: 5}", "tasks: {n: 5, sha256: abc}", "parts.large.tasks.sha256"),
+        (
+            "tasks: {n: 5}",
+            "tasks: {n: 5, split: tset}",
+            "error parts.large.tasks.split: the environment has no such split",
+        ),
+        ("split: test", "split: tset", "error tasks.split: the environment has no such split"),
         ("tasks: {n: 5}", "tasks: {ids: [keyhole/nowhere]}", "the split has no such task"),
         ("rows: 3, columns: 2, loops: 1", "rows: 2, columns: 2, loops: 0", "two parts have one task"),
         ("environment: {kind: keyhole, rows: 3", "environment: {kind: keyhol, rows: 3", "did you mean 'keyhole'?"),
@@ -260,7 +266,13 @@ def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> No
     refused = run("evaluate", tmp_path / "run", "--suite", suite, "--split", "train")
     assert refused.exit_code == 2 and "trained on tasks that it is to be judged on" in refused.stderr
     assert "4 of 4 tasks are in the split 'train' of stages[0]" in refused.stderr
+    assert "error --split: " in refused.stderr
     own = run("evaluate", tmp_path / "run", "--split", "train", "--n", "2")
-    assert own.exit_code == 2 and "trained on tasks" in own.stderr
+    assert own.exit_code == 2 and "error --split: the policy was trained on tasks" in own.stderr
+    own = run("evaluate", tmp_path / "run", "evaluation.split=train", "evaluation.n_tasks=2")
+    assert own.exit_code == 2 and "error evaluation.split: the policy was trained on tasks" in own.stderr
+    misspelt = run("evaluate", tmp_path / "run", "--suite", suite, "--split", "trian")
+    assert misspelt.exit_code == 2 and "error --split: the environment has no such split" in misspelt.stderr
+    assert "did you mean 'train'" in misspelt.stderr
     wanted = ("--split", "train", "--n", "2", "--also-trained", "--json")
     assert last_json(run("evaluate", tmp_path / "run", *wanted))["n"] == 2

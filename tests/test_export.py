@@ -10,13 +10,13 @@ import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from agents.stores import copies
 from agents.stores.copies import content_hash
 from agents.stores.store import Store
 from rlhf.build import policy_of, recipe_of
-from rlhf.cli import app
+from tests.commands import last_json, run
 from tests.trainers import runs
 from tests.trainers.words import WORDS
 
@@ -41,7 +41,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def export(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+    return run("export", *arguments)
 
 
 @torch.no_grad()
@@ -68,10 +68,8 @@ def read_elsewhere(checkpoint: Path) -> tuple[Any, Any]:
 
 def test_what_is_exported_says_what_the_checkpoint_said(trained: Path, tmp_path: Path) -> None:
     checkpoint, out = runs.newest(trained), tmp_path / "model"
-    ended = export(checkpoint, "--out", out, "--json")
-    assert ended.exit_code == 0, ended.output
+    record = last_json(export(checkpoint, "--out", out, "--json"))
     is_adapter = (checkpoint / "policy" / "adapter_config.json").is_file()
-    record = json.loads(ended.stdout.splitlines()[-1])
     assert record["merged"] == is_adapter and record["checkpoint"] == str(checkpoint)
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     names = {p.name for p in out.iterdir()}
@@ -114,21 +112,17 @@ def remembering(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.run(path, folder / "run").folder
 
 
-def read(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["memory", *map(str, arguments)])
-
-
 def test_the_store_goes_with_the_model(remembering: Path, tmp_path: Path) -> None:
     checkpoint, out = runs.newest(remembering), tmp_path / "model"
-    record = json.loads(export(checkpoint, "--out", out, "--json").stdout.splitlines()[-1])
-    with Store(out / copies.COPY) as store, Store(checkpoint / copies.COPY) as saved:
+    record = last_json(export(checkpoint, "--out", out, "--json"))
+    with Store(out / copies.FILE) as store, Store(checkpoint / copies.FILE) as saved:
         assert content_hash(store) == content_hash(saved) == (out / copies.HASH).read_text()
         assert record["n_entries"] == len(store.entries()) > 0
     assert AutoModelForCausalLM.from_pretrained(out).config.model_type == "qwen3"
     said = " ".join(export(checkpoint, "--out", tmp_path / "again").output.split())
     assert f"with a store of {record['n_entries']} entries" in said
     # What it holds is read in the run, in the checkpoint and beside the model.
-    found = [json.loads(read(folder, "--json").stdout.splitlines()[-1]) for folder in (remembering, checkpoint, out)]
+    found = [last_json(run("memory", folder, "--json")) for folder in (remembering, checkpoint, out)]
     assert found[0] == found[1] == found[2] and found[0]["n_entries"] == record["n_entries"]
 
 
@@ -137,33 +131,6 @@ def test_a_store_that_is_not_what_was_saved_is_not_exported(remembering: Path, t
     (checkpoint / copies.HASH).write_text("0" * len((checkpoint / copies.HASH).read_text()))
     assert "the store is not the one that was saved" in refused(checkpoint, "--out", tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_store_holds_is_listed_and_searched(remembering: Path) -> None:
-    everything = json.loads(read(remembering, "--limit", "500", "--json").stdout.splitlines()[-1])
-    assert everything["kinds"] == {"case": everything["n_entries"]} and everything["n_chars"] > 0
-    numbers = [entry["id"] for entry in everything["entries"]]
-    assert numbers == sorted(numbers, reverse=True), "the newest first"
-    one = everything["entries"][0]
-    of_task = json.loads(read(remembering, "--task", one["tasks"][0], "--json").stdout.splitlines()[-1])["entries"]
-    assert one in of_task and all(one["tasks"][0] in entry["tasks"] for entry in of_task)
-    found = json.loads(read(remembering, "--search", one["text"], "--json").stdout.splitlines()[-1])["entries"]
-    assert found[0]["text"] == one["text"]
-    shown = " ".join(read(remembering, "--limit", "1").output.split())
-    assert f"{everything['n_entries']} entries" in shown and one["tasks"][0] in shown and one["text"] in shown
-    assert "no entry is of this task" in read(remembering, "--task", "nothing").output
-    wrong = read(remembering, "--kind", "cas")
-    assert wrong.exit_code == 2 and "did you mean 'case'?" in " ".join(wrong.output.split())
-
-
-def test_where_there_is_no_store(tmp_path: Path) -> None:
-    ended = read(tmp_path)
-    assert ended.exit_code == 2 and "whose agent is of kind remembering" in " ".join(ended.output.split())
-    with Store(tmp_path / copies.COPY, split="train"):
-        pass
-    assert "nothing is stored yet" in read(tmp_path).output
-    (tmp_path / copies.COPY).write_bytes(b"no store " * 100)
-    assert "this file is no store" in read(tmp_path).output
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -184,8 +151,14 @@ def refused(*arguments: str | Path) -> str:
 
 
 def test_an_existing_folder_is_left_alone(finished: Path, tmp_path: Path) -> None:
-    assert "the folder exists" in refused(runs.newest(finished), "--out", tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    out, taken = tmp_path / "model", tmp_path / "model-2"
+    out.mkdir()
+    taken.symlink_to("nowhere")
+    said = refused(runs.newest(finished), "--out", out)
+    assert "the folder exists" in said and f"do: --out {tmp_path / 'model-3'}, or move" in said
+    assert list(out.iterdir()) == [] and sorted(tmp_path.iterdir()) == [out, taken]
+    assert "got: a file" in refused(runs.newest(finished), "--out", taken)
+    assert "do: --out /model-2, or" in refused(runs.newest(finished), "--out", "/")
 
 
 def test_a_run_is_no_checkpoint_and_its_checkpoints_are_named(finished: Path, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def test_what_tells_no_task_apart_makes_none_the_same() -> None:
 @pytest.mark.parametrize(
     ("evaluation", "stages", "where", "message"),
     [
-        ({"split": "train"}, STAGES, "stages[0].split", "6 of 6 tasks of the split 'train' are in 'train'"),
+        ({"split": "train"}, STAGES, "evaluation.split", "got:      train, which stages[0] draws from"),
+        ({"split": "train"}, [*STAGES, IMPROVE], "evaluation.split", "which stages[0] and stages[1] draw from"),
         ({"watch_split": "train"}, [*STAGES, IMPROVE], "stages[0].split", "would be trained on"),
         ({"watch_split": "test"}, [*STAGES, IMPROVE], "evaluation.watch_split", "would be watched"),
         ({}, [STAGES[0] | {"split": "dev"}, IMPROVE], "stages[0].split", "would be trained on"),
@@ -62,6 +63,14 @@ def test_tasks_listed_under_other_names_are_refused_too(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="such as words/test/3") as caught:
         runs.run(path, tmp_path / "run")
     assert "6 of 6 tasks" in caught.value.got
+
+
+def test_a_split_that_is_trained_on_is_said_once_where_it_was_written(tmp_path: Path) -> None:
+    path = runs.write(tmp_path, STAGES, evaluation={"n_tasks": 6})
+    refused = run("train", path, "evaluation.split=train", "--out", tmp_path / "run")
+    assert refused.exit_code == 2 and "caution" not in refused.stderr and not (tmp_path / "run").exists()
+    assert "error evaluation.split: tasks that judge the policy would be trained on" in refused.stderr
+    assert "expected: dev or test" in refused.stderr
 
 
 def test_what_is_meant_is_allowed(tmp_path: Path) -> None:

@@ -166,6 +166,8 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
     assert beside_of(checkpoint_in_background=True)[3] == weights + moments
     deepspeed = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero=2))
     assert deepspeed[3] == weights + 3 * weights  # weights and two moments in float32, and the weights
+    undivided = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero=0))
+    assert undivided[3] == weights + moments  # as plain torch has them
     [found] = estimates(replace(made, stages=(replace(stage, checkpoint_in_background=True),)))
     assert {part.name for part in found.parts if part.on_host} >= {"background"}
     assert all(found.change(part) for part in found.held if part.name in names)

@@ -138,6 +138,14 @@ def test_a_class_of_the_file_itself_is_no_name(tmp_path: Path, part: str, name: 
     assert run("new", "reward", name, "--folder", tmp_path).exit_code == 0
 
 
+def test_a_folder_without_code_takes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "path" / "data_of_mine").mkdir(parents=True)
+    (tmp_path / "path" / "code_of_mine.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    assert run("new", "reward", "data_of_mine", "--folder", tmp_path).exit_code == 0
+    assert run("new", "reward", "code_of_mine", "--folder", tmp_path).exit_code == 2
+
+
 def test_an_unknown_part_is_named() -> None:
-    result = run("new", "rewards", "near")
-    assert result.exit_code == 2 and "reward" in result.output
+    result = run("new", "enviroment", "near")
+    assert result.exit_code == 2 and "no such part" in result.stderr and "did you mean 'environment'?" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from environments.keyhole import Keyhole
 from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.commands.environments import cells, described
-from rlhf.commands.glance import glance, kept
+from rlhf.commands.glance import glance, kept, variant
 from rlhf.data import Task
 from tests.commands import last_json, run
 
@@ -201,6 +202,33 @@ def test_the_seat_of_a_policy_shows_what_the_chat_agent_shows() -> None:
     assert "No action was taken: your action has 201 characters" in done.stdout
     assert done.stdout.count("--- system") == 1
     assert done.stdout.count("--- user") == len(plan) + 1  # the opening, the complaint, and all answers but the last
+
+
+def test_the_heading_says_which_of_several_games_it_is_and_how_to_choose(strange: str) -> None:
+    how = "for another one game=NAME, where a wrong name lists all there are]"
+    said = typed("toy_text", lines=["quit"]).stdout
+    assert said.splitlines()[1] == f"[game frozen_lake, the default; {how}"
+    assert f"[game taxi; {how}" in typed("toy_text", "game=taxi", lines=["quit"]).stdout
+    wrong = run("play", "toy_text", "game=NAME")
+    assert wrong.exit_code == 2 and "frozen_lake, taxi, cliff_walking, blackjack" in wrong.stderr
+    for single in (HOUSE, (strange,)):
+        assert "for another" not in typed(*single, lines=["quit"]).stdout
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("babyai", "bfcl", "matrix_game", "minihack", "reasoning_gym", "scienceworld", "textarena", "textworld"),
+        *("textworld_express", "toy_text"),
+    ],
+)
+def test_a_wrong_game_lists_all(kind: str) -> None:
+    given = {"game": "coin"} if kind == "textworld_express" else {}
+    key, chosen = variant(kind, given).partition(",")[0].partition(";")[0].split(" ")
+    wrong = run("play", kind, f"{key}=NAME")
+    if "pip install" in wrong.stderr:
+        pytest.skip(wrong.stderr)
+    assert wrong.exit_code == 2 and re.search(rf"expected: .*\b{chosen}\b", wrong.stderr), wrong.output
 
 
 # --- environments --------------------------------------------------------------------------------------------------

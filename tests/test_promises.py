@@ -39,6 +39,7 @@ from rlhf.rollout.scripted import ScriptedEngine
 from rlhf.sinks import read_metrics
 from tests import stairs
 from tests.rollout.small_world import CHATML, INLINE, THINKING, Corridor, tokenizer
+from tests.trainers.tiny import ones
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "promises.md"
@@ -173,7 +174,7 @@ def test_a_whole_run_trains_on_the_ids_that_were_sampled(trained: Trained) -> No
 def _alone(record: TrajectoryRecord) -> tuple[list[Any], list[Credit]]:
     assert record.score is not None
     made = ScoredGroup(record.task_id, (record.trajectory,), (record.score,))
-    return [made], [Credit((tuple((1.0,) * len(g.token_ids) for g in record.trajectory.generations),))]
+    return [made], ones([made])
 
 
 def test_an_environment_that_crashes_stops_the_run_with_its_own_words(tmp_path: Path) -> None:

@@ -286,6 +286,51 @@ def test_a_verifier_becomes_a_reward_of_the_last_action(echo: Path) -> None:
     assert reward(task, Trajectory("t", 0, "", turns[:1], Outcome.SOLVED)) == 0.0
 
 
+ARGUMENTS = """
+def one(answer):
+    return 1.0
+
+def three(task, trajectory, scale):
+    return 1.0
+
+def any_number(*given):
+    return 1.0
+
+def more(answer, reference, scale=1.0, *, exact=True):
+    return 1.0
+
+class Held:
+    def __call__(self, answer):
+        return 1.0
+
+class Static:
+    @staticmethod
+    def __call__(answer, reference):
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "writes"),
+    [
+        ("one", "(answer)", "(answer, reference)"),
+        ("three", "(task, trajectory, scale)", "(task, trajectory)"),
+        ("Held", "(answer)", "(answer, reference)"),
+    ],
+)
+def test_a_reward_takes_two_arguments(echo: Path, name: str, takes: str, writes: str) -> None:
+    (echo.parent / "arguments.py").write_text(ARGUMENTS)
+    kind = f"./arguments.py:{name}"
+    error = refused(lambda: load(echo, [f"rewards.right.kind={kind}"]))
+    assert error.what == "a reward takes (task, trajectory), a verifier (answer, reference)"
+    assert (error.where, error.got) == ("rewards.right.kind", f"{kind}, which takes {takes}")
+    assert error.hint.startswith(f"write {writes}")
+    inside = f"rewards.right={{kind: combine, parts: {{a: {{reward: {{kind: {kind}}}}}}}}}"
+    assert refused(lambda: load(echo, [inside])).where == "rewards.right.parts.a.reward.kind"
+    for sound in ("any_number", "more", "Static"):
+        assert load(echo, [f"rewards.right.kind=./arguments.py:{sound}"])
+
+
 def test_a_part_may_hold_parts(echo: Path) -> None:
     asked = ["stages.1.advantage={kind: ./parts.py:Halved, inner: {kind: gigpo, gamma: 0.5}, factor: 2}"]
     recipe = load(echo, asked)
@@ -428,7 +473,9 @@ def test_cautions_name_what_is_probably_not_meant(echo: Path) -> None:
             ["evaluation.split=train", "stages.1.epochs=2", "stages.1.loss={kind: reinforce}", "limits.max_turns=2"],
         )
     )
-    assert len(said) == 4  # both stages train on the evaluated split
+    assert len(said) == 3
+    [unseen] = [text for text in said if text.startswith("evaluation.split")]
+    assert "stages[0] and stages[1]" in unseen  # both train on the evaluated split, which is said once
     assert any("limits.max_turns" in text for text in said) and any("loss.max_weight" in text for text in said)
 
 

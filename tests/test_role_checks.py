@@ -12,6 +12,7 @@ from rlhf.errors import RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
+from tests import test_self_play as self_play
 from tests.trainers import runs
 
 AGENT = {"kind": "critic", "critic_system": "", "actor": {"system": ""}, "max_rounds": 1}
@@ -55,9 +56,10 @@ def test_the_roles_that_are_named_are_trained(start: str, tmp_path: Path, trains
     ("agent", "role", "says"),
     [
         (AGENT, "critc", "did you mean 'critic'"),
-        (AGENT, "", "'actor', 'critic', 'memory'"),
+        (AGENT, "", "'actor', 'critic'\n"),
         ({"kind": "planner"}, "plans", "did you mean 'plan'"),
-        ({"kind": "chat"}, "actor", "'', 'memory'"),
+        ({"kind": "chat"}, "actor", "expected: ''\n"),
+        ({"kind": "chat", "memory": {"kind": "summary"}}, "actor", "'', 'memory'\n"),
         ({"kind": "rafa"}, "valeu", "did you mean 'value'"),
     ],
 )
@@ -65,6 +67,44 @@ def test_a_role_that_the_agent_does_not_have_is_refused(tmp_path: Path, agent: A
     with pytest.raises(RecipeError, match=says) as caught:
         load(write(tmp_path, STAGE | {"advantage": {"kind": "grpo"}, "trains": [role]}, agent=agent))
     assert caught.value.where == "stages[0].trains"
+
+
+WINDOW, SUMMARY = {"memory": {"kind": "window"}}, {"memory": {"kind": "summary"}}
+RULES = {"kind": "pattern", "patterns": [r"(?P<subject>\w+) (?P<relation>\w+) (?P<object>\w+)"]}
+
+
+@pytest.mark.parametrize(
+    ("quiet", "asking"),
+    [
+        ({"kind": "chat"}, {"kind": "chat", **SUMMARY}),
+        ({"kind": "tools", **WINDOW}, {"kind": "tools", "memory": {"kind": "managed"}}),
+        ({"kind": "planner", "executor": WINDOW}, {"kind": "planner", "executor": SUMMARY}),
+        ({"kind": "critic", "actor": WINDOW}, {"kind": "critic", "actor": SUMMARY}),
+        (
+            {"kind": "remembering", "store": {"kind": "cases"}},
+            {"kind": "remembering", "inner": {"kind": "chat", **SUMMARY}, "store": {"kind": "cases"}},
+        ),
+        (
+            {"kind": "remembering", "store": {"kind": "graph", "extractor": RULES}},
+            {"kind": "remembering", "store": {"kind": "graph"}},
+        ),
+    ],
+    ids=["chat", "tools", "planner", "critic", "store", "graph"],
+)
+def test_the_role_of_a_memory_is_there_where_it_asks_the_policy(tmp_path: Path, quiet: Any, asking: Any) -> None:
+    stage = STAGE | {"advantage": {"kind": "grpo"}, "trains": ["memory"]}
+    assert load(write(tmp_path, stage, agent=asking)).stages
+    with pytest.raises(RecipeError, match="take a memory that asks the policy") as caught:
+        load(write(tmp_path, stage, agent=quiet))
+    assert caught.value.where == "stages[0].trains"
+
+
+def test_the_role_of_a_seats_memory_is_there_where_it_asks_the_policy(tmp_path: Path) -> None:
+    stage = STAGE | {"advantage": {"kind": "seats"}, "trains": ["memory"]}
+    with pytest.raises(RecipeError, match="take a memory that asks the policy"):
+        load(self_play.write(tmp_path, [stage]))
+    agent = {"kind": "self_play", "player": {"system": "", **SUMMARY}}
+    assert load(self_play.write(tmp_path, [stage], agent=agent)).stages
 
 
 def test_a_key_of_the_agent_is_checked(tmp_path: Path) -> None:

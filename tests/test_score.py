@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,9 @@ def test_before_and_after_as_worked_by_hand(folder: Path) -> None:
     assert (shown["task"], shown["attempt"]) == (first["task"], first["attempt"])
     for attempt, n in ((9, 3), (1, 0)):  # attempt 9 of each of the three groups failed, and no other
         failed = run("trajectories", folder, "--outcome", "env_error", "--attempt", attempt, "--json")
-        assert len(last_json(failed)["failures"]) == n
+        assert len(last_json(failed)["failures"]) == last_json(failed)["n_found"] == n
+    alone = run("trajectories", folder, "--attempt", 9)
+    assert "a part failed in every attempt like this: 3 env_error; --outcome env_error shows them" in alone.stdout
     assert digest(folder) == before
 
 
@@ -223,6 +226,20 @@ def test_check_shows_the_attempts_that_the_environment_contradicts(folder: Path)
     assert "verifier: full marks for the right answer" in result.stdout
 
 
+def test_check_says_that_the_environment_contradicts_nothing(folder: Path) -> None:
+    result = run("check", "reward", "outcome", "--on", folder, "--json")
+    assert "values: rank correlation with success\n            +1.00" in result.stdout
+    assert "read first, what the environment contradicts most: none contradicts" in result.stdout
+    assert last_json(result)["attempts"] == []
+
+
+def test_where_all_ended_alike_the_lowest_are_read(folder: Path) -> None:
+    file = next((folder / "trajectories").glob("after-*.parquet"))
+    result = run("check", "reward", "outcome", "--on", file, "--json")
+    assert "read first, the lowest values, as all ended alike:\n  1.000  solved" in result.stdout
+    assert len(last_json(result)["attempts"]) == 1
+
+
 def test_check_names_attempts_that_cannot_be_judged_first(folder: Path) -> None:
     result = run("check", "reward", "./judges.py:picky", "--on", folder)
     assert result.exit_code == 2
@@ -233,7 +250,7 @@ def test_check_names_attempts_that_cannot_be_judged_first(folder: Path) -> None:
 def test_check_on_one_file_of_a_run(folder: Path) -> None:
     file = next((folder / "trajectories").glob("after-*.parquet"))
     result = run("check", "reward", "outcome", "--on", file, "--json")
-    assert "on 1 attempts of" in result.stdout and last_json(result)["ok"]
+    assert "on 1 attempt of" in result.stdout and last_json(result)["ok"]
 
 
 def test_check_on_answers_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +261,7 @@ def test_check_on_answers_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 0, result.output
     assert "on the answers of mine.jsonl" in result.stdout and "2 cases: 0 false negatives" in result.stdout
     wrong = run("check", "reward", "multiple_choice", "--on", "mine.jsonl")
-    assert wrong.exit_code == 2 and "1 false negatives" in wrong.stdout and "line 1" in wrong.stdout
+    assert wrong.exit_code == 2 and "1 false negative, 0 false positives" in wrong.stdout and "line 1" in wrong.stdout
 
 
 @pytest.mark.parametrize(
@@ -252,7 +269,14 @@ def test_check_on_answers_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("reward", "outcome", '{"answer": "1", "reference": "1"}', "a file of answers is for a verifier"),
         ("reward", "numeric", "[1]", "mine.jsonl, line 1"),
-        ("reward", "numeric", '{"answer": "1"}', "'reference'"),
+        ("reward", "numeric", '{"answer": "1"}', "got:      no key 'reference'"),
+        ("reward", "numeric", '{"answer": 1, "reference": "1"}', "got:      answer: 1\n"),
+        (
+            "reward",
+            "numeric",
+            '\n{"answer": "1", "reference": "1", "rigt": true}',
+            "line 2: this is no answer\n  got:      unknown key 'rigt'\n  expected: {",
+        ),
         ("reward", "numeric", "", "there are no answers"),
         ("agent", "chat", "", "attempts are judged by a reward"),
     ],
@@ -264,6 +288,25 @@ def test_what_cannot_be_checked_on_is_named(
     (tmp_path / "mine.jsonl").write_text(text)
     result = run("check", what, target, "--on", "mine.jsonl")
     assert result.exit_code == 2 and says in result.stderr, result.output
+
+
+def test_a_file_that_is_not_there_is_told_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "answers.jsonl").write_text('{"answer": "1", "reference": "1"}\n')
+    for name in ("answer.jsonl", tmp_path / "anwers.jsonl"):
+        missed = run("check", "reward", "numeric", "--on", name)
+        assert missed.exit_code == 2 and "a file of answers that ends in .jsonl" in missed.stderr
+        assert f"did you mean '{Path(name).parent / 'answers.jsonl'}'?" in missed.stderr
+    found = run("check", "reward", "numeric", "--on", "answers.jsonl").stdout
+    assert "1 case: 0 false negatives" in found and " 1 cases" not in found
+    assert re.search(r"median \S+ ms, longest \S+ ms", found)
+
+
+def test_a_misspelt_key_of_an_answer_is_told_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text('{"answer": "1", "reference": "1", "rigt": true}\n')
+    said = run("check", "reward", "numeric", "--on", "mine.jsonl").stderr
+    assert "unknown key 'rigt'" in said and "did you mean 'right'?" in said and "__init__" not in said
 
 
 # --- ranks -----------------------------------------------------------------------------------------------------------

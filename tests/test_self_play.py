@@ -14,6 +14,7 @@ from rlhf.cli import app
 from rlhf.errors import RecipeError, RlhfError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
 from tests.environments import heap
 from tests.trainers import runs
 
@@ -111,3 +112,24 @@ def test_an_agent_that_does_not_fit_the_seats_is_refused(tmp_path: Path, agent: 
     assert load(path).agent
     with pytest.raises(RecipeError, match=says):
         load(path, [f"agent={agent}"])
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"kind": "gigpo"}, "{kind: seats, inner: {kind: gigpo}}"),
+        ({"kind": "ktae", "inner": {"kind": "grpo"}}, "{kind: seats, inner: {kind: ktae}}"),
+        ({"kind": "seats", "inner": {"kind": "gigpo"}}, ""),
+        ({"kind": "task_normalised", "inner": {"kind": "seats"}}, ""),
+    ],
+)
+def test_an_estimator_that_tells_no_seats_apart_is_doubted(tmp_path: Path, stage: Any, says: str) -> None:
+    path = write(tmp_path, [SELF_PLAY | {"advantage": stage}])
+    said = [text for text in cautions(load(path)) if "tells no seats apart" in text]
+    assert len(said) == bool(says) and says in "".join(said)
+    assert not cautions(load(path, ["environment.opponent=chance"]))  # which has no seats
+
+
+def test_moves_of_older_versions_are_named_where_they_would_be_praised(tmp_path: Path) -> None:
+    path = write(tmp_path, [SELF_PLAY | {"opponents": {"every": 2}, "advantage": {"kind": "gigpo"}}])
+    assert any("an older version's among them" in text for text in cautions(load(path)))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
 from rlhf.evaluation.answers import Spent
 from rlhf.evaluation.store import FailureRecord, TrajectoryRecord
-from rlhf.viewer.terminal import failure_table, show_trajectory, trajectory_table
+from rlhf.viewer.terminal import TrajectoryTable, failure_table, show_trajectory
 
 EVIL = "[red]no[/red] [/] :smile: \x1b[31m"
 
@@ -97,12 +97,26 @@ def test_text_of_models_has_no_effect_on_the_terminal(tokens: bool) -> None:
 
 
 def test_the_table_has_a_row_for_each_trajectory() -> None:
-    found = lines(shown(lambda c: c.print(trajectory_table([make_record(), make_record(EVIL)]))))
+    found = lines(shown(lambda c: c.print(TrajectoryTable([make_record(), make_record(EVIL)]))))
     assert found[0] == "# step score turns tokens invalid s outcome made to task"
     assert found[1:] == [f"{i} 4 +0.3 2 5 1 1.2 turn_limit train (train) coin/1" for i in (0, 1)]
 
 
 def test_failures_have_their_own_table() -> None:
     failure = FailureRecord(7, "train", "train", "coin/2", Failure(0, Outcome.TIMEOUT, "step took 30 s [x]"))
-    found = lines(shown(lambda c: c.print(failure_table([failure]))))
+    found = lines(shown(lambda c: c.print(failure_table([failure], 120))))
     assert found == ["step outcome task message", "7 timeout coin/2 step took 30 s [x]"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_ids_of_tasks_are_whole_in_a_narrow_terminal(width: int) -> None:
+    ids = ["textworld_express-1.0.5/cookingworld/numIngredients=3,numLocations=4/dev/12345", "coin/1"]
+    records = [replace(make_record(), task_id=name) for name in ids]
+    found = lines(shown(lambda c: c.print(TrajectoryTable(records), crop=False), width))
+    assert found[-3:] == ["# task", f"0 {ids[0]}", f"1 {ids[1]}"]
+    assert " ".join(found[:-3]).count("4 +0.3 2 5 1 1.2") == 2, "a row of figures is one line"
+    failures = [FailureRecord(7, "train", "train", name, Failure(0, Outcome.TIMEOUT, "it took 30 s")) for name in ids]
+    rows = shown(lambda c: c.print(failure_table(failures, width), crop=False), width).split()
+    assert set(ids) <= set(rows) and rows.count("30") == 2
+    titles = [lines(shown(lambda c, r=record: show_trajectory(r, c), width))[0] for record in records]
+    assert all(title.startswith(f"{name} train, train, step 4") for title, name in zip(titles, ids, strict=True))

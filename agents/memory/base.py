@@ -133,6 +133,8 @@ class Plain:
     """Whether what is remembered stands in the `<think>` block of each reply."""
     needs: ClassVar[tuple[str, ...]] = ()
     """What a demonstration has to show beside actions: `recall`, what to remember; `subgoal`, what an action is for."""
+    asks: ClassVar[bool] = True
+    """Whether it may ask the policy, with the role `memory`; one that never does says False."""
     instruction: ClassVar[str] = ""
     """Said once to the policy, at the end of the agent's own instructions."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -24,6 +24,8 @@ class TokenBudget(Plain):
     Several are left out at a time, so that prompts stay the same for some turns and caches are reused. If leaving out
     all of them is not enough, the oldest exchanges go too, and what remains is the opening and the newest observation.
     """
+
+    asks: ClassVar[bool] = False
 
     max_tokens: Annotated[int, Field(ge=16)] = 1024
     """Longest conversation; the agent's instructions and the task's own messages come on top."""

@@ -24,12 +24,15 @@ from rlhf.settings import STRICT
 class ConstantMemory(Plain):
     """Shows the opening, the last reply with the thoughts it begins with, and the newest observation.
 
-    The thoughts are the memory: what the policy does not write down again is forgotten. Needs `think: require`. The
-    prompt is bounded by the opening, one reply and one observation, however long the episode.
+    The thoughts are the memory: what the policy does not write down again is forgotten. Needs `think: require`. A reply
+    in which no action could be read does not take the place of what was remembered before it: the one before is shown,
+    and the observation that it led to with what was said of the other. The prompt is bounded by the opening, one reply
+    and the observations around it, however long the episode.
     """
 
     needs_thoughts: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("recall",)
+    asks: ClassVar[bool] = False
     instruction: ClassVar[str] = (
         "Only your last reply is kept: write inside <think>...</think> everything that you will need later."
     )
@@ -38,11 +41,20 @@ class ConstantMemory(Plain):
     """Turns of an episode, where the policy is to be told with each observation how many are left."""
 
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
-        """Show the opening and the newest exchange."""
-        shown = list(newest(past, 1))
+        """Show the opening and the newest exchange in which an action was read."""
+        shown = list(newest(_taken_in(past), 1))
         if self.max_turns is not None:
             left = max(self.max_turns - len(past) + 1, 1)
             last = shown[-1]
             hint = f"{last.observation}\n[{left} {'turn' if left == 1 else 'turns'} left]"
             shown[-1] = replace(last, observation=hint)
         return Recalled(conversation(shown))
+
+
+def _taken_in(past: Sequence[Exchange]) -> Sequence[Exchange]:
+    """`past` up to the last reply with an action, and what was observed since then as one observation."""
+    n_read = next((n for n in range(len(past) - 1, 0, -1) if past[n - 1].action), 0)
+    first, last = past[n_read], past[-1]
+    if first is last:
+        return past
+    return (*past[:n_read], replace(last, observation=f"{first.observation}\n{last.observation}"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -28,6 +28,8 @@ class DiffHistory(Plain):
     A later one is shown whole where its differences would be longer. Lists of possible actions are shown with the
     newest observation only.
     """
+
+    asks: ClassVar[bool] = False
 
     turns: Annotated[int, Field(ge=0)] | None = None
     """How many of the last turns are shown; all where none is given. The first that is shown is whole."""

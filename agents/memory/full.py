@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from rlhf.settings import STRICT
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FullHistory(Plain):
     """Shows the whole conversation: caches are reused, and an episode is one row for the trainer."""
+
+    asks: ClassVar[bool] = False
 
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
         """Show everything."""

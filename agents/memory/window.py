@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -16,6 +16,8 @@ from rlhf.settings import STRICT
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Window(Plain):
     """Shows the opening and the last turns; what lies between is gone, and dots stand for it."""
+
+    asks: ClassVar[bool] = False
 
     turns: Annotated[int, Field(ge=0)] = 3
     """How many of the last turns are shown, beside the observation that waits for an answer."""

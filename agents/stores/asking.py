@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.base import PolicyHandle
+from agents.memory.base import MEMORY
 from agents.parsing import split_thoughts
 from rlhf.data import Message, Role, ScoredGroup, Trajectory
 from rlhf.errors import ContextFull
@@ -17,7 +18,7 @@ _MOST_WORDS = 8
 async def asked(policy: PolicyHandle, text: str) -> str:
     """What the policy answers without its thoughts; nothing where the question is too long for it."""
     try:
-        reply = await policy.generate((Message(Role.USER, text),), role="memory")
+        reply = await policy.generate((Message(Role.USER, text),), role=MEMORY)
     except ContextFull:
         return ""
     return split_thoughts(reply.text).answer
@@ -30,6 +31,19 @@ def best_attempt(attempts: Sequence[Trajectory]) -> Trajectory | None:
     return min(solved, key=lambda t: len(t.turns)) if solved else played[-1] if played else None
 
 
+def by_task(groups: Sequence[ScoredGroup]) -> dict[str, list[Trajectory]]:
+    """All attempts of a step at each task, of which there may be several groups."""
+    found: dict[str, list[Trajectory]] = {}
+    for group in groups:
+        found.setdefault(group.task_id, []).extend(group.trajectories)
+    return found
+
+
+def best_attempts(groups: Sequence[ScoredGroup]) -> list[Trajectory]:
+    """The `best_attempt` of a step at each task in which something was done."""
+    return [best for attempts in by_task(groups).values() if (best := best_attempt(attempts)) is not None]
+
+
 def news(groups: Sequence[ScoredGroup], known: Mapping[str, bool]) -> list[Trajectory]:
     """The best attempt at each task of which there is something new to tell.
 
@@ -37,25 +51,25 @@ def news(groups: Sequence[ScoredGroup], known: Mapping[str, bool]) -> list[Traje
         groups: of a finished step.
         known: tasks that are told of already, and whether as solved.
     """
-    found: dict[str, Trajectory] = {}
-    for group in groups:
-        chosen, before = best_attempt(group.trajectories), known.get(group.task_id)
-        if chosen is not None and (before is None or (chosen.solved and not before)):
-            found.setdefault(group.task_id, chosen)
-    return list(found.values())
+    return [of for of in best_attempts(groups) if of.task_id not in known or (of.solved and not known[of.task_id])]
 
 
-def transcript(of: Trajectory) -> str:
-    """An attempt as text, with how it ended."""
+def transcript(of: Trajectory, max_chars: int) -> str:
+    """An attempt as text, with whether it solved the task; the last `max_chars` characters of a longer one."""
     lines = [of.opening]
     for turn in of.turns:
         lines += [f"> {turn.action.text}", turn.reply]
-    return "\n".join([*lines, "Solved." if of.solved else "Not solved."])
+    return "\n".join([*lines, "Solved." if of.solved else "Not solved."])[-max_chars:]
 
 
 def actions_of(of: Trajectory) -> list[str]:
     """What was done in an attempt, without what nobody could read."""
     return [turn.action.text for turn in of.turns if turn.action.error is None]
+
+
+def how_it_ended(of: Trajectory) -> str:
+    """Whether an attempt solved the task, and what was done."""
+    return f"{'Solved by' if of.solved else 'Not solved by'}: {', '.join(actions_of(of))}"
 
 
 def json_object(said: str) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History
-from agents.stores.asking import actions_of
+from agents.stores.asking import actions_of, by_task
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection, recalled
 from agents.stores.search import in_common
@@ -79,11 +79,10 @@ class Cases:
         if losses:
             store.keep(_WEIGHTS, json.dumps(weights))
         of_task = {(case.origin.task, case.fields["solved"]): case for case in known.values()}
-        for group in groups:
-            _keep(store, of_task, [t for t in group.trajectories if t.turns], split)
-        for case in store.entries(_CASE)[: -self.max_cases]:
-            store.delete(case.id)
-        figures = {"store/n_entries": float(len(store.entries())), "store/n_recalled": float(len(losses))}
+        for attempts in by_task(groups).values():
+            _keep(store, of_task, [t for t in attempts if t.turns], split)
+        store.keep_newest(_CASE, self.max_cases)
+        figures = {"store/n_entries": float(store.n_entries()), "store/n_recalled": float(len(losses))}
         return figures | ({"store/retriever_loss": sum(losses) / len(losses)} if losses else {})
 
     def _told(self, case: Entry) -> str:

@@ -12,8 +12,8 @@ from agents.stores.faults import StoreDamaged
 from agents.stores.store import Store
 from rlhf.errors import StoreError, disk
 
-#: Names of the files in a checkpoint's folder.
-COPY, HASH = "store.sqlite", "store.sha256"
+#: Names of the files: of a store, in a run's folder and a checkpoint's, and beside a copy that of its hash.
+FILE, HASH = "store.sqlite", "store.sha256"
 
 
 def content_hash(store: Store) -> str:
@@ -35,7 +35,7 @@ def save(store: Store, folder: Path) -> str:
         StoreFull: there is no room; what was copied is removed.
         CheckpointError: the hash cannot be written.
     """
-    target = folder / COPY
+    target = folder / FILE
     store.back_up(target)
     try:
         with Store(target) as copy:
@@ -54,14 +54,14 @@ def restore(folder: Path, path: Path) -> str:
     Raises:
         StoreDamaged: there is none, or it is not what was saved; `path` stays as it was.
     """
-    source, partial = folder / COPY, path.with_name(f".{path.name}.partial")
+    source, partial = folder / FILE, path.with_name(f".{path.name}.partial")
     try:
         expected = (folder / HASH).read_text().strip()
         shutil.copyfile(source, partial)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise StoreDamaged(
-            "there is no store to bring back", where=str(folder), got=str(error), expected=f"{COPY} and {HASH}"
+            "there is no store to bring back", where=str(folder), got=str(error), expected=f"{FILE} and {HASH}"
         ) from error
     try:
         with Store(partial) as copy:

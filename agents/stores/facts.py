@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 from pydantic import Field
@@ -82,8 +83,10 @@ class Pattern:
 
     def replaces(self, new: Sequence[str], old: Sequence[str]) -> bool:
         """Whether both say of one subject something that is said of it once at a time."""
+        if new[0] != old[0] or tuple(new) == tuple(old):
+            return False
         single = {relation.lower() for relation in self.single}
-        return new[0] == old[0] and new[1] in single and old[1] in single and tuple(new) != tuple(old)
+        return new[1] in single and old[1] in single
 
 
 def fact(parts: object) -> Fact | None:
@@ -94,6 +97,11 @@ def fact(parts: object) -> Fact | None:
         short(part.replace(",", " ") if isinstance(part, str) else "", _MOST_CHARS + 1).lower() for part in parts
     ]
     return Fact(*cleaned) if all(0 < len(part) <= _MOST_CHARS for part in cleaned) else None
+
+
+def facts_of(given: Iterable[object]) -> list[Fact]:
+    """The facts among what is given, as `fact` reads each, in order."""
+    return [one for parts in given if (one := fact(parts)) is not None]
 
 
 def around(facts: Sequence[Fact], query: str, *, k: int, depth: int, width: int) -> list[Fact]:
@@ -109,7 +117,9 @@ def around(facts: Sequence[Fact], query: str, *, k: int, depth: int, width: int)
         depth: how often ends are gone out from.
         width: most facts that are taken at one end.
     """
-    found = dict.fromkeys(facts[i] for i, _ in by_words(query, [f.text for f in facts], k)) if facts else {}
+    found = dict.fromkeys(facts[i] for i, _ in by_words(query, [f.text for f in facts], k))
+    if not depth:
+        return list(found)
     newest: dict[str, list[Fact]] = {}
     for one in reversed(facts):
         for end in dict.fromkeys(one.ends):
@@ -118,7 +128,7 @@ def around(facts: Sequence[Fact], query: str, *, k: int, depth: int, width: int)
     at = list(dict.fromkeys(end for one in found for end in one.ends))
     for _ in range(depth):
         seen.update(at)
-        further = [other for end in at for other in [f for f in newest[end] if f not in found][:width]]
+        further = [f for end in at for f in islice((f for f in newest[end] if f not in found), width)]
         found |= dict.fromkeys(further)
         at = list(dict.fromkeys(end for one in further for end in one.ends if end not in seen))
     return list(found)

@@ -17,9 +17,9 @@ from pydantic.dataclasses import dataclass
 from agents.base import History, PolicyHandle
 from agents.memory.base import MEMORY, Shown
 from agents.parsing import split_thoughts
-from agents.stores.asking import best_attempt, json_object, listed
+from agents.stores.asking import best_attempts, json_object, listed
 from agents.stores.entry import Entry, Origin
-from agents.stores.facts import Extractor, Fact, applied, around, fact, nearest_episodes
+from agents.stores.facts import Extractor, Fact, applied, around, facts_of, nearest_episodes
 from agents.stores.kind import Recollection, n_shown
 from agents.stores.store import Store
 from rlhf.data import Generation, Message, Role, ScoredGroup, Trajectory
@@ -44,9 +44,38 @@ class _World:
 
     def observe(self, text: str, new: Sequence[Fact], old: Sequence[Fact]) -> None:
         """Take in an observation of this episode."""
-        known = applied(self.facts, new, old)
-        self.facts = {one: self.facts.get(one, 0) for one in known}
+        numbers = {one: self.facts.get(one, 0) for one in new}
+        for one in (*old, *new):
+            self.facts.pop(one, None)
+        self.facts |= numbers
         self.told.append((text, 0, list(new)))
+
+
+@plain_dataclass(frozen=True)
+class _Stored:
+    """All that a store holds of the world, whoever left it, oldest first.
+
+    Attributes:
+        facts: by their ids, each with the tasks that had a part in it.
+        told: observations, each with the ids of the facts that it told.
+    """
+
+    facts: Mapping[int, tuple[Fact, frozenset[str]]]
+    told: Sequence[tuple[Entry, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, store: Store) -> _Stored:
+        """Read it; the store keeps what was read until it changes."""
+        return store.view("graph", lambda: cls._read(store))
+
+    @classmethod
+    def _read(cls, store: Store) -> _Stored:
+        tasks, told = store.tasks(), dict[int, list[int]]()
+        facts = {entry.id: (_fact(entry), tasks[entry.id]) for entry in store.entries(_FACT)}
+        for link in store.links():
+            if link.relation == _TELLS:
+                told.setdefault(link.source, []).append(link.target)
+        return cls(facts, [(entry, tuple(told.get(entry.id, ()))) for entry in store.entries(_OBSERVATION)])
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -98,6 +127,11 @@ class Graph:
         if self.teach and self.extractor is None:
             raise ValueError("teach is true without an extractor, expected rules: they say what demonstrations answer")
 
+    @property
+    def asks_in_turns(self) -> bool:
+        """Whether the policy is asked for facts."""
+        return self.extractor is None or self.teach
+
     def recollect(self, store: Store, history: History) -> Recollection:
         """What is known around an opening, as far as the store knows it; `follow` is what an episode asks."""
         found = around(
@@ -140,15 +174,14 @@ class Graph:
 
     def learn(self, store: Store, groups: Sequence[ScoredGroup], split: str) -> Mapping[str, float]:
         """Store the facts of one attempt at each task, and the observations that told them."""
-        best = {group.task_id: best_attempt(group.trajectories) for group in groups}
-        n_replaced = sum(_keep(store, of, split, self.max_chars) for of in best.values() if of is not None)
-        for kind, most in ((_FACT, self.max_facts), (_OBSERVATION, self.max_observations)):
-            for entry in store.entries(kind)[:-most]:
-                store.delete(entry.id)
+        n_replaced = sum(_keep(store, of, split, self.max_chars) for of in best_attempts(groups))
+        store.keep_newest(_FACT, self.max_facts)
+        _drop_silent(store)
+        store.keep_newest(_OBSERVATION, self.max_observations)
         turns = (turn for group in groups for t in group.trajectories for turn in t.own_turns)
         return {
-            "store/n_entries": float(len(store.entries())),
-            "store/n_facts": float(len(store.entries(_FACT))),
+            "store/n_entries": float(store.n_entries()),
+            "store/n_facts": float(store.n_entries(_FACT)),
             "store/n_recalled": float(n_shown(groups)),
             "store/n_replaced": float(n_replaced),
             "store/n_refused": float(sum(int(turn.action.notes.get(REFUSED, "0")) for turn in turns)),
@@ -158,16 +191,13 @@ class Graph:
         """What the store knows, then what the turns of the episode told."""
         world = _World()
         if store is not None:
-            mine, tasks = {history.task.id}, store.tasks()
-            facts = [e for e in store.entries(_FACT) if self.own or tasks[e.id] != mine]
-            by_id = {e.id: _fact(e) for e in facts}
+            stored, mine = _Stored.of(store), {history.task.id}
+            by_id = {i: one for i, (one, tasks) in stored.facts.items() if self.own or tasks != mine}
             world.facts = {one: number for number, one in by_id.items()}
-            told: dict[int, list[Fact]] = {}
-            for link in store.links():
-                if link.relation == _TELLS and link.target in by_id:
-                    told.setdefault(link.source, []).append(by_id[link.target])
-            seen = [e for e in store.entries(_OBSERVATION) if e.id in told and (self.own or e.origin.task not in mine)]
-            world.told = [(e.text, e.id, told[e.id]) for e in seen]
+            for entry, numbers in stored.told:
+                told = [by_id[number] for number in numbers if number in by_id]
+                if told and (self.own or entry.origin.task not in mine):
+                    world.told.append((entry.text, entry.id, told))
         texts = (history.opening, *(turn.reply for turn in history.turns))
         for text, turn in zip(texts, history.turns, strict=False):
             if FACTS in turn.action.notes:
@@ -177,14 +207,14 @@ class Graph:
     def _by_rules(self, rules: Extractor, text: str, world: _World) -> tuple[list[Fact], list[Fact], int]:
         """New facts, those out of date, and how many of what the rules gave are no facts."""
         given = list(rules(text))
+        read = facts_of(given[: self.max_new])
         new: list[Fact] = []
         old: list[Fact] = []
-        for one in (found for parts in given[: self.max_new] if (found := fact(parts)) is not None):
+        for one in read:
             gone = [known for known in (*world.facts, *new) if rules.replaces(_parts(one), _parts(known))]
             new = [*(known for known in new if known not in gone and known != one), one]
             old += [known for known in gone if known not in old]
-        n_read = sum(fact(parts) is not None for parts in given[: self.max_new])
-        return new, old, len(given) - n_read
+        return new, old, len(given) - len(read)
 
     def _question(self, shown: Sequence[Fact], observation: str) -> Message:
         lines = [f"{i}: {one.text}" for i, one in enumerate(shown, start=1)]
@@ -196,7 +226,7 @@ class Graph:
         if found is None:
             return [], [], 1
         given, numbers = listed(found.get("facts")), listed(found.get("outdated"))
-        new = [one for parts in given[: self.max_new] if (one := fact(parts)) is not None]
+        new = facts_of(given[: self.max_new])
         known = [n for n in numbers if type(n) is int and 1 <= n <= len(shown)]
         n_refused = len(given) - len(new) + len(numbers) - len(known)
         return list(dict.fromkeys(new)), [shown[n - 1] for n in known], n_refused
@@ -234,8 +264,8 @@ def _keep(store: Store, of: Trajectory, split: str, max_chars: int) -> int:
             facts, gone = applied(facts, new, old), (gone | {*old}) - {*new}
             told.setdefault(" ".join(text.split())[:max_chars], []).extend(new)
     before, tasks = {_fact(e): e for e in store.entries(_FACT)}, store.tasks()
-    of_task = {one for one, e in before.items() if tasks[e.id] == {of.task_id}} - {*facts}
-    leaving = [before[one] for one in before if one in of_task | gone]
+    out = gone | {one for one, e in before.items() if tasks[e.id] == {of.task_id}} - {*facts}
+    leaving = [entry for one, entry in before.items() if one in out]
     for entry in leaving:
         store.delete(entry.id)
     numbers = {}
@@ -243,7 +273,7 @@ def _keep(store: Store, of: Trajectory, split: str, max_chars: int) -> int:
         if one in before:
             store.also(before[one].id, origin)
         numbers[one] = before[one].id if one in before else store.add(_FACT, one.text, origin, {"parts": _parts(one)})
-    earlier = {e.text: e.id for e in store.entries(_OBSERVATION) if e.origin.task == of.task_id}
+    earlier = {e.text: e.id for e in store.entries(_OBSERVATION, of.task_id)}
     for text in earlier.keys() - told.keys():
         store.delete(earlier[text])
     for text, new in told.items():
@@ -253,6 +283,14 @@ def _keep(store: Store, of: Trajectory, split: str, max_chars: int) -> int:
             for target in kept:
                 store.link(number, target, _TELLS)
     return len(leaving)
+
+
+def _drop_silent(store: Store) -> None:
+    """Delete the observations that tell nothing, all their facts being gone."""
+    telling = {link.source for link in store.links() if link.relation == _TELLS}
+    for entry in store.entries(_OBSERVATION):
+        if entry.id not in telling:
+            store.delete(entry.id)
 
 
 def _told(notes: Mapping[str, str]) -> tuple[list[Fact], list[Fact]]:

@@ -52,7 +52,10 @@ class Asks(Protocol):
 
 @runtime_checkable
 class Follows(Protocol):
-    """A kind that is asked before every action, not only before the first one."""
+    """A kind that is asked before every action, not only before the first one.
+
+    One that never asks the policy says so by `asks_in_turns = False`.
+    """
 
     async def follow(self, store: Store | None, history: History, policy: PolicyHandle) -> Recollection:
         """Choose what stands in front of the newest observation.
@@ -108,6 +111,11 @@ class StoreKind(Protocol):
 def asks_policy(kind: object) -> bool:
     """Whether a kind asks the policy between steps."""
     return isinstance(kind, Asks) and bool(getattr(kind, "asks_policy", True))
+
+
+def asks_in_turns(kind: object) -> bool:
+    """Whether a kind may ask the policy while an episode goes on."""
+    return isinstance(kind, Follows) and bool(getattr(kind, "asks_in_turns", True))
 
 
 def n_shown(groups: Sequence[ScoredGroup]) -> int:

@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
-from agents.stores.asking import actions_of, asked, json_object, listed, news, short, transcript, words
+from agents.stores.asking import asked, how_it_ended, json_object, listed, news, short, transcript, words
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection
 from agents.stores.store import Store
@@ -119,7 +119,7 @@ class Notes:
         """Ask for a note of one attempt at each task, then for its links and for changes of its neighbours."""
         counts = _Counts()
         for chosen in self._chosen(store, groups):
-            said = await asked(policy, f"{transcript(chosen)[-self.max_transcript :]}\n\n{self.ask}")
+            said = await asked(policy, f"{transcript(chosen, self.max_transcript)}\n\n{self.ask}")
             note = _note(said, chosen.solved, self.max_chars) or _plain(chosen, self.max_chars)
             counts.refused += note.plain
             number = self._write(store, chosen, note, split)
@@ -135,12 +135,11 @@ class Notes:
         return news(groups, {e.origin.task: bool(e.fields["solved"]) for e in store.entries(_NOTE)})
 
     def _write(self, store: Store, of: Trajectory, note: _Note, split: str) -> int:
-        before = [e.id for e in store.entries(_NOTE) if e.origin.task == of.task_id]
+        before = store.entries(_NOTE, of.task_id)
         if before:
-            return store.update(before[0], note.text, note.fields).id
+            return store.update(before[0].id, note.text, note.fields).id
         number = store.add(_NOTE, note.text, Origin(of.task_id, split), note.fields)
-        for entry in store.entries(_NOTE)[: -self.max_notes]:
-            store.delete(entry.id)
+        store.keep_newest(_NOTE, self.max_notes)
         return number
 
     def _evolve(self, store: Store, number: int, near: Sequence[Entry], said: str, counts: _Counts) -> None:
@@ -173,7 +172,7 @@ class Notes:
     @staticmethod
     def _figures(store: Store, counts: _Counts) -> dict[str, float]:
         return {
-            "store/n_entries": float(len(store.entries())),
+            "store/n_entries": float(store.n_entries()),
             "store/n_refused": float(counts.refused),
             "store/n_evolved": float(counts.evolved),
             "store/n_linked": float(counts.linked),
@@ -182,9 +181,7 @@ class Notes:
 
 def _plain(of: Trajectory, max_chars: int) -> _Note:
     """The note of an attempt that nobody has written one of."""
-    actions = ", ".join(actions_of(of))
-    how = "Solved by" if of.solved else "Not solved by"
-    return _Note(short(f"{of.opening} {how}: {actions}", max_chars), solved=of.solved, plain=True)
+    return _Note(short(f"{of.opening} {how_it_ended(of)}", max_chars), solved=of.solved, plain=True)
 
 
 def _note(said: str, solved: bool, max_chars: int) -> _Note | None:

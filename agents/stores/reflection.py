@@ -16,11 +16,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
-from agents.stores.asking import actions_of, asked, json_object, listed, news, short, transcript
+from agents.stores.asking import actions_of, asked, how_it_ended, json_object, listed, news, short, transcript
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection, n_shown, recalled
-from agents.stores.rerank import Weights, draw, gradient, scores, vector
-from agents.stores.search import in_common
+from agents.stores.rerank import Array, Weights, draw, gradient, scores, vector
+from agents.stores.search import in_common, words_of
 from agents.stores.store import Store
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
@@ -29,7 +29,6 @@ _TOPIC, _TOLD, _WEIGHTS, _N_UPDATES = "topic", "told", "re-ranker", "updates"
 #: Notes: ids of all entries that could be shown, of those that were cited, and marks that nothing had.
 AMONG, CITED, UNKNOWN = "recalled among", "cited", "cited unknown"
 _MARK = re.compile(r"\s?\[m(\d{1,6})\]")
-_WORD = re.compile(r"\w+")
 
 
 @plain_dataclass
@@ -132,8 +131,7 @@ class Reflection:
         """Learn what was used, then write summaries by rule."""
         figures, counts = self._look_back(store, groups), _Counts()
         for of in self._news(store, groups):
-            how = "Solved by" if of.solved else "Not solved by"
-            topic, summary = short(of.opening, self.max_chars // 2), f"{how}: {', '.join(actions_of(of))}"
+            topic, summary = short(of.opening, self.max_chars // 2), how_it_ended(of)
             same = max(store.entries(_TOPIC), key=lambda e: in_common(topic, e.fields["topic"]), default=None)
             into = same if same and in_common(topic, same.fields["topic"]) >= self.merge_at else None
             if into is not None:
@@ -147,7 +145,7 @@ class Reflection:
         """Learn what was used, then ask for summaries of one attempt at each task that has something new to tell."""
         figures, counts = self._look_back(store, groups), _Counts()
         for of in self._news(store, groups):
-            told = transcript(of)[-self.max_transcript :]
+            told = transcript(of, self.max_transcript)
             near = [hit.entry for hit in store.search(told, self.neighbours, kind=_TOPIC)] if self.neighbours else []
             known = ["Known:", *(f"{e.id}: {e.text}" for e in near)] if near else []
             found = json_object(await asked(policy, "\n".join([*known, told, self.ask])))
@@ -192,12 +190,11 @@ class Reflection:
         counts.merged += 1
 
     def _finish(self, store: Store, groups: Sequence[ScoredGroup], counts: _Counts) -> dict[str, float]:
-        for entry in store.entries(_TOPIC)[: -self.max_topics]:
-            store.delete(entry.id)
+        store.keep_newest(_TOPIC, self.max_topics)
         turns = [turn for group in groups for t in group.trajectories for turn in t.own_turns]
         unknown = sum(len(turn.action.notes.get(UNKNOWN, "").split()) for turn in turns)
         return {
-            "store/n_entries": float(len(store.entries())),
+            "store/n_entries": float(store.n_entries()),
             "store/n_recalled": float(n_shown(groups)),
             "store/n_refused": float(counts.refused + unknown),
             "store/n_merged": float(counts.merged),
@@ -213,6 +210,7 @@ class Reflection:
         """Move W by what the attempts of a step used of what they were shown."""
         weights, steps, rewards = weights_of(store, self.dim), [], []
         by_id = {entry.id: entry for entry in store.entries(_TOPIC)}
+        vectors: dict[int, Array] = {}
         for of in (t for group in groups for t in group.trajectories):
             found = recalled(of)
             among = [n for n in map(int, found.notes.get(AMONG, "").split()) if n in by_id]
@@ -223,9 +221,9 @@ class Reflection:
             mine = [1.0 if among[i] in used else -1.0 for i in order]
             rewards += mine
             if self.lr:
-                vectors = np.stack([vector(by_id[n].text, self.dim) for n in among])
-                query = vector(of.opening, self.dim)
-                steps.append(gradient(weights, query, vectors, order, mine, tau=self.tau, baseline=self.baseline))
+                vectors |= {n: vector(by_id[n].text, self.dim) for n in among if n not in vectors}
+                query, entries = vector(of.opening, self.dim), np.stack([vectors[n] for n in among])
+                steps.append(gradient(weights, query, entries, order, mine, tau=self.tau, baseline=self.baseline))
         if steps:
             for one in steps:
                 weights = weights.after(one, self.lr / len(steps))
@@ -239,8 +237,9 @@ class Reflection:
     def _used(self, of: Trajectory, by_id: Mapping[int, Entry], found: Recollection) -> set[int]:
         if self.used == "cited":
             return {int(n) for turn in of.turns for n in turn.action.notes.get(CITED, "").split()}
-        said = _words(" ".join(actions_of(of))) - _words(" ".join([of.opening, *(turn.reply for turn in of.turns)]))
-        return {n for n in found.entries if n in by_id and said & _words(by_id[n].text)}
+        known = words_of(" ".join([of.opening, *(turn.reply for turn in of.turns)]))
+        said = {*words_of(" ".join(actions_of(of)))}.difference(known)
+        return {n for n in found.entries if n in by_id and not said.isdisjoint(words_of(by_id[n].text))}
 
 
 def weights_of(store: Store, dim: int) -> Weights:
@@ -249,7 +248,3 @@ def weights_of(store: Store, dim: int) -> Weights:
     if len(found.get("query", ())) != dim:
         return Weights.nothing(dim)
     return Weights(np.array(found["query"]), np.array(found["entry"]))
-
-
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.lower()))

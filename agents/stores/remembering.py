@@ -14,7 +14,7 @@ from agents.base import Agent, History, PolicyHandle, Reply
 from agents.chat import ChatAgent
 from agents.memory.base import MEMORY, Shown
 from agents.stores.cases import Cases
-from agents.stores.kind import ENTRIES, RECALLED, Follows, Hears, Recollection, StoreKind
+from agents.stores.kind import ENTRIES, RECALLED, Follows, Hears, Recollection, StoreKind, asks_in_turns
 from agents.stores.store import Store
 from agents.through import Through
 from rlhf.data import Action, Message
@@ -50,7 +50,7 @@ class Remembering:
     def roles(self) -> tuple[str, ...]:
         """Roles that its calls can have; none where the inner agent does not say its own."""
         inner = tuple(getattr(self.inner, "roles", ()))
-        return tuple(dict.fromkeys((*inner, MEMORY))) if inner and isinstance(self.store, Follows) else inner
+        return tuple(dict.fromkeys((*inner, MEMORY))) if inner and asks_in_turns(self.store) else inner
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Act without a store."""

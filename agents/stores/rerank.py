@@ -8,7 +8,6 @@ Source: RMM, arXiv 2503.08026.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -17,8 +16,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.stores.search import words_of
+
 Array = NDArray[np.float64]
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Weights:
 def vector(text: str, dim: int) -> Array:
     """`[D]` how often each word is there, each word at a place and with a sign of its own, of length 1; 0 for none."""
     found = np.zeros(dim)
-    for word in _WORD.findall(text.lower()):
+    for word in words_of(text):
         code = crc32(word.encode("utf-8", "ignore"))
         found[code % dim] += 1.0 if code >> 31 else -1.0
     length = float(np.linalg.norm(found))
@@ -105,7 +105,8 @@ def gradient(
         tau: τ of the draw, above 0.
         baseline: b.
     """
-    values = scores(weights, query, entries)
+    moved_query, moved = query + weights.query @ query, entries + entries @ weights.entry.T
+    values = moved @ moved_query
     still = np.cumsum((np.asarray(rewards, dtype=np.float64) - baseline)[::-1])[::-1]
     of_scores, left = np.zeros(len(values)), np.ones(len(values), dtype=bool)  # Σ_j A_j ∂ log p_j / ∂ s
     for chosen, advantage in zip(order, still, strict=True):
@@ -113,6 +114,5 @@ def gradient(
         of_scores -= advantage / tau * odds / odds.sum()
         of_scores[chosen] += advantage / tau
         left[chosen] = False
-    moved_query, moved = query + weights.query @ query, entries + entries @ weights.entry.T
     of_query, of_entry = np.outer(of_scores @ moved, query), np.outer(moved_query, of_scores @ entries)
     return Weights(of_query.astype(np.float64), of_entry.astype(np.float64))

@@ -31,10 +31,38 @@ class Encoder(Protocol):
         ...
 
 
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, in order."""
+    return _WORD.findall(text.lower())
+
+
 def in_common(one: str, other: str) -> float:
     """The share of words that two texts have in common, |A ∩ B| / |A ∪ B|; 0 where there are none."""
-    a, b = set(_WORD.findall(one.lower())), set(_WORD.findall(other.lower()))
+    a, b = set(words_of(one)), set(words_of(other))
     return len(a & b) / max(len(a | b), 1)
+
+
+class Words:
+    """The words of texts, made ready for `by_words` with many queries."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._found = list(map(words_of, texts))
+        self._known = frozenset[str]().union(*self._found)
+        self._scores_of: Any = None
+
+    def nearest(self, query: str, k: int) -> list[tuple[int, float]]:
+        """See `by_words`."""
+        asked = [word for word in words_of(query) if word in self._known]
+        if not asked:
+            return []
+        if self._scores_of is None:
+            scores_of = _bm25s().BM25(method="lucene", k1=1.2, b=0.75)
+            scores_of.index(self._found, show_progress=False)
+            self._scores_of = scores_of
+        scores = self._scores_of.get_scores(asked).tolist()
+        # Sums of small floats differ in the last digits with the order of words.
+        ranked = sorted((-round(score, 4), i) for i, score in enumerate(scores) if score > 0)
+        return [(i, -negative) for negative, i in ranked[:k]]
 
 
 def by_words(query: str, texts: Sequence[str], k: int) -> list[tuple[int, float]]:
@@ -46,17 +74,7 @@ def by_words(query: str, texts: Sequence[str], k: int) -> list[tuple[int, float]
     Raises:
         MissingPackageError: bm25s is not installed.
     """
-    found = [_WORD.findall(text.lower()) for text in texts]
-    known = {word for words in found for word in words}
-    asked = [word for word in _WORD.findall(query.lower()) if word in known]
-    if not asked:
-        return []
-    scores_of: Any = _bm25s().BM25(method="lucene", k1=1.2, b=0.75)
-    scores_of.index(found, show_progress=False)
-    scores = scores_of.get_scores(asked).tolist()
-    # Sums of small floats differ in the last digits with the order of words.
-    ranked = sorted((-round(score, 4), i) for i, score in enumerate(scores) if score > 0)
-    return [(i, -negative) for negative, i in ranked[:k]]
+    return Words(texts).nearest(query, k)
 
 
 def by_vectors(query: Vector, vectors: Sequence[Vector], k: int) -> list[tuple[int, float]]:

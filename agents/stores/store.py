@@ -8,18 +8,18 @@ alone. What is in it has a hash; `agents.stores.copies` writes it beside a check
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from agents.stores.entry import Entry, Found, Link, Origin
 from agents.stores.faults import StoreDamaged, StoreLeak, StoreReadOnly, explained, unknown
-from agents.stores.search import Encoder, Vector, by_vectors, by_words
+from agents.stores.rows import COLUMNS, entry_of, where, written
+from agents.stores.search import Encoder, Vector, Words, by_vectors
 from rlhf.errors import StoreError, nearest
 
 _TABLES = """
@@ -37,9 +37,9 @@ CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 #: Made with the first entry that another task than its own had a part in.
 _ALSO = """CREATE TABLE IF NOT EXISTS also (
     id INTEGER NOT NULL, task TEXT NOT NULL, split TEXT NOT NULL, PRIMARY KEY (id, task))"""
-_COLUMNS = "id, kind, text, fields, task, split, version"
 _FORMAT = "rlhf-store-1"
 _PAGE = 4096
+_T = TypeVar("_T")
 
 
 class Store:
@@ -82,7 +82,7 @@ class Store:
         with explained(path):
             uri = f"{path.resolve().as_uri()}?mode={mode}"
             self._base = sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None, check_same_thread=False)
-        self._depth = 0
+        self._depth, self._views, self._seen = 0, dict[str, Any](), (0, 0)
         try:
             self._begin(max_mb)
         except BaseException:
@@ -150,6 +150,7 @@ class Store:
         except BaseException:
             if self._base.in_transaction:  # SQLite may have ended it itself, where the disk is full
                 self._base.execute(f"ROLLBACK TO {mark}" if mark else "ROLLBACK")
+            self._views.clear()
             raise
         finally:
             self._depth -= 1
@@ -161,9 +162,9 @@ class Store:
             StoreLeak: `origin` is of another split than the store's, or judges the policy.
         """
         self._refuse_leak(origin)
-        written = _written(fields or {}, self.path)
+        in_json = written(fields or {}, self.path)
         with self.transaction():
-            row = (kind, text, written, origin.task, origin.split, 1, self._vector(text))
+            row = (kind, text, in_json, origin.task, origin.split, 1, self._vector(text))
             marks = ", ".join("?" * len(row))
             names = "kind, text, fields, task, split, version, vector"
             return int(self._base.execute(f"INSERT INTO entry ({names}) VALUES ({marks})", row).lastrowid or 0)
@@ -172,11 +173,11 @@ class Store:
         """Change an entry; what it said before stays among its `versions`. Raises UnknownEntry."""
         with self.transaction():
             before = self.get(number)
-            kept = (number, before.version, before.text, _written(before.fields, self.path))
+            kept = (number, before.version, before.text, written(before.fields, self.path))
             self._base.execute("INSERT INTO earlier VALUES (?, ?, ?, ?)", kept)
             now = before.text if text is None else text
-            written = _written(before.fields if fields is None else fields, self.path)
-            row = (now, written, before.version + 1, self._vector(now), number)
+            in_json = written(before.fields if fields is None else fields, self.path)
+            row = (now, in_json, before.version + 1, self._vector(now), number)
             self._base.execute("UPDATE entry SET text = ?, fields = ?, version = ?, vector = ? WHERE id = ?", row)
             return self.get(number)
 
@@ -184,12 +185,19 @@ class Store:
         """Remove an entry with its links; its versions stay. Raises UnknownEntry."""
         with self.transaction():
             before = self.get(number)
-            kept = (number, before.version, before.text, _written(before.fields, self.path))
+            kept = (number, before.version, before.text, written(before.fields, self.path))
             self._base.execute("INSERT INTO earlier VALUES (?, ?, ?, ?)", kept)
             self._base.execute("DELETE FROM entry WHERE id = ?", (number,))
             self._base.execute("DELETE FROM link WHERE source = ? OR target = ?", (number, number))
             if self._has_also():
                 self._base.execute("DELETE FROM also WHERE id = ?", (number,))
+
+    def keep_newest(self, kind: str, most: int) -> None:
+        """Delete the oldest entries of a kind beyond `most`."""
+        with self.transaction():
+            rows = self._rows("SELECT id FROM entry WHERE kind = ? ORDER BY id DESC LIMIT -1 OFFSET ?", (kind, most))
+            for (number,) in reversed(rows):
+                self.delete(number)
 
     def also(self, number: int, origin: Origin) -> None:
         """Note that another task had a part in an entry, such as in a summary of several; once is enough.
@@ -227,15 +235,31 @@ class Store:
 
     def get(self, number: int) -> Entry:
         """Return an entry. Raises UnknownEntry."""
-        rows = self._rows(f"SELECT {_COLUMNS} FROM entry WHERE id = ?", (number,))
+        rows = self._rows(f"SELECT {COLUMNS} FROM entry WHERE id = ?", (number,))
         if not rows:
             raise unknown(self.path, number, [row[0] for row in self._rows("SELECT id FROM entry ORDER BY id")])
-        return _entry(rows[0])
+        return entry_of(rows[0])
 
-    def entries(self, kind: str | None = None) -> list[Entry]:
-        """All entries, or those of a kind, oldest first."""
-        where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
-        return [_entry(row) for row in self._rows(f"SELECT {_COLUMNS} FROM entry{where} ORDER BY id", values)]
+    def entries(self, kind: str | None = None, task: str | None = None) -> list[Entry]:
+        """All entries, or those of a kind and those that a task left, oldest first."""
+        condition, values = where(kind=kind, task=task)
+        return [entry_of(row) for row in self._rows(f"SELECT {COLUMNS} FROM entry{condition} ORDER BY id", values)]
+
+    def n_entries(self, kind: str | None = None) -> int:
+        """How many entries there are, or how many of a kind."""
+        condition, values = where(kind=kind)
+        return int(self._rows(f"SELECT COUNT(*) FROM entry{condition}", values)[0][0])
+
+    def view(self, name: str, make: Callable[[], _T]) -> _T:
+        """What `make` reads in the store, made once for as long as nothing in it changes; it is not to be changed."""
+        now = (int(self._rows("PRAGMA data_version")[0][0]), self._base.total_changes)
+        if now != self._seen:
+            self._views.clear()
+            self._seen = now
+        if name not in self._views:
+            self._views[name] = make()
+        found: _T = self._views[name]
+        return found
 
     def versions(self, number: int) -> list[str]:
         """What an entry said, oldest first; the last is the present text unless it was deleted."""
@@ -244,8 +268,8 @@ class Store:
 
     def links(self, number: int | None = None) -> list[Link]:
         """All links, or those from and to an entry."""
-        where, values = ("", ()) if number is None else (" WHERE source = ? OR target = ?", (number, number))
-        rows = self._rows(f"SELECT source, target, relation FROM link{where} ORDER BY 1, 2, 3", values)
+        condition, values = ("", ()) if number is None else (" WHERE source = ? OR target = ?", (number, number))
+        rows = self._rows(f"SELECT source, target, relation FROM link{condition} ORDER BY 1, 2, 3", values)
         return [Link(*row) for row in rows]
 
     def search(self, query: str, k: int, *, kind: str | None = None, by: str = "words") -> list[Found]:
@@ -261,8 +285,8 @@ class Store:
             StoreError: by vectors without an encoder, or with another than the one that wrote them.
         """
         if by == "words":
-            entries = self.entries(kind)
-            return [Found(entries[i], score) for i, score in by_words(query, [e.text for e in entries], k)]
+            entries, words = self.view(f"words of {kind}", lambda: _with_words(self.entries(kind)))
+            return [Found(entries[i], score) for i, score in words.nearest(query, k)]
         if self._encoder is None or by != "vectors":
             raise StoreError(
                 "the store cannot be searched so",
@@ -271,12 +295,12 @@ class Store:
                 expected="'words', or 'vectors' in a store with an encoder",
             )
         self._check_encoder()
-        where, values = ("", ()) if kind is None else (" AND kind = ?", (kind,))
-        statement = f"SELECT {_COLUMNS}, vector FROM entry WHERE vector IS NOT NULL{where} ORDER BY id"
+        condition, values = ("", ()) if kind is None else (" AND kind = ?", (kind,))
+        statement = f"SELECT {COLUMNS}, vector FROM entry WHERE vector IS NOT NULL{condition} ORDER BY id"
         rows = self._rows(statement, values)
         vectors = [np.frombuffer(row[-1], dtype=np.float32) for row in rows]
         asked: Vector = np.asarray(self._encoder([query])[0], dtype=np.float32)
-        return [Found(_entry(rows[i][:-1]), score) for i, score in by_vectors(asked, vectors, k)]
+        return [Found(entry_of(rows[i][:-1]), score) for i, score in by_vectors(asked, vectors, k)]
 
     def encode_again(self) -> int:
         """Give every entry the vector of the present encoder; return how many there are."""
@@ -358,16 +382,5 @@ class Store:
             return self._base.execute(statement, values).fetchall()
 
 
-def _entry(row: tuple[Any, ...]) -> Entry:
-    number, kind, text, fields, task, split, version = row
-    return Entry(number, kind, text, json.loads(fields), Origin(task, split), version)
-
-
-def _written(fields: Mapping[str, Any], path: Path) -> str:
-    """The fields as JSON with sorted names. Raises StoreError where they are no plain values."""
-    try:
-        return json.dumps(dict(fields), sort_keys=True, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise StoreError(
-            "the fields of an entry are no plain JSON values", where=str(path), got=str(error), expected="plain values"
-        ) from error
+def _with_words(entries: list[Entry]) -> tuple[list[Entry], Words]:
+    return entries, Words([entry.text for entry in entries])

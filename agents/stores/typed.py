@@ -15,9 +15,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
-from agents.stores.asking import actions_of, asked, best_attempt, json_object, listed, short, transcript
+from agents.stores.asking import actions_of, asked, best_attempts, json_object, listed, short, transcript
 from agents.stores.entry import Entry, Origin
-from agents.stores.facts import Extractor, fact
+from agents.stores.facts import Extractor, facts_of
 from agents.stores.kind import Recollection, n_shown
 from agents.stores.operations import BadOperation, Bank, Operation, parsed
 from agents.stores.search import in_common
@@ -158,7 +158,7 @@ class Typed:
     def learn(self, store: Store, groups: Sequence[ScoredGroup], split: str) -> Mapping[str, float]:
         """Write what rules can."""
         self._begin(store, split)
-        for of in _best(groups):
+        for of in best_attempts(groups):
             self._by_rules(store, of, split)
             self._how_to(store, of, split, None)
         return self._figures(store, groups, _Counts())
@@ -169,11 +169,11 @@ class Typed:
         """Ask about one attempt at each task, and write what comes of it."""
         counts = _Counts()
         self._begin(store, split)
-        for of in _best(groups):
+        for of in best_attempts(groups):
             self._by_rules(store, of, split)
             core = [f"{entry.id}: {entry.text}" for entry in store.entries(_CORE)]
             shown = ["Always:", *core] if self.core is not None else []
-            told = transcript(of)[-self.max_transcript :]
+            told = transcript(of, self.max_transcript)
             found = json_object(await asked(policy, "\n".join([*shown, told, self._question(of)])))
             if found is None:
                 counts.refused += 1
@@ -213,20 +213,20 @@ class Typed:
     def _by_rules(self, store: Store, of: Trajectory, split: str) -> None:
         origin = Origin(of.task_id, split)
         if self.episodic is not None:
-            for entry in store.entries(_EPISODIC):
-                if entry.origin.task == of.task_id:
-                    store.delete(entry.id)
+            for entry in store.entries(_EPISODIC, of.task_id):
+                store.delete(entry.id)
             ended = "solved" if of.solved else "not solved"
-            done = short(f"> {', '.join(actions_of(of))}", self.episodic.max_chars // 2)
-            opening = short(of.opening, self.episodic.max_chars - len(done) - len(ended) - 4)
-            store.add(_EPISODIC, f"{opening} {done} ({ended})", origin, {"opening": of.opening})
-            _bound(store, _EPISODIC, self.episodic.max_entries)
+            most = self.episodic.max_chars
+            done = short(f"> {', '.join(actions_of(of))}", min(most // 2, most - len(ended) - 3))
+            opening = short(of.opening, max(most - len(done) - len(ended) - 4, 0))
+            store.add(_EPISODIC, f"{opening} {done} ({ended})".strip(), origin, {"opening": of.opening})
+            store.keep_newest(_EPISODIC, self.episodic.max_entries)
         if self.semantic is not None and (rules := self.semantic.extractor) is not None:
             texts = (of.opening, *(turn.reply for turn in of.turns if turn.action.error is None))
-            read = [one for text in texts for parts in rules(text) if (one := fact(parts)) is not None]
-            for one in dict.fromkeys(read):
-                _add_once(store, one.text[: self.semantic.max_chars], origin)
-            _bound(store, _SEMANTIC, self.semantic.max_entries)
+            read = facts_of(parts for text in texts for parts in rules(text))
+            new = [one.text[: self.semantic.max_chars] for one in dict.fromkeys(read)]
+            _add_once(store, new[: self.semantic.max_new], origin)
+            store.keep_newest(_SEMANTIC, self.semantic.max_entries)
 
     def _change_core(self, store: Store, said: object, origin: Origin, counts: _Counts) -> None:
         """Carry out operations on the core, all or none."""
@@ -253,9 +253,8 @@ class Typed:
         given = listed(said)
         good = [text for one in given if (text := short(one, limits.max_chars))]
         counts.refused += len(given) - len(good) + (not isinstance(said, list))
-        for text in good[: limits.max_new]:
-            _add_once(store, text, origin)
-        _bound(store, _SEMANTIC, limits.max_entries)
+        _add_once(store, good[: limits.max_new], origin)
+        store.keep_newest(_SEMANTIC, limits.max_entries)
 
     def _how_to(self, store: Store, of: Trajectory, split: str, counts: _Counts | None, said: object = None) -> None:
         """Keep how a task was solved, in the place of a longer solution; `counts` where the policy could have said."""
@@ -266,22 +265,21 @@ class Typed:
         if counts is not None and not text:
             counts.refused += 1
         text = text or short(f"{of.opening} > {', '.join(actions)}", self.procedural.max_chars)
-        before = next((e for e in store.entries(_PROCEDURAL) if e.origin.task == of.task_id), None)
+        before = next(iter(store.entries(_PROCEDURAL, of.task_id)), None)
         fields: dict[str, Any] = {"goal": of.opening, "n_actions": len(actions)}
         if before is None:
             store.add(_PROCEDURAL, text, Origin(of.task_id, split), fields)
         elif len(actions) < before.fields["n_actions"]:
             store.update(before.id, text, fields)
-        _bound(store, _PROCEDURAL, self.procedural.max_entries)
+        store.keep_newest(_PROCEDURAL, self.procedural.max_entries)
 
     @staticmethod
     def _figures(store: Store, groups: Sequence[ScoredGroup], counts: _Counts) -> dict[str, float]:
-        entries = store.entries()
         return {
-            "store/n_entries": float(len(entries)),
+            "store/n_entries": float(store.n_entries()),
             "store/n_recalled": float(n_shown(groups)),
             "store/n_refused": float(counts.refused),
-            **{f"store/n_{kind}": float(sum(e.kind == kind for e in entries)) for kind in sorted(_TITLES)},
+            **{f"store/n_{kind}": float(store.n_entries(kind)) for kind in sorted(_TITLES)},
         }
 
 
@@ -302,7 +300,7 @@ def _likest(known: Sequence[Entry], k: int, opening: str, name: str) -> list[Ent
 
 def _nearest(store: Store, opening: str, known: Sequence[Entry], k: int) -> list[Entry]:
     allowed = {entry.id for entry in known}
-    found = (hit.entry for hit in store.search(opening, len(store.entries(_SEMANTIC)), kind=_SEMANTIC))
+    found = (hit.entry for hit in store.search(opening, store.n_entries(_SEMANTIC), kind=_SEMANTIC))
     return [entry for entry in found if entry.id in allowed][:k]
 
 
@@ -316,20 +314,11 @@ def _carry_out(store: Store, op: Operation, origin: Origin) -> None:
         store.delete(op.id)
 
 
-def _add_once(store: Store, text: str, origin: Origin) -> None:
-    """Keep a fact, or note that another task told it too."""
-    same = next((e for e in store.entries(_SEMANTIC) if e.text.casefold() == text.casefold()), None)
-    if same is None:
-        store.add(_SEMANTIC, text, origin)
-    else:
-        store.also(same.id, origin)
-
-
-def _best(groups: Sequence[ScoredGroup]) -> list[Trajectory]:
-    found = {group.task_id: best_attempt(group.trajectories) for group in groups}
-    return [of for of in found.values() if of is not None]
-
-
-def _bound(store: Store, kind: str, most: int) -> None:
-    for entry in store.entries(kind)[:-most]:
-        store.delete(entry.id)
+def _add_once(store: Store, texts: Sequence[str], origin: Origin) -> None:
+    """Keep facts, or note of those that are kept that another task told them too."""
+    known = {entry.text.casefold(): entry.id for entry in reversed(store.entries(_SEMANTIC))}
+    for text in texts:
+        if (number := known.get(text.casefold())) is None:
+            known[text.casefold()] = store.add(_SEMANTIC, text, origin)
+        else:
+            store.also(number, origin)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlhf.commands.memory import estimates, largest
-from rlhf.commands.meta import count, looks_local, meta_model, parameters_of
+from rlhf.commands.meta import count, meta_model, parameters_of
 from rlhf.errors import ModelError
 from rlhf.evaluation.statistics import wilson_interval
 from rlhf.kinds import kind_of
 from rlhf.recipe.checks import supervised_stages
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.model_folders import is_local_model
 from rlhf.recipe.stage_checks import paired_stages
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _sized(recipe: Recipe, n_processes: int) -> tuple[dict[str, Any], dict[str, 
         model, config = meta_model(recipe.policy)
     except ModelError as error:
         # A name on a hub that cannot be reached now is no mistake in the recipe; a folder that is not there is one.
-        if looks_local(str(getattr(recipe.policy, "path", "."))):
+        if is_local_model(str(getattr(recipe.policy, "path", "."))):
             raise
         return {"unknown": error.got}, None, "its size"
     n, n_trained = count(parameters_of(model))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlhf.commands.meta import Parameter, count, meta_model, parameters_of
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from rlhf.trainers.policy import FromScratch, Pretrained
 
 
-def beside(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], size: int, *, attempts: bool) -> dict[str, int]:
+def beside(
+    recipe: Recipe, stage: Any, parameters: Sequence[Parameter], size: int, *, moments: int, attempts: bool
+) -> dict[str, int]:
     """Bytes of what scores and judges in this process, and of what is copied to be written, by name.
 
     `rewards`: a local model of a reward is held once, as long as there are attempts to score. `reward_copy`: one that
@@ -27,20 +29,22 @@ def beside(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], size: in
         stage: that is estimated.
         parameters: of the policy.
         size: bytes of one of its numbers.
+        moments: bytes of what the trainer keeps in all of its processes beside what is trained and its gradients.
         attempts: whether the stage makes attempts.
     """
     from rewards.asking import AsksModel
     from rewards.model_folder import ModelReward
+    from rewards.parts import with_parts
 
-    n, n_trained = count(parameters)
+    n, _ = count(parameters)
     of_trained = sum(p.n_bytes for p in parameters if p.is_trained)
-    asked = list(_parts_of(recipe.rewards, (ModelReward, AsksModel))) if attempts else []
-    sizes = {part.path: _bytes_of(part.path, recipe.policy, n * size) for part in asked if part.path is not None}
+    parts = with_parts("rewards", {name: weighted.reward for name, weighted in recipe.rewards.items()})
+    asked = [part for _, part in parts if isinstance(part, ModelReward | AsksModel)] if attempts else []
+    paths = {part.path for part in asked if part.path is not None}
+    sizes = {path: _bytes_of(path, recipe.policy, n * size) for path in sorted(paths)}
     refresh = getattr(stage, "reward_refresh", None)
     refreshed = [sizes[part.path] for part in asked if isinstance(part, ModelReward)] if refresh else []
     n_judges = 2 if getattr(stage, "judge_renewal", None) else 0
-    # DeepSpeed keeps weights and moments of what is trained in float32 whatever the format of the weights.
-    moments = 12 * n_trained if getattr(stage.trainer, "zero", None) is not None else 2 * of_trained
     written = of_trained + moments if getattr(stage, "checkpoint_in_background", False) else 0
     return {
         "rewards": sum(sizes.values()),
@@ -52,26 +56,21 @@ def beside(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], size: in
 
 def shapes_of(path: str, policy: FromScratch | Pretrained) -> list[Parameter] | None:
     """Shapes of a model of its own; None where its configuration is not to be had."""
-    from rlhf.trainers.policy import Pretrained
-
     try:
-        return parameters_of(meta_model(Pretrained(path=path, dtype=getattr(policy, "dtype", "float32")))[0])
+        return _shapes(path, getattr(policy, "dtype", "float32"))
     except ModelError:
         return None
+
+
+@lru_cache(maxsize=16)
+def _shapes(path: str, dtype: Any) -> list[Parameter]:
+    """Shapes of a model of its own. Raises ModelError, which is not kept."""
+    from rlhf.trainers.policy import Pretrained
+
+    return parameters_of(meta_model(Pretrained(path=path, dtype=dtype))[0])
 
 
 def _bytes_of(path: str, policy: FromScratch | Pretrained, of_policy: int) -> int:
     """Bytes of another model's weights; where its configuration is not to be had, those of the policy."""
     shapes = shapes_of(path, policy)
     return of_policy if shapes is None else sum(p.n_bytes for p in shapes)
-
-
-def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
-    """Every part of these kinds in `value`, however deep."""
-    if isinstance(value, kinds):
-        yield value
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    if is_dataclass(value):
-        inner = [getattr(value, one.name) for one in fields(value)]
-    for one in inner:
-        yield from _parts_of(one, kinds)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.check_on import on_answers, on_attempts, show_worst
-from rlhf.commands.output import TO_MEND, AsJson, command, print_json, results
+from rlhf.commands.check_on import on_answers, on_attempts, refuse_absent, show_worst
+from rlhf.commands.output import TO_MEND, AsJson, command, one_of, print_json, results
 from rlhf.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class What(StrEnum):
 
 @command
 def check(
-    what: Annotated[What, typer.Argument(help="The contract.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"The contract: {', '.join(What)}.")],
     target: Annotated[
         str,
         typer.Argument(
@@ -53,21 +53,28 @@ def check(
     worst: Annotated[int, typer.Option(min=0, help="Show so many of the attempts that are worth reading.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Check an environment, a reward, an agent, or a recipe with all three.
+    """Check an environment, a reward, an agent, or a recipe with all three: a line for each part that is in order.
 
     Examples: rlhf check environment ./maze.py:Maze size=5; rlhf check reward ./mine.py:judge --suite math
     """
+    contract = one_of(What, what, f"rlhf check {what}", "contract")
     attempts: list[dict[str, Any]] = []
+    heading = ""
     if on is not None:
-        reports, attempts = _on(what, target, fields or [], on)
+        reports, attempts, heading = _on(contract, target, fields or [], on)
+    elif contract is What.recipe:
+        reports = _recipe(target, fields or [])
     else:
-        reports = _recipe(target, fields or []) if what is What.recipe else [_part(what.value, target, fields or [])]
+        reports = [_part(contract.value, target, fields or [])]
     if suite is not None:
-        reports.append(_suite(what, target, fields or [], suite))
-    for report in reports:
-        results().print(str(report), soft_wrap=True, markup=False)
-    if attempts and worst:
-        show_worst(attempts[:worst])
+        reports.append(_suite(contract, target, fields or [], suite))
+    are_short = [contract is What.recipe and report.ok for report in reports]
+    for report, is_short in zip(reports, are_short, strict=True):
+        results().print(report.heading if is_short else str(report), soft_wrap=True, markup=False)
+    if any(are_short) and not as_json:
+        results().print("each promise by its name: --json")
+    if heading and worst:
+        show_worst(attempts[:worst], heading)
     if as_json:
         found = {"attempts": attempts[:worst]} if on is not None else {}
         print_json({"ok": all(r.ok for r in reports), "reports": [_plain(r) for r in reports], **found})
@@ -88,8 +95,8 @@ def _built(section: str, target: str, fields: list[str]) -> Any:
     return build_part(section, {"kind": target, **parse_fields(fields)}, section, base=Path.cwd())
 
 
-def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Report], list[dict[str, Any]]]:
-    """The reports on a reward among attempts or answers, and attempts that are worth reading."""
+def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Report], list[dict[str, Any]], str]:
+    """The reports on a reward among attempts or answers, attempts that are worth reading, and what these are."""
     if what is not What.reward:
         raise RecipeError(
             "attempts are judged by a reward",
@@ -99,8 +106,9 @@ def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Repo
             hint="leave --on out",
         )
     part = _built("reward", target, fields)
+    refuse_absent(on)
     if on.is_file() and on.suffix != ".parquet":
-        return [_walk("reward", part), on_answers(part, target, on)], []
+        return [_walk("reward", part), on_answers(part, target, on)], [], ""
     return on_attempts(part, target, on)
 
 
@@ -121,13 +129,24 @@ def _suite(what: What, target: str, fields: list[str], name: str) -> Report:
 
 
 def _recipe(target: str, overrides: list[str]) -> list[Report]:
+    from rlhf.build_early import lacking_reference
+    from rlhf.data.report import Finding
+    from rlhf.errors import EnvError
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
     reports = [_named(name, name, getattr(recipe, name)) for name in ("environment", "agent")]
     records = _records(recipe)
     for name, weighted in recipe.rewards.items():
-        reports.append(_named(f"rewards.{name}", "reward", weighted.reward, records))
+        try:
+            lacking = lacking_reference(recipe, name)
+        except EnvError:  # which the walk of the environment has said
+            lacking = None
+        tried = _named(f"rewards.{name}", "reward", weighted.reward, None if lacking else records)
+        if lacking:
+            found = Finding(False, "task: has the reference that this needs", str(lacking))
+            tried = replace(tried, findings=(found, *tried.findings))
+        reports.append(tried)
     return reports
 
 
@@ -137,11 +156,13 @@ def _named(path: str, section: str, part: Any, records: list[tuple[Task, Traject
 
 
 def _kind(section: str, part: Any) -> str:
-    """What a recipe calls a part, under the workers that it may be in."""
+    """What a recipe calls a part, under the workers that it may be in, or as the verifier that it asks."""
     from environments.pool import Processes
+    from rewards.verified import Verified
     from rlhf.kinds import kind_of
 
-    kind = kind_of(section, part.environment if isinstance(part, Processes) else part)
+    part = part.environment if isinstance(part, Processes) else part
+    kind = kind_of(section, part.verifier if isinstance(part, Verified) else part)
     return Path(kind).name if Path(kind).is_absolute() else kind
 
 

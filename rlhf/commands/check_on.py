@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf.commands.output import results
 from rlhf.commands.stored import Stored, look
 from rlhf.commands.tables import number
-from rlhf.errors import DataError, RecipeError
+from rlhf.errors import DataError, RecipeError, closest, meant, nearest
+from rlhf.evaluation.folder import where_to_look
 
 if TYPE_CHECKING:
     from rewards.suite import Case
@@ -21,10 +22,16 @@ if TYPE_CHECKING:
 #: Attempts that are judged, whole groups spread evenly over a longer run; and those that the contract is tried on.
 MAX_ATTEMPTS, N_RECORDS = 1000, 12
 _TIMEOUT_S = 60.0
+#: Keys of an answer in a file, each with its type.
+_KEYS: dict[str, type] = {"answer": str, "reference": str, "right": bool, "id": str, "category": str}
 
 
-def on_attempts(part: Any, target: str, run: Path) -> tuple[list[Report], list[dict[str, Any]]]:
-    """Walk a reward through its contract on the attempts of a run, and give them all, the worst first."""
+def on_attempts(part: Any, target: str, run: Path) -> tuple[list[Report], list[dict[str, Any]], str]:
+    """Walk a reward through its contract on the attempts of a run.
+
+    Returns:
+        the reports; the attempts to read, the first of them first; and what these are.
+    """
     from rewards.check import check_reward
     from rewards.verified import Verified, is_verifier
     from rlhf.evaluation.rescore import judge_again, worst
@@ -38,7 +45,24 @@ def on_attempts(part: Any, target: str, run: Path) -> tuple[list[Report], list[d
     report = check_reward(part, [(stored.task(r.task_id), r.trajectory) for r in records[::step]])
     judged = asyncio.run(judge_again(records, reward, stored.task, "success", timeout_s=_TIMEOUT_S))
     rows = [_row(j, stored.folder) for j in worst(judged)]
-    return [report, _found(target, run, judged)], rows
+    alike = len({j.record.trajectory.solved for j in judged}) == 1
+    heading = "the lowest values, as all ended alike" if alike else "what the environment contradicts most"
+    return [report, _found(target, run, judged)], rows, heading
+
+
+def refuse_absent(on: Path) -> None:
+    """Raise RecipeError where there is neither a folder nor a file."""
+    if on.exists():
+        return
+    beside = sorted(path for path in on.parent.glob("*.jsonl") if path.is_file())
+    near = closest(on.name, [path.name for path in beside])
+    raise RecipeError(
+        "there is nothing of this name",
+        where=f"--on {on}",
+        got="no such file or folder",
+        expected="the folder of a run or an evaluation, or a file of answers that ends in .jsonl",
+        hint=meant(str(on.parent / near)) if near else where_to_look(on),
+    )
 
 
 def on_answers(part: Any, target: str, file: Path) -> Report:
@@ -65,19 +89,32 @@ def _cases(file: Path) -> list[Case]:
         if not line.strip():
             continue
         try:
-            values = {"id": f"line {i}", "category": "answers", "right": True, **json.loads(line)}
-            cases.append(Case(**values))
-        except (ValueError, TypeError) as error:
-            raise DataError(
-                "this is no answer",
-                where=f"{file}, line {i}",
-                got=str(error)[:200],
-                expected='{"answer": "...", "reference": "...", "right": true}',
-                hint="one JSON object a line; a right answer needs no `right`",
-            ) from error
+            values: Any = json.loads(line)
+        except ValueError as error:
+            raise _no_answer(file, i, str(error)[:200]) from error
+        if not isinstance(values, dict):
+            raise _no_answer(file, i, line[:200])
+        values = {"id": f"line {i}", "category": "answers", "right": True, **values}
+        for key in [*values, *_KEYS]:
+            if key not in _KEYS:
+                raise _no_answer(file, i, f"unknown key '{key}'", nearest(key, _KEYS))
+            if not isinstance(values.get(key), _KEYS[key]):
+                got = f"{key}: {values[key]!r}"[:200] if key in values else f"no key '{key}'"
+                raise _no_answer(file, i, got)
+        cases.append(Case(**values))
     if not cases:
         raise DataError("there are no answers", where=str(file), got="an empty file", expected="JSON, an object a line")
     return cases
+
+
+def _no_answer(file: Path, line: int, got: str, hint: str = "") -> DataError:
+    return DataError(
+        "this is no answer",
+        where=f"{file}, line {line}",
+        got=got,
+        expected='{"answer": "...", "reference": "...", "right": true}, with an id and a category if you like',
+        hint=hint or "one JSON object a line; a right answer needs no `right`",
+    )
 
 
 def _spread(records: Sequence[Any]) -> list[Any]:
@@ -90,7 +127,7 @@ def _spread(records: Sequence[Any]) -> list[Any]:
 
 
 def _found(target: str, run: Path, judged: Sequence[Judgement]) -> Report:
-    from rlhf.data.report import Finding, Report
+    from rlhf.data.report import Finding, Report, counted
     from rlhf.evaluation.rescore import commonest_failure, rank_correlation
 
     message, n_failed = commonest_failure(judged)
@@ -102,11 +139,11 @@ def _found(target: str, run: Path, judged: Sequence[Judgement]) -> Report:
         values = sorted(after for after, before in kept if before == solved)
         if values:
             middle = f"median {values[len(values) // 2]:.4g}, from {values[0]:.4g} to {values[-1]:.4g}"
-            findings.append(Finding(True, f"values: of {len(values)} attempts that were {name}", middle))
+            findings.append(Finding(True, f"values: of {counted(len(values), 'attempt')} that were {name}", middle))
     rank = rank_correlation([a for a, _ in kept], [b for _, b in kept])
     if rank is not None:
         findings.append(Finding(True, "values: rank correlation with success", f"{rank:+.2f}"))
-    return Report(f"reward {target} on {len(judged)} attempts of {run}", tuple(findings))
+    return Report(f"reward {target} on {counted(len(judged), 'attempt')} of {run}", tuple(findings))
 
 
 def _row(judged: Judgement, folder: Path) -> dict[str, Any]:
@@ -124,12 +161,12 @@ def _row(judged: Judgement, folder: Path) -> dict[str, Any]:
     }
 
 
-def show_worst(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the attempts to read first."""
+def show_worst(rows: Sequence[dict[str, Any]], heading: str) -> None:
+    """Print the attempts to read first, under what they are."""
     from rlhf.data.report import shorten
 
     console = results()
-    console.print("read first, what the environment contradicts most:", soft_wrap=True)
+    console.print(f"read first, {heading}:{'' if rows else ' none contradicts'}", soft_wrap=True)
     for row in rows:
         value = "failed" if row["value"] is None else number(row["value"])
         why = f" ({row['why']})" if row["why"] else ""

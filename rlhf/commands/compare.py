@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from enum import StrEnum
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from rlhf.commands.output import AsJson, command, errors, print_json, results
+from rlhf.commands.output import AsJson, command, errors, one_of, print_json, results
 from rlhf.commands.tables import number, percent
 from rlhf.errors import RecipeError
 
@@ -26,7 +31,7 @@ def compare(
     folders: Annotated[
         list[Path], typer.Argument(metavar="FIRST SECOND...", help="Folders of evaluations, or runs; at least two.")
     ],
-    metric: Annotated[Metric, typer.Option(help="What is compared.")] = Metric.success,
+    metric: Annotated[str, typer.Option(metavar="|".join(Metric), help="What is compared.")] = Metric.success.value,
     difference: Annotated[
         float, typer.Option(min=0.0001, help="Say how many tasks would show a difference of this size.")
     ] = 0.05,
@@ -45,17 +50,18 @@ def compare(
             expected="at least two folders",
             hint="name the evaluation to compare with first",
         )
+    compared = one_of(Metric, metric, "--metric", "metric")
     from rlhf.evaluation.compare import compare_all, read_sides
 
-    found = compare_all(read_sides(folders), metric.value, seen=difference)
-    _caution_unfinished(folders)
-    for row in found["comparisons"]:
-        if row["n_unpaired"]:
-            errors().print(f"[yellow]caution[/] {row['n_unpaired']} tasks are of one evaluation alone and left out")
-        if not as_json:
-            _show(row, metric, limit)
+    found = compare_all(read_sides(folders), compared.value, seen=difference)
+    _caution(caution for row in found["comparisons"] for caution in row["cautions"])
     if as_json:
         print_json(found)
+        return
+    for i, row in enumerate(found["comparisons"]):
+        if i:
+            results().print()
+        _show(row, compared, limit)
 
 
 @command
@@ -85,35 +91,52 @@ def leaderboard(
     if as_json:
         print_json({"boards": found})
         return
-    for board in found:
+    console = results()
+    for i, board in enumerate(found):
         title = title_of(board)
+        if i:
+            console.print()
         if markdown:
-            results().print(
-                "\n".join([f"**{title}**", "", *_markdown(board["rows"]), ""]), soft_wrap=True, markup=False
-            )
+            console.print("\n".join([f"**{title}**", "", *_markdown(board["rows"])]), soft_wrap=True, markup=False)
         else:
-            results().print(f"[bold]{title}[/]", _board(board["rows"]), "")
+            _show_board(title, board["rows"], console)
 
 
 def _caution_unfinished(folders: list[Path]) -> None:
     """Say which evaluations were begun and not finished: figures of their first tasks alone."""
-    for folder in folders:
-        if (folder / "evaluation.yaml").is_file() and not (folder / "summary.json").is_file():
-            errors().print(
-                f"[yellow]caution[/] {folder} is not finished; the command that it was begun with goes on with it",
-                soft_wrap=True,
-            )
+    from rlhf.evaluation.compare import unfinished
+
+    _caution(filter(None, map(unfinished, folders)))
 
 
-def _board(rows: list[dict[str, Any]]) -> Table:
+def _caution(said: Iterable[str]) -> None:
+    """Print each of these once."""
+    for text in dict.fromkeys(said):
+        errors().print(Text.assemble(("caution", "yellow"), " ", text), soft_wrap=True)
+
+
+def _show_board(title: str, rows: list[dict[str, Any]], console: Console) -> None:
+    """Print a board; where the policies have no room beside the figures, with the folders of the evaluations."""
     from rlhf.evaluation.leaderboard import COLUMNS, cells
+    from rlhf.viewer.terminal import whole_table
 
-    table = Table(box=None, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "policy" else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*cells(row))
-    return table
+    console.print(Text(title, "bold"))
+    texts = [cells(row) for row in rows]
+    table, n_cells = whole_table(COLUMNS, texts)
+    if n_cells > console.width:
+        short = [[name, *found[1:]] for name, found in zip(_names(rows), texts, strict=True)]
+        table, _ = whole_table(("evaluation", *COLUMNS[1:]), short)
+    console.print(table, crop=False)
+
+
+def _names(rows: list[dict[str, Any]]) -> list[str]:
+    """What evaluations are called, with their strategies; paths without the folders that all of them are in."""
+    names = [row["name"] for row in rows]
+    if any("/" in name for name in names):
+        paths = [os.path.abspath(name) for name in names]
+        common = os.path.commonpath([os.path.dirname(path) for path in paths])
+        names = [os.path.relpath(path, common) for path in paths]
+    return [", ".join(filter(None, (name, row["strategy"]))) for name, row in zip(names, rows, strict=True)]
 
 
 def _markdown(rows: list[dict[str, Any]]) -> list[str]:
@@ -131,6 +154,9 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
         f"(95% interval {_signed(low, write)} to {_signed(high, write)})",
         soft_wrap=True,
     )
+    if any(found["phase"] != "evaluation" for found in row["measured"]):
+        sides = starmap(_measured, zip((row["first"], row["second"]), row["measured"], strict=True))
+        console.print(f"measured: {'; '.join(sides)}", soft_wrap=True, markup=False)
     kind = "McNemar, mid-p" if row["test"] == "mcnemar" else "permutation of signs, mid-p"
     console.print(
         f"p {_p(row['p_value'])} ({kind}), corrected {_p(row['p_holm'])} (Holm); {row['n_tasks']} tasks, "
@@ -143,24 +169,27 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
     if any(row["n_errors"]):
         console.print(f"errors, left out: {row['n_errors'][0]} and {row['n_errors'][1]}")
     if limit and row["flipped"]:
-        console.print(_flips(row, write, limit))
+        console.print(_flips(row, write, limit, console.width), crop=False)
         console.print(f"look at one with {row['flipped'][0]['look'][1]}", soft_wrap=True)
-    console.print()
 
 
-def _flips(row: dict[str, Any], write: Any, limit: int) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("task", overflow="fold")
-    for name in ("first", "second"):
-        table.add_column(row[name], justify="right", overflow="fold")
+def _measured(name: str, found: dict[str, Any]) -> str:
+    """What was compared of one side: `a after training, step 30`."""
+    from rlhf.evaluation.compare import when
+
+    phase = found["phase"]
+    return f"{name} by `rlhf evaluate`" if phase == "evaluation" else f"{name} {when(phase)}, step {found['step']}"
+
+
+def _flips(row: dict[str, Any], write: Any, limit: int, width: int) -> Table:
+    from rlhf.viewer.terminal import flip_table
+
     better = [flip for flip in row["flipped"] if flip["second"] > flip["first"]]
     worse = [flip for flip in row["flipped"] if flip["second"] < flip["first"]]
-    for flip in (*better[:limit], *worse[:limit]):
-        table.add_row(flip["task"], write(flip["first"]), write(flip["second"]))
+    shown = [(flip["task"], write(flip["first"]), write(flip["second"])) for flip in (*better[:limit], *worse[:limit])]
     left = max(0, len(better) - limit) + max(0, len(worse) - limit)
-    if left:
-        table.add_row(f"and {left} more, see --json", "", "")
-    return table
+    more = [(f"and {left} more, see --json", "", "")] * bool(left)
+    return flip_table(shown + more, (row["first"], row["second"]), width)
 
 
 def _signed(value: float | None, write: Any) -> str:

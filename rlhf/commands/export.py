@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, results
-from rlhf.errors import CheckpointError, RecipeError, disk, nearest
+from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, refuse_existing, results
+from rlhf.errors import CheckpointError, disk, nearest
 
 
 @command
@@ -25,9 +25,7 @@ def export(
 
     Example: rlhf export runs/my-run/checkpoints/1-policy_gradient-000040 --out my-model
     """
-    if out.exists() or out.is_symlink():
-        got = "a folder" if out.is_dir() else "a file"
-        raise RecipeError("the folder exists", where=f"--out {out}", got=got, expected="a new name")
+    refuse_existing(out)
     folder = _checkpoint(Path(checkpoint))
     quiet_libraries()
     is_merged = (folder / "policy" / "adapter_config.json").is_file()
@@ -65,11 +63,11 @@ def _copy_store(folder: Path, into: Path) -> int | None:
     from agents.stores import copies
     from agents.stores.store import Store
 
-    if not (folder / copies.COPY).is_file():
+    if not (folder / copies.FILE).is_file():
         return None
-    copies.restore(folder, into / copies.COPY)
+    copies.restore(folder, into / copies.FILE)
     shutil.copyfile(folder / copies.HASH, into / copies.HASH)
-    with Store(into / copies.COPY) as store:
+    with Store(into / copies.FILE) as store:
         return len(store.entries())
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from rlhf.commands.evaluate import newest, recipe_and_checkpoint
-from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, results
+from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, refuse_existing, results
 from rlhf.errors import CheckpointError, RecipeError
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def extrapolate(
 
     Examples: rlhf extrapolate runs/my-run --alpha 1.5 --out longer; rlhf extrapolate runs/my-run --target 0.9 --out on
     """
-    if out.exists():
-        raise RecipeError("the folder exists", where=f"--out {out}", got="a folder", expected="a new name")
+    refuse_existing(out)
     checkpoints = _checkpoints(targets, several=target is not None)
     if target is None and len(checkpoints) > 1:
         raise RecipeError(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 #: A letter for each promise, as tables have it.
@@ -27,6 +28,9 @@ COLUMNS = ("kind", "extra", "promises", "tasks", "steps", "random", "oracle")
 MEASURES = ("steps per s", "start s", "MB")
 
 _SPLITS = ("train", "dev", "test")
+
+#: Keys by which a kind that has several games is told which one is meant.
+_WHICH = ("game", "level", "task", "dataset", "category")
 
 
 @cache
@@ -98,3 +102,20 @@ def _number(text: str) -> float | int | None:
 def _share(text: str) -> list[int] | None:
     found = re.match(r"(\d+) of (\d+)", text)
     return [int(found[1]), int(found[2])] if found else None
+
+
+def variant(kind: str, values: Mapping[str, Any]) -> str:
+    """Which of the games of a kind is played with these values, and how another is chosen; '' of a kind with one."""
+    from rlhf.catalog import CATALOG
+    from rlhf.kinds import resolve
+    from rlhf.recipe.keys import keys_of
+
+    if kind not in CATALOG["environment"]:  # what a key of somebody else's means is not known
+        return ""
+    keys = keys_of(resolve("environment", kind, base=Path.cwd()))
+    name = next((name for name in _WHICH if name in keys), "")
+    if not name:
+        return ""
+    make_default = keys[name].make_default
+    chosen = values[name] if make_default is None or name in values else f"{make_default()}, the default"
+    return f"{name} {chosen}; for another one {name}=NAME, where a wrong name lists all there are"

@@ -146,7 +146,9 @@ def _estimate(
     held = [Part(name, kept[name], name in on_host) for name in ("weights", "gradients", "masters", "moments")]
     held.append(Part("buffers", _buffers(parameters, stage.trainer)))
     held += _copies(recipe, stage, parameters, dtype)
-    others = beside(recipe, stage, parameters, _SIZES[dtype], attempts=_episodes(stage) > 0)
+    undivided = trainer_bytes(parameters, stage.trainer, 1)
+    moments = undivided["masters"] + undivided["moments"]
+    others = beside(recipe, stage, parameters, _SIZES[dtype], moments=moments, attempts=_episodes(stage) > 0)
     held += [Part(name, n, name == "background") for name, n in others.items()]
     held += [Part("kv_cache", counted), Part("program", _program(), on_host=True)]
     asked, model = _pass_of(recipe, stage, config), _Model(config.to_json_string(), dtype, recipe.policy.lora, config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import ModelError
@@ -112,11 +111,6 @@ def config_of(policy: FromScratch | Pretrained) -> Any:
             expected="a folder with config.json, or a name on a hub that can be reached",
             hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
         ) from error
-
-
-def looks_local(path: str) -> bool:
-    """Whether `path` means a folder rather than a name on a hub."""
-    return path.startswith((".", "/", "~")) or Path(path).exists()
 
 
 def _from_scratch_config(policy: FromScratch) -> Any:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rlhf.commands.output import AsJson, command, print_json, results
+from rlhf.commands.output import AsJson, command, one_of, print_json, results
 from rlhf.errors import RecipeError, disk
 
 #: Names that a file beside a recipe must not have, beside those of Python's modules and of installed packages: it would
@@ -33,7 +33,7 @@ class Part(StrEnum):
 
 @command
 def new(
-    part: Annotated[Part, typer.Argument(help="What to write.")],
+    part: Annotated[str, typer.Argument(metavar="PART", help=f"What to write: {', '.join(Part)}.")],
     name: Annotated[str, typer.Argument(help="Its name: small letters, digits and underscores.")],
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
     as_json: AsJson = False,
@@ -42,8 +42,9 @@ def new(
 
     Example: rlhf new reward near; rlhf check recipe near.yaml; rlhf train near.yaml
     """
-    _refuse_name(part.value, name)
-    written = {folder / file: text for file, text in texts_of(part.value, name).items()}
+    kind = one_of(Part, part, f"rlhf new {part}", "part").value
+    _refuse_name(kind, name)
+    written = {folder / file: text for file, text in texts_of(kind, name).items()}
     for path in written:
         if path.exists():
             raise RecipeError(
@@ -58,7 +59,7 @@ def new(
         for path, text in written.items():
             path.write_text(text, "utf-8")
     if as_json:
-        print_json({"part": part.value, "name": name, "files": [str(path) for path in written]})
+        print_json({"part": kind, "name": name, "files": [str(path) for path in written]})
         return
     recipe = folder / f"{name}.yaml"
     results().print("\n".join(str(path) for path in written), soft_wrap=True, markup=False)
@@ -83,7 +84,7 @@ def _refuse_name(part: str, name: str) -> None:
     suggested = suggested if _can_name(part, suggested) else f"my_{suggested}" if suggested else "near"
     raise RecipeError(
         "this cannot name a part",
-        where="NAME",
+        where=f"rlhf new {part} {name}",
         got=name,
         expected="small letters, digits and underscores, a letter first, and no name that Python, an installed package "
         "or something in the file has taken",
@@ -101,7 +102,8 @@ def _can_name(part: str, name: str) -> bool:
 def _is_installed(name: str) -> bool:
     """Whether a package has this name; what lies in the current folder is the user's own."""
     path = [folder for folder in sys.path if folder and Path(folder).resolve() != Path.cwd()]
-    return PathFinder.find_spec(name, path) is not None
+    found = PathFinder.find_spec(name, path)
+    return found is not None and found.loader is not None  # a folder without code has none
 
 
 def _class_of(name: str) -> str:

@@ -16,6 +16,8 @@ import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -23,10 +25,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rlhf.errors import CheckpointError, RlhfError
+from rlhf.errors import CheckpointError, RecipeError, RlhfError, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Word = TypeVar("Word", bound=StrEnum)
 
 UNEXPECTED, TO_MEND, INTERRUPTED = 1, 2, 130
 
@@ -78,6 +81,35 @@ def print_json(values: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def one_of(words: type[Word], given: str, where: str, noun: str) -> Word:
+    """The word that was given at `where`, which names a `noun`.
+
+    Raises:
+        RecipeError: it is none of `words`.
+    """
+    known = [word.value for word in words]
+    if given not in known:
+        expected = ", ".join(known)
+        hint = nearest(given, known) or "use one of these"
+        raise RecipeError(f"no such {noun}", where=where, got=given, expected=expected, hint=hint)
+    return words(given)
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise RecipeError where the folder to be made is there already, or something else of its name."""
+    if not out.exists() and not out.is_symlink():
+        return
+    name = out.name.strip(".") or "model"
+    free = next(path for n in count(2) if not os.path.lexists(path := out.parent / f"{name}-{n}"))
+    raise RecipeError(
+        "the folder exists, and nothing is overwritten",
+        where=f"--out {out}",
+        got="a folder" if out.is_dir() else "a file",
+        expected="a new name",
+        hint=f"--out {free}, or move what is there away",
+    )
+
+
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Turn every exception of a command into a message and an exit code."""
 
@@ -88,12 +120,13 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except typer.Exit:
             raise
         except (Exception, KeyboardInterrupt, CancelledError) as error:
-            raise typer.Exit(_report(error, as_json=bool(kwargs.get("as_json")))) from error
+            raise typer.Exit(report(error, as_json=bool(kwargs.get("as_json")))) from error
 
     return shielded
 
 
-def _report(error: BaseException, *, as_json: bool) -> int:
+def report(error: BaseException, *, as_json: bool) -> int:
+    """Print what went wrong, and return the exit code."""
     if STATE.debug:
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt | CancelledError):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.commands.glance import variant
 from rlhf.commands.output import AsJson, command, print_json
+from rlhf.commands.seat import Seat
 from rlhf.errors import EnvError, RecipeError, boundary, nearest
 
 if TYPE_CHECKING:
-    from agents.base import Agent, Reply
     from environments.base import StepResult
-    from rlhf.data import Action, Message, Task, Turn
+    from rlhf.data import Task, Turn
 
 #: Actions of one list that is not asked for.
 _MOST_SHOWN = 30
@@ -49,11 +49,12 @@ def play(
     from rlhf.recipe.text import parse_fields
 
     _read_whatever_comes()
-    environment = build_environment({"kind": kind, **parse_fields(fields or [])}, "environment", base=Path.cwd())
+    values = parse_fields(fields or [])
+    environment = build_environment({"kind": kind, **values}, "environment", base=Path.cwd())
     try:
         chosen = _task_of(environment, split, task)
         with asyncio.Runner() as runner:
-            game = _Game(environment, chosen, runner, _Seat() if agent else None)
+            game = Game(environment, chosen, runner, Seat() if agent else None, variant(kind, values))
             game.play()
     finally:
         close = getattr(environment, "close", None)
@@ -103,7 +104,7 @@ def _task_of(environment: Any, split: str, wanted: str) -> Task:
 
 
 @dataclass
-class _Game:
+class Game:
     """One episode, from the opening to its end or the player's.
 
     Attributes:
@@ -111,12 +112,14 @@ class _Game:
         task: of it.
         runner: of its calls; lines are read between them, so that Ctrl-C is heard.
         seat: where the player sees what a policy would see; None for an ordinary game.
+        variant: which of several games it is, and how another is chosen; '' where there is one.
     """
 
     environment: Any
     task: Task
     runner: asyncio.Runner
-    seat: _Seat | None
+    seat: Seat | None
+    variant: str = ""
     taken: list[str] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -134,10 +137,10 @@ class _Game:
     def play(self) -> None:
         """Play to the end."""
         with boundary(EnvError, f"start of {self.task.id}", _CHECK):
-            episode = self._called(self.environment.start(self.task))
+            episode = self.called(self.environment.start(self.task))
         try:
             self.results.append(_answer(getattr(episode, "opening", None), "opening"))
-            _say(f"Task {self.task.id}", f"[{_HELP}]", "")
+            _say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), f"[{_HELP}]", "")
             if self.seat is None:
                 _say(*(message.content for message in self.task.messages), self.now.reply)
                 self._offer()
@@ -146,7 +149,7 @@ class _Game:
             _say("", f"[{self._ending()}]")
         finally:
             with boundary(EnvError, f"close of {self.task.id}", _CHECK):
-                self._called(episode.close())
+                self.called(episode.close())
 
     def record(self) -> dict[str, Any]:
         """What was played, in plain values."""
@@ -221,7 +224,7 @@ class _Game:
 
     def _do(self, episode: Any, action: str) -> None:
         with boundary(EnvError, f"step {len(self.taken) + 1} of {self.task.id}", _CHECK):
-            result = self._called(episode.step(action))
+            result = self.called(episode.step(action))
         self.results.append(_answer(result, "step"))
         self.taken.append(action)
         if self.seat is not None:
@@ -276,93 +279,9 @@ class _Game:
     def _score(self) -> float:
         return sum(result.reward for result in self.results[1:])
 
-    def _called(self, value: Any) -> Any:
+    def called(self, value: Any) -> Any:
         """What a call of the environment gives; one that waits runs on the loop."""
         return self.runner.run(_waited(value)) if hasattr(value, "__await__") else value
-
-
-class _Seat:
-    """The place of a policy: it sees the messages of the chat agent, and its replies are read by that agent."""
-
-    def __init__(self) -> None:
-        from agents.chat import ChatAgent
-        from rlhf.data import Action
-
-        self._agent: Agent = ChatAgent(show_admissible=True)
-        self._chosen = Action("")
-        self._n_shown, self._lists = 0, list[tuple[str, ...]]()
-
-    def show(self, game: _Game) -> None:
-        """Print the messages that are new since the player was last asked."""
-        policy = _Asked(None)
-        self._act(game, policy)
-        new = [m for m in policy.messages[self._n_shown :] if str(m.role) != "assistant"]
-        self._n_shown = len(policy.messages)
-        for message in new:
-            _say(f"--- {message.role}", message.content)
-        if new:
-            _say("--- your reply")
-
-    def read(self, game: _Game, line: str) -> str | None:
-        """The action that the agent reads in a reply; a reply that it cannot read is a turn that says so."""
-        from rlhf.data import Turn
-
-        action = self._act(game, _Asked(line))
-        if action.error is None:
-            self._chosen = action
-            return action.text
-        self._lists.append(game.now.admissible_actions)
-        game.turns.append(Turn(action, action.error, state_key=game.now.state_key, valid=False))
-        return None
-
-    def took(self, game: _Game) -> None:
-        """Keep a finished turn, for the messages to come."""
-        from rlhf.data import Turn
-
-        before, now = game.results[-2], game.now
-        self._lists.append(before.admissible_actions)
-        game.turns.append(Turn(self._chosen, now.reply, reward=now.reward, state_key=before.state_key, valid=now.valid))
-
-    def _act(self, game: _Game, policy: _Asked) -> Action:
-        from dataclasses import replace
-
-        from agents.base import History
-
-        history = History(
-            task=replace(game.task, reference=None),
-            opening=game.results[0].reply,
-            turns=tuple(game.turns),
-            admissible_actions=game.now.admissible_actions,
-            admissible_before=tuple(self._lists),
-        )
-        acted: Action = game.runner.run(_waited(self._agent.act(history, policy)))
-        return acted
-
-
-class _Asked:
-    """A policy whose one reply is a line that was typed; without one it only notes what it was shown."""
-
-    def __init__(self, line: str | None) -> None:
-        self._line, self.messages = line, list[Any]()
-
-    async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        role: str = "",
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Reply:
-        """The line."""
-        from agents.base import Reply
-        from rlhf.data import Finish, Generation, Prompt
-
-        self.messages = list(messages)
-        return Reply(self._line or "", Generation(Prompt((0,)), (0,), (0.0,), Finish.STOP, 0))
-
-    def n_tokens(self, messages: Sequence[Message]) -> int:
-        """Words, for want of a tokenizer."""
-        return sum(len(message.content.split()) for message in messages)
 
 
 async def _waited(value: Any) -> Any:

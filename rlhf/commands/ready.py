@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf.errors import EngineError, MissingPackageError, RecipeError
+from rlhf.errors import EngineError, MissingPackageError
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -48,24 +47,17 @@ def refuse_absent_models(recipe: Recipe) -> None:
     """Raise RecipeError where a reward names a folder in which there is no model; a name on a hub is not looked up."""
     from rewards.asking import AsksModel
     from rewards.model_folder import ModelReward
-    from rlhf.recipe.reward_parts import with_parts
+    from rewards.parts import with_parts
+    from rlhf.recipe.model_folders import refuse_no_model
 
-    for name, weighted in recipe.rewards.items():
-        for path, reward in with_parts(f"rewards.{name}", weighted.reward):
-            named = getattr(reward, "path", None) if isinstance(reward, ModelReward | AsksModel) else None
-            if named is None:
-                continue
-            folder = Path(named).expanduser()
-            is_local = folder.exists() or named.startswith((".", "/", "~")) or named.count("/") > 1
-            if is_local and not (folder / "config.json").is_file():
-                raise RecipeError(
-                    "there is no model in this folder",
-                    where=f"{path}.path",
-                    got=f"{named}, {'without config.json' if folder.is_dir() else 'no such folder'}",
-                    expected="a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
-                    hint="a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
-                    "checkpoints/NAME/policy",
-                )
+    hint = (
+        "a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
+        "checkpoints/NAME/policy"
+    )
+    rewards = {name: weighted.reward for name, weighted in recipe.rewards.items()}
+    for path, reward in with_parts("rewards", rewards):
+        if isinstance(reward, ModelReward | AsksModel) and reward.path is not None:
+            refuse_no_model(reward.path, f"{path}.path", hint)
 
 
 def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:

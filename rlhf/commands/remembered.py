@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlhf.commands.output import AsJson, command, print_json, results
 from rlhf.errors import RecipeError, nearest
-from rlhf.evaluation.folder import nearest_beside
+from rlhf.evaluation.folder import RECIPE, first_of, run_around, where_to_look
 
 if TYPE_CHECKING:
     from agents.stores.entry import Entry
@@ -35,11 +35,11 @@ def memory(
     from agents.stores.store import Store
 
     with Store(_store_of(folder)) as store:
-        found, tasks = _chosen(store, kind, search), store.tasks()
+        every, tasks = store.entries(), store.tasks()
+        found = _chosen(store, every, kind, search)
         _refuse_unknown_task(task, {one for of in tasks.values() for one in of})
         chosen = [entry for entry in found if task is None or task in tasks[entry.id]]
         shown = [_plain(store, entry, tasks[entry.id]) for entry in chosen[:limit]]
-        every = store.entries()
     kinds = dict(sorted(Counter(entry.kind for entry in every).items()))
     figures = {"n_entries": len(every), "n_chars": sum(len(entry.text) for entry in every), "kinds": kinds}
     if as_json:
@@ -53,18 +53,41 @@ def memory(
 
 
 def _store_of(folder: Path) -> Path:
-    from agents.stores.copies import COPY
+    from agents.stores.copies import FILE
 
-    path = folder if folder.name == COPY else folder / COPY
+    path = folder if folder.name == FILE else folder / FILE
     if path.is_file():
         return path
+    got = f"no {FILE}" if folder.is_dir() else "another file" if folder.is_file() else "nothing of this name"
+    below = sorted(one.parent for one in folder.glob(f"*/{FILE}")) if folder.is_dir() else []
+    kind = _other_agent(folder)
+    if below:
+        got += f", and {len(below)} folders with one below it"
+        hint = f"name one of them: {first_of(below)}"
+    elif kind and folder.exists():
+        got = f"the agent of this run is `{kind}`, which keeps no store"
+        hint = "train one that does: agent={kind: remembering}"
+    else:
+        hint = where_to_look(folder)
     raise RecipeError(
         "there is no store here",
         where=str(folder),
-        got=f"no {COPY}" if folder.is_dir() else "another file" if folder.is_file() else "nothing of this name",
-        expected=f"a run, checkpoint or exported model whose agent is of kind remembering, or its {COPY}",
-        hint=nearest_beside(folder) or "look into runs/",
+        got=got,
+        expected=f"a run, checkpoint or exported model whose agent is of kind remembering, or its {FILE}",
+        hint=hint,
     )
+
+
+def _other_agent(folder: Path) -> str:
+    """The kind of the agent of the run that `folder` is, or lies in, where that is none that remembers."""
+    from rlhf.recipe.text import parse
+
+    run = folder if (folder / RECIPE).is_file() else run_around(folder)
+    if run is None or not (run / RECIPE).is_file():
+        return ""
+    agent = (parse((run / RECIPE).read_text("utf-8"), str(run / RECIPE)) or {}).get("agent")
+    kind = str(agent.get("kind", "")) if isinstance(agent, dict) else ""
+    return "" if kind == "remembering" else kind
 
 
 def _refuse_unknown_task(task: str | None, known: set[str]) -> None:
@@ -79,9 +102,9 @@ def _refuse_unknown_task(task: str | None, known: set[str]) -> None:
     )
 
 
-def _chosen(store: Store, kind: str | None, search: str | None) -> list[Entry]:
-    """The entries that are asked for: those that fit `search` best, else the newest first."""
-    kinds = sorted({entry.kind for entry in store.entries()})
+def _chosen(store: Store, every: list[Entry], kind: str | None, search: str | None) -> list[Entry]:
+    """Those of all entries that are asked for: those that fit `search` best, else the newest first."""
+    kinds = sorted({entry.kind for entry in every})
     if kind is not None and kinds and kind not in kinds:
         raise RecipeError(
             "no entry is of this kind",
@@ -90,7 +113,7 @@ def _chosen(store: Store, kind: str | None, search: str | None) -> list[Entry]:
             expected=", ".join(kinds),
             hint=nearest(kind, kinds) or "use one of these",
         )
-    entries = store.entries(kind)
+    entries = [entry for entry in every if kind in (None, entry.kind)]
     if search is None:
         return entries[::-1]
     return [hit.entry for hit in store.search(search, max(len(entries), 1), kind=kind)]

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rlhf.commands.output import AsJson, command, errors, print_json, results
+from rlhf.commands.output import AsJson, command, errors, one_of, print_json, results
 from rlhf.commands.stored import Stored, look
 from rlhf.commands.tables import number
 from rlhf.errors import RecipeError, disk, nearest
@@ -40,7 +40,9 @@ def score(
         str, typer.Option(metavar="NAME", help="What is stored: score, success, or a reward by its name in the recipe.")
     ] = "score",
     passes: Annotated[float, typer.Option(help="The least value that is a pass; verdicts flip across it.")] = 0.5,
-    phase: Annotated[PhaseName | None, typer.Option(help="Only attempts of training, or of evaluations.")] = None,
+    phase: Annotated[
+        str | None, typer.Option(metavar="|".join(PhaseName), help="Only attempts of training, or of evaluations.")
+    ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Show at most so many flipped attempts.")] = 5,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="Limit of each call.")] = 60.0,
@@ -53,9 +55,10 @@ def score(
 
     Examples: rlhf score runs/a --reward ./strict.py:judge; rlhf score runs/a --reward '{kind: numeric, rel_tol: 0.05}'
     """
+    only = one_of(PhaseName, phase, "--phase", "phase") if phase is not None else None
     _refuse_out(out, run)
     parts = [(name, target, _built(target)) for name, target in _named(reward)]
-    stored = Stored.read(run, phase=phase.value if phase else None, step=step)
+    stored = Stored.read(run, phase=only and only.value, step=step)
     _refuse_against(against, stored)
     stored.make_tasks()
     for _, target, part in parts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, RlhfError
-from rlhf.evaluation.folder import nearest_beside
+from rlhf.evaluation.folder import where_to_look
 
 if TYPE_CHECKING:
     from rlhf.data import Task
@@ -48,7 +48,7 @@ class Stored:
                 where=str(run),
                 got="no such folder" if not run.exists() else "no folder trajectories/",
                 expected="a folder that `rlhf train` or `rlhf evaluate --out` made",
-                hint=nearest_beside(run) or "look into runs/",
+                hint=where_to_look(run),
             )
         stored = [s for s in list_steps(folder / "trajectories") if file is None or s.path.name == file.name]
         names = {(s.stage, s.phase, s.step) for s in stored}

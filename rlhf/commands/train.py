@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from asyncio import CancelledError
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from rlhf.commands.output import (
 )
 from rlhf.commands.ready import refuse_absent_engine, refuse_absent_models, refuse_absent_quantization
 from rlhf.errors import RecipeError
-from rlhf.evaluation.folder import nearest_beside
+from rlhf.evaluation.folder import no_run
 from rlhf.processes import n_here, n_wanted, take_one_gpu
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def train(
         return
     take_one_gpu()
     is_main = os.environ.get("RANK", "0") == "0"
+    if resume is None:
+        _refuse_untrainable(loaded)
     for caution in _cautions(loaded) if is_main else ():
         errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
     refuse_absent_engine(loaded)
@@ -98,13 +100,13 @@ def train(
 def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any]:
     from rlhf.build import train as run
     from rlhf.build_processes import joined
+    from rlhf.build_resume import run_folder
     from rlhf.trainers.run import Interrupted
 
     quiet_libraries()
     folder = out or Path("runs")
     try:
-        with joined(recipe) as here:
-            folder = resume or here.from_main(_new_folder(recipe, out) if here.is_main else folder, "the folder")
+        with joined(recipe), run_folder(recipe, out, resume) as folder:
             return run(recipe, folder, resume=resume, console=errors())
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
@@ -113,47 +115,28 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any
 
 
 def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool) -> None:
+    from rlhf.build_resume import run_folder
     from rlhf.commands.launch import launch
     from rlhf.recipe.trainer_checks import check_processes
 
     check_processes(recipe, n)
-    folder = resume or _new_folder(recipe, out)
-    place = ["--resume", str(resume)] if resume else ["--out", str(folder)]
     # All of them fit, or were told to start anyway.
     flags = ["--no-memory-check", *["--json"] * as_json, *["--debug"] * STATE.debug]
-    code = launch(["train", *arguments, *place, *flags], n, folder)
-    if code:
-        raise typer.Exit(code)
-
-
-def _new_folder(recipe: Recipe, out: Path | None) -> Path:
-    from rlhf.build import new_folder
-
-    try:
-        return new_folder(recipe, out)
-    except OSError as error:
-        raise RecipeError(
-            "the folder of the run cannot be made",
-            where=f"--out {out}" if out else "runs/",
-            got=error.strerror or str(error),
-            expected="a place to write",
-            hint="give another: --out FOLDER",
-        ) from error
+    with run_folder(recipe, out, resume) as folder:
+        place = ["--resume", str(resume)] if resume else ["--out", str(folder)]
+        code = launch(["train", *arguments, *place, *flags], n, folder)
+        if code:
+            raise typer.Exit(code)
 
 
 def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
     """Load the run's own recipe. Whatever else the command line says must agree with it, but for the trainer."""
-    from rlhf.recipe import load
+    from rlhf.recipe import find, load
     from rlhf.recipe.model import values_of
+    from rlhf.recipe.text import read
 
     if not (run / "recipe.yaml").is_file():
-        raise RecipeError(
-            "there is no run in this folder",
-            where=f"--resume {run}",
-            got="no such folder" if not run.is_dir() else "no recipe.yaml",
-            expected="a folder that `rlhf train` made",
-            hint=nearest_beside(run) or "look into runs/",
-        )
+        raise no_run(run, f"--resume {run}")
     if out is not None:
         raise RecipeError(
             "a run goes on in its own folder",
@@ -165,6 +148,16 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
     own = load(run)
     if recipe is not None and "=" in recipe:  # the recipe was left out, and this is the first override
         overrides, recipe = [recipe, *overrides], None
+    # Before the keys are read: those of another kind are others, and would be taken for the mistake.
+    if other := next(_other_kinds(values_of(own), read(find(recipe or run), overrides)), None):
+        key, kind, before = other
+        raise RecipeError(
+            "a run goes on with the recipe it began with",
+            where=key,
+            got=kind,
+            expected=before,
+            hint=f"rlhf train --resume {run}, or start a new run",
+        )
     asked = load(recipe or run, overrides)
     differing = [key for key in _differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
     if differing:
@@ -186,6 +179,29 @@ def _differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
         return [] if mine == theirs else [path]
     keys = [*mine, *(key for key in theirs if key not in mine)]
     return [p for k in keys for p in _differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k))]
+
+
+def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Give the dotted key of each kind that the values of two recipes name differently, with theirs and mine."""
+    if isinstance(mine, list) and isinstance(theirs, list):
+        mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping) or _OF_TRAINER.match(path):
+        return
+    before, kind = str(mine.get("kind")), str(theirs.get("kind"))
+    if "kind" in mine and "kind" in theirs and kind != before and not (":" in kind and ":" in before):
+        yield f"{path}.kind", kind, before  # one class of a file has several names: how it is loaded says whether it is
+        return
+    for k in (k for k in mine if k in theirs):
+        yield from _other_kinds(mine[k], theirs[k], f"{path}.{k}" if path else str(k))
+
+
+def _refuse_untrainable(recipe: Recipe) -> None:
+    """Refuse what may be measured as it is: a caution would only say the same before it."""
+    from rlhf.recipe.opponent_checks import check_seated
+    from rlhf.recipe.split_checks import refuse_judging
+
+    refuse_judging(recipe)
+    check_seated(recipe)
 
 
 def _cautions(recipe: Recipe) -> list[str]:

@@ -105,13 +105,11 @@ class Seats:
         """The group once for each seat, in the order of their first turns."""
         rewards_GK = turn_rewards(group)
         seats_GK = [list(map(seat_of, t.turns)) for t in group.trajectories]
+        others_G = list(map(seats_of_others, group.trajectories))
         sides = []
         for seat in dict.fromkeys(seat for seats_K in seats_GK for seat in seats_K):
-            members = [
-                i
-                for i, (t, seats_K) in enumerate(zip(group.trajectories, seats_GK, strict=True))
-                if seat in seats_K and not is_played_by_another(t, seat)
-            ]
+            of_each = enumerate(zip(seats_GK, others_G, strict=True))
+            members = [i for i, (seats_K, others) in of_each if seat in seats_K and seat not in others]
             if not members:
                 continue
             trajectories = tuple(_cut(group.trajectories[i], seats_GK[i], seat) for i in members)
@@ -148,9 +146,9 @@ def seat_of(turn: Turn) -> str:
     return turn.action.notes.get(SEAT, role)
 
 
-def is_played_by_another(trajectory: Trajectory, seat: str) -> bool:
-    """Whether another than the policy had a seat in an attempt; see `Generation.by`."""
-    return any(g.by for turn in trajectory.turns if seat_of(turn) == seat for g in turn.generations)
+def seats_of_others(trajectory: Trajectory) -> frozenset[str]:
+    """The seats that another than the policy had in an attempt; see `Generation.by`."""
+    return frozenset(seat_of(turn) for turn in trajectory.turns if any(g.by for g in turn.generations))
 
 
 def _cut(trajectory: Trajectory, seats_K: Sequence[str], seat: str) -> Trajectory:

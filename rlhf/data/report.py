@@ -48,8 +48,13 @@ class Report:
         """The findings that are not ok."""
         return tuple(finding for finding in self.findings if not finding.ok)
 
+    @property
+    def heading(self) -> str:
+        """What was checked, and how many of its promises were kept."""
+        return f"{self.subject}: {len(self.findings) - len(self.broken)} of {len(self.findings)} promises kept"
+
     def __str__(self) -> str:
-        lines = [f"{self.subject}: {len(self.findings) - len(self.broken)} of {len(self.findings)} promises kept"]
+        lines = [self.heading]
         for finding in self.findings:
             lines.append(f"  {'kept  ' if finding.ok else 'BROKEN'}  {finding.promise}")
             lines += [f"            {line}" for line in finding.detail.splitlines()]
@@ -139,9 +144,14 @@ class Walk:
 
 
 def describe(error: BaseException) -> str:
-    """Type and message of an exception on one line."""
-    text = " ".join(str(error).split())
+    """Type and message of an exception on one line, with semicolons where the message has several."""
+    text = "; ".join(" ".join(line.split()) for line in str(error).splitlines() if line.strip())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def counted(n: int, what: str) -> str:
+    """Say how many there are: `1 case`, `2 cases`."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def shorten(value: object, limit: int = 100) -> str:

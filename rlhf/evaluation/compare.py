@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from rlhf.errors import DataError, RecipeError
 from rlhf.evaluation.attempts import Attempt, evaluations_in, openings, read_attempts, scores_by_task, solved_by_task
-from rlhf.evaluation.folder import kept_in, nearest_beside
+from rlhf.evaluation.folder import SUMMARY, is_evaluation, kept_in, nearest_beside
 from rlhf.evaluation.paired import Paired, compare, holm, n_tasks_needed
+from rlhf.evaluation.run_data import RunData
+from rlhf.evaluation.store import list_steps
 
 Metric = Literal["success", "score"]
 
@@ -25,12 +27,22 @@ class Side:
         folder: of an evaluation, or of a run.
         attempts: of it; of a run, those of its last evaluation.
         stage: of a run, the name of that evaluation; empty for an evaluation of its own.
+        step: of a run, the step of its stage that this evaluation was made after.
+        is_finished: whether nothing is left to train and to measure.
     """
 
     name: str
     folder: Path
     attempts: list[Attempt]
     stage: str = ""
+    step: int = 0
+    is_finished: bool = True
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """When a run was measured, and whether it has ended; of an evaluation of its own the phase is `evaluation`."""
+        phase, step = (self.stage, self.step) if self.stage else ("evaluation", None)
+        return {"phase": phase, "step": step, "is_finished": self.is_finished}
 
     def values(self, metric: Metric) -> Mapping[str, Sequence[float]]:
         """Task -> value of each attempt that counts."""
@@ -65,8 +77,67 @@ def read_side(folder: Path) -> Side:
     stages = evaluations_in(stored)
     if not stages:
         raise _no_evaluation(folder)
-    stage = "" if (folder / "evaluation.yaml").is_file() else stages[-1]
-    return Side(folder.name or str(folder), folder, read_attempts(stored, stage=stage or None), stage)
+    name = folder.name or str(folder)
+    if is_evaluation(folder):
+        return Side(name, folder, read_attempts(stored), is_finished=(folder / SUMMARY).is_file())
+    stage = stages[-1]
+    step = max(s.step for s in list_steps(stored) if (s.phase, s.stage) == ("eval", stage))
+    is_finished = stage == "after" or (folder / "result.json").is_file()
+    return Side(name, folder, read_attempts(stored, stage=stage), stage, step, is_finished)
+
+
+def when(stage: str) -> str:
+    """What a reader calls the time of a run's evaluation: `after training`."""
+    return f"{stage} training" if stage in ("before", "after") else f"during {stage}"
+
+
+def caution_of(side: Side) -> str:
+    """Say that the figures of a side are not those of its end, and how to get there; '' where they are.
+
+    Raises:
+        DataError: a file of the run is damaged.
+    """
+    if side.is_finished or not side.stage:
+        return unfinished(side.folder)
+    stands = _standing(side.folder)
+    return (
+        f"{side.name} was measured {when(side.stage)}, and its run is not finished{stands and f', it is {stands}'}; "
+        f"go on with it: rlhf train --resume {side.folder}"
+    )
+
+
+def unfinished(folder: Path) -> str:
+    """Say of an evaluation that was begun and not finished how to go on with it; '' of anything else."""
+    if not is_evaluation(folder) or (folder / SUMMARY).is_file():
+        return ""
+    return f"{folder} is not finished; the command that it was begun with goes on with it"
+
+
+def _standing(run: Path) -> str:
+    """Where a run is by its metrics: `at step 33 of 500 of 0-policy_gradient`; '' where nothing says so."""
+    if not (run / "metrics.jsonl").is_file():
+        return ""
+    data = RunData.read(run)
+    if not data.lines:
+        return ""
+    last, stages = data.lines[-1], data.settings.get("stages")
+    number = last.stage.partition("-")[0]
+    stages = stages if isinstance(stages, list) else []
+    stage = stages[int(number)] if number.isdecimal() and int(number) < len(stages) else None
+    n_steps = stage.get("steps") if isinstance(stage, dict) else None
+    return f"at step {last.step}{f' of {n_steps}' if isinstance(n_steps, int) else ''} of {last.stage}"
+
+
+def _cautions(first: Side, second: Side, n_unpaired: int) -> list[str]:
+    """What a reader has to know before a difference is believed."""
+    found = [caution for side in (first, second) if (caution := caution_of(side))]
+    stages = [side.stage for side in (first, second)]
+    if all(stages) and len(set(stages)) > 1:
+        times = " and ".join(f"{side.name} {when(side.stage)}" for side in (first, second))
+        found.append(f"not measured at the same time of a run: {times}")
+    if n_unpaired:
+        found.append(f"{n_unpaired} tasks are of one evaluation alone and left out")
+    return found
 
 
 def evaluations_below(folder: Path) -> list[Path]:
@@ -129,6 +200,8 @@ def _row(first: Side, second: Side, pair: Paired, p_holm: float, metric: Metric,
         "n_better": len(pair.better),
         "n_worse": len(pair.worse),
         "n_unpaired": pair.n_unpaired,
+        "measured": [first.measured, second.measured],
+        "cautions": _cautions(first, second, pair.n_unpaired),
         "n_errors": [sum(a.is_error for a in side.attempts) for side in (first, second)],
         "n_attempts": [sum(len(found) for found in side.values()) for side in values],
         "needed": {

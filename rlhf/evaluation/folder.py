@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from os.path import isfile
 from pathlib import Path
 
-from rlhf.errors import RecipeError, nearest
+from rlhf.errors import RecipeError, closest, meant
 
 RECIPE, PLAN, SUMMARY = "recipe.yaml", "evaluation.yaml", "summary.json"
 VERSIONS, TRAJECTORIES = "versions.json", "trajectories"
 #: What a strategy chose the trajectories from; beside them.
 CANDIDATES = "candidates"
+#: Folders that runs and evaluations are usually in.
+HOMES = ("runs", "evaluations")
+#: Folders that a message names at most.
+_NAMED = 5
 
 
 def is_evaluation(folder: Path) -> bool:
@@ -21,21 +27,82 @@ def kept_in(folder: Path) -> list[Path]:
     """The runs and evaluations directly below `folder`, by name; none where there is no such folder."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if any((path / name).is_file() for name in (RECIPE, PLAN)))
+    # What may not be looked into is none: `Path.is_file` would raise.
+    return sorted(path for path in folder.iterdir() if any(isfile(path / name) for name in (RECIPE, PLAN)))
 
 
 def nearest_beside(folder: Path) -> str:
-    """What to write in place of a folder that is not there: the run or evaluation beside it with the nearest name.
+    """What to write in place of a folder that is not there: the run or evaluation with the nearest name.
+
+    It is looked for beside the folder, and in `runs/` and `evaluations/` there.
 
     Returns:
-        `did you mean 'runs/one'?`, or the names of the first ones if none is like it; '' where there are none, or where
-        the folder is there.
+        `did you mean 'runs/one'?`; if none is like it, the names of those beside it, where the folder that they are in
+        holds little else; '' otherwise, or where the folder is there.
     """
-    beside = [str(path) for path in kept_in(folder.parent)]
-    more = f", and {len(beside) - 5} more" if len(beside) > 5 else ""
-    if folder.is_dir() or not beside:
+    if folder.exists():
         return ""
-    return nearest(str(folder), beside) or f"there are {', '.join(beside[:5])}{more}"
+    near: dict[str, str] = {}
+    for home in (folder.parent, *(folder.parent / name for name in HOMES)):
+        for path in kept_in(home):
+            near.setdefault(path.name, str(path))
+    found = closest(folder.name, near)  # names alone: what they lie in is the same
+    if found:
+        return meant(near[found])
+    beside = kept_in(folder.parent)
+    n_others = sum(path.is_dir() for path in folder.parent.iterdir()) - len(beside) if beside else 0
+    return f"there are {first_of(beside)}" if len(beside) > n_others else ""
+
+
+def same_name(folder: Path) -> Path | None:
+    """The run or evaluation in `runs/` or `evaluations/` beside a folder that is not there, and of its very name."""
+    if folder.exists():
+        return None
+    homes = (folder.parent / name for name in HOMES)
+    return next((path for home in homes for path in kept_in(home) if path.name == folder.name), None)
+
+
+def first_of(folders: Sequence[Path]) -> str:
+    """The first of them, and how many more there are."""
+    more = f", and {len(folders) - _NAMED} more" if len(folders) > _NAMED else ""
+    return ", ".join(map(str, folders[:_NAMED])) + more
+
+
+def where_to_look(folder: Path) -> str:
+    """What to do where `folder` holds no run: take the nearest one, one below it, or the one that it is in."""
+    below, around, here = kept_in(folder), run_around(folder), kept_in(Path(HOMES[0]))
+    if near := nearest_beside(folder):
+        return near
+    if below:
+        return f"name one of those below it: {first_of(below)}"
+    if around is not None:
+        return meant(str(around))
+    return f"there are {first_of(here)}" if here else "`rlhf train RECIPE` makes one"
+
+
+def run_around(folder: Path) -> Path | None:
+    """The run or evaluation that `folder` lies in."""
+    return next((path for path in folder.parents if any(isfile(path / name) for name in (RECIPE, PLAN))), None)
+
+
+def no_run(folder: Path, where: str, expected: str = "a folder that `rlhf train` made") -> RecipeError:
+    """The error that `folder` holds no run.
+
+    Args:
+        folder: that was named.
+        where: what named it.
+        expected: what the command takes.
+    """
+    n_below = len(kept_in(folder))
+    return RecipeError(
+        "there is no run in this folder",
+        where=where,
+        got="no such folder"
+        if not folder.is_dir()
+        else f"no {RECIPE}" + f", and {n_below} runs or evaluations in folders below it" * bool(n_below),
+        expected=expected,
+        hint=where_to_look(folder),
+    )
 
 
 def refuse_unfinished(folder: Path, where: str) -> None:

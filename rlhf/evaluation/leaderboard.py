@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import openings
-from rlhf.evaluation.compare import Side, read_sides
+from rlhf.evaluation.compare import Side, read_sides, when
 from rlhf.evaluation.figures import interval_chart
 from rlhf.evaluation.page import page, table, write_page
 from rlhf.evaluation.summary import summarize
@@ -21,6 +21,8 @@ COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
 
 #: Characters of a policy's name that have room beside the chart: its last ones, which differ where paths do.
 _LONGEST = 60
+#: Types of tasks that the title of a run's evaluation names.
+_TYPES = 3
 
 
 @dataclass
@@ -28,7 +30,7 @@ class _Board:
     """Evaluations that may be ranked together.
 
     Attributes:
-        suite: name of it.
+        suite: name of it; of evaluations of runs, what the tasks are and when they were attempted.
         n_attempts: at each task.
         metric: what they are ranked by first.
         tasks: ids.
@@ -60,14 +62,15 @@ def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """
     found: list[_Board] = []
     for side in read_sides(folders):
-        suite, policy, n_attempts, metric = _named(side)
+        suite, policy, strategy, n_attempts, metric = _named(side)
         tasks, said = frozenset(a.task_id for a in side.attempts), openings(side.attempts)
         board = next((b for b in found if b.takes(suite, n_attempts, metric, tasks, said)), None)
         if board is None:
             board = _Board(suite, n_attempts, metric, tasks)
             found.append(board)
         board.said.update(said)
-        board.rows.append({**_row(side), "policy": policy})
+        named = {"policy": f"{policy}, {strategy}" if strategy else policy, "strategy": strategy}
+        board.rows.append({**_row(side), **named})
     return [
         {
             "suite": board.suite,
@@ -140,6 +143,7 @@ def _row(side: Side) -> dict[str, Any]:
     figures = summarize(side.attempts)
     success = figures["success"]
     return {
+        "name": side.name,
         "folder": str(side.folder),
         "success": success["value"],
         "interval": [success["low"], success["high"]],
@@ -152,19 +156,30 @@ def _row(side: Side) -> dict[str, Any]:
     }
 
 
-def _named(side: Side) -> tuple[str, str, int, str]:
-    """Suite, policy, attempts at each task and metric; of a run, its evaluation and its folder."""
+def _named(side: Side) -> tuple[str, str, str, int, str]:
+    """Suite, policy, strategy, attempts at each task and metric.
+
+    Of a run the suite is its tasks and when it attempted them, and the policy its folder.
+    """
     path = side.folder / "summary.json"
     if side.stage or not path.is_file():
-        return (side.stage or side.name, side.name, 1 + max((a.number for a in side.attempts), default=0), "success")
+        suite = _evaluation_of(side) if side.stage else side.name
+        return suite, side.name, "", 1 + max((a.number for a in side.attempts), default=0), "success"
     try:
         summary = json.loads(path.read_text("utf-8"))
         metric = str(summary.get("metric", "success"))
         strategy = summary.get("strategy")
-        policy = f"{summary['policy']}, {strategy['kind']} of {strategy['n']}" if strategy else str(summary["policy"])
-        return str(summary["suite"]), policy, int(summary["attempts"]), metric
+        chosen = f"{strategy['kind']} of {strategy['n']}" if strategy else ""
+        return str(summary["suite"]), str(summary["policy"]), chosen, int(summary["attempts"]), metric
     except (ValueError, KeyError, TypeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+
+
+def _evaluation_of(run: Side) -> str:
+    """What a reader calls the evaluation of a run: `babyai/GoToObj/test, after training`."""
+    types = list(dict.fromkeys(a.type for a in run.attempts))
+    what = ", ".join(types[:_TYPES]) + f" and {len(types) - _TYPES} more" * (len(types) > _TYPES)
+    return f"{what}, {when(run.stage)}"
 
 
 def _known(value: float) -> float:

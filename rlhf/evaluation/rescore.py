@@ -147,10 +147,11 @@ def flipped(judged: Sequence[Judgement], passes: float) -> list[Judgement]:
 
 
 def worst(judged: Sequence[Judgement]) -> list[Judgement]:
-    """Attempts to read first: those that could not be judged, then those that the environment contradicts most.
+    """Attempts to read first: those that could not be judged, then those that the environment contradicts, most first.
 
-    An attempt that was not solved is contradicted by how far it lies above the mean of the solved ones, one that was
-    solved by how far it lies below the mean of the others. Where all ended alike, the lowest values come first.
+    An attempt that was not solved is contradicted where it is worth more than a solved one, or no less than their mean,
+    by how far it lies above that; one that was solved the other way round. Where all ended alike, these are all, the
+    lowest values first.
     """
     failed = [j for j in judged if j.after is None]
     values: dict[bool, list[float]] = {True: [], False: []}
@@ -165,7 +166,13 @@ def worst(judged: Sequence[Judgement]) -> list[Judgement]:
             return -value
         return means[False] - value if solved else value - means[True]
 
-    return [*failed, *sorted((j for j in judged if j.after is not None), key=gap, reverse=True)]
+    def is_contradicted(j: Judgement) -> bool:
+        solved, value = j.record.trajectory.solved, j.after or 0.0
+        others = values[not solved]
+        return not others or gap(j) >= 0 or (value < max(others) if solved else value > min(others))
+
+    kept = [j for j in judged if j.after is not None and is_contradicted(j)]
+    return [*failed, *sorted(kept, key=gap, reverse=True)]
 
 
 def commonest_failure(judged: Sequence[Judgement]) -> tuple[str, int]:

@@ -180,10 +180,13 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
 #: Key that no part of a recipe has -> where what it names belongs.
 _ELSEWHERE = {"strategy": "a strategy belongs to an evaluation: a suite's key strategy, or `rlhf evaluate --strategy`"}
 
+#: What is built of an option of its own, `--strategy`, which no override reaches.
+_OF_OPTIONS = frozenset({"strategy"})
+
 
 def _meant_by_kind(name: str, value: Any, keys: Mapping[str, Key]) -> str:
     """Say which of `keys` the kind is for that is written where none goes: 'tree' is for `rollout`. '' for none."""
-    if name != "kind":
+    if name != "kind" or not isinstance(value, str):
         return ""
     holders = [(key.name, section_in(key.annotation)) for key in keys.values()]
     found = [(holder, section) for holder, section in holders if section and value in CATALOG[section]]
@@ -283,7 +286,7 @@ def _unfit(values: Mapping[str, Any], path: str, reason: str) -> RecipeError:
         got=_listed(values),
         expected=reason,
         hint=CHANGE
-        if path in _ELSEWHERE
+        if path in _OF_OPTIONS
         else f"{CHANGE}; on the command line {_replaced(path, '...')} replaces them all",
     )
 

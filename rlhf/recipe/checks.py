@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
 from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for, estimators_for, written
-from rlhf.recipe.declared import declared_by
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
@@ -23,7 +22,8 @@ from rlhf.recipe.opponent_checks import OPPONENT_CAUTIONS, OPPONENT_CHECKS
 from rlhf.recipe.renewal_checks import RENEWAL_CAUTIONS, RENEWAL_CHECKS
 from rlhf.recipe.role_checks import ROLE_CAUTIONS, ROLE_CHECKS
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
-from rlhf.recipe.seat_checks import SEAT_CHECKS
+from rlhf.recipe.seat_checks import SEAT_CAUTIONS, SEAT_CHECKS
+from rlhf.recipe.split_checks import SPLIT_CAUTIONS, SPLIT_CHECKS
 from rlhf.recipe.stage_checks import STAGE_CHECKS
 from rlhf.recipe.start_checks import START_CHECKS
 from rlhf.recipe.stopping_checks import STOPPING_CHECKS
@@ -203,23 +203,6 @@ def _check_optimizers(recipe: Recipe) -> None:
             raise _no_effect(f"{path}.optimizer.final_lr_share", optimizer.final_lr_share, "the schedule is constant")
 
 
-def _check_splits(recipe: Recipe) -> None:
-    offered = declared_by(recipe.environment).splits
-    wanted = {"evaluation.split": recipe.evaluation.split}
-    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(recipe.stages) if hasattr(stage, "split")}
-    if any(stage.evaluate_every for _, stage in policy_gradient_stages(recipe)):
-        wanted["evaluation.watch_split"] = recipe.evaluation.watch_split
-    for where, split in wanted.items():
-        if split not in offered:
-            raise RecipeError(
-                "the environment has no such split",
-                where=where,
-                got=split,
-                expected=", ".join(offered),
-                hint="name one of these, or list it in the environment's `properties.splits`",
-            )
-
-
 def _check_context(recipe: Recipe) -> None:
     own, limit = getattr(recipe.policy, "max_context", None), recipe.limits.max_context
     if own and limit and limit > own:
@@ -349,15 +332,9 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *ROLE_CHECKS,
     _check_watched,
     _check_overlong,
-    _check_splits,
+    *SPLIT_CHECKS,
     _check_context,
 )
-
-
-def _caution_unseen(recipe: Recipe) -> Iterator[str]:
-    for i, stage in enumerate(recipe.stages):
-        if getattr(stage, "split", None) == recipe.evaluation.split:
-            yield f"stages[{i}].split is evaluation.split: success is measured on tasks that were trained on"
 
 
 def _caution_warmup(recipe: Recipe) -> Iterator[str]:
@@ -374,7 +351,7 @@ def _caution_turns(recipe: Recipe) -> Iterator[str]:
 
 
 _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
-    _caution_unseen,
+    *SPLIT_CAUTIONS,
     _caution_warmup,
     _caution_turns,
     *LOSS_CAUTIONS,
@@ -383,6 +360,7 @@ _CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     *WATCH_CAUTIONS,
     *LEVEL_CAUTIONS,
     *RENEWAL_CAUTIONS,
+    *SEAT_CAUTIONS,
     *OPPONENT_CAUTIONS,
     *ROLE_CAUTIONS,
 )

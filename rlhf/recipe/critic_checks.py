@@ -10,6 +10,7 @@ from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of, resolve
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.model_folders import refuse_no_model
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -104,18 +105,9 @@ def _check_warmup(recipe: Recipe) -> None:
 def _check_path(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         given = getattr(stage.critic, "path", None)
-        if given is None:
-            continue
-        folder = Path(given).expanduser()
-        is_local = folder.exists() or given.startswith((".", "/", "~"))
-        if is_local and not (folder / "config.json").is_file():
-            raise RecipeError(
-                "there is no model in this folder",
-                where=f"{path}.critic.path",
-                got=f"{given}, {'without config.json' if folder.is_dir() else 'no such folder'}",
-                expected="a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
-                hint="remove the key: the critic then begins as a copy of the policy",
-            )
+        if given is not None:
+            hint = "remove the key: the critic then begins as a copy of the policy"
+            refuse_no_model(given, f"{path}.critic.path", hint)
 
 
 CRITIC_CHECKS: tuple[Callable[[Recipe], None], ...] = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rlhf
-from rlhf.errors import RecipeError, nearest
-from rlhf.evaluation.folder import nearest_beside
+from rlhf.errors import RecipeError, meant, nearest
+from rlhf.evaluation.folder import nearest_beside, same_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ def find(path_or_name: str | Path) -> Path:
         )
     run = nearest_beside(path) if not path.suffix else ""
     hints = [nearest(path.stem, _names(listed)), run]
+    if (same := same_name(path)) is not None and (same / "recipe.yaml").is_file():
+        hints = [meant(str(same))]
     raise RecipeError(
         "no such recipe or run" if run else "no such recipe",
         where=str(path_or_name),

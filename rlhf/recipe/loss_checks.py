@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.keys import keys_of
+from rlhf.recipe.model_folders import refuse_no_model
 from rlhf.recipe.trainer_checks import is_taken_apart
 
 if TYPE_CHECKING:
@@ -52,16 +52,8 @@ def _check_teachers(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         if kind_of("loss", stage.loss) != "kdrl":
             continue
-        folder = Path(stage.loss.teacher).expanduser()
-        is_local = folder.exists() or stage.loss.teacher.startswith((".", "/", "~"))
-        if is_local and not (folder / "config.json").is_file():
-            raise RecipeError(
-                "there is no model in this folder",
-                where=f"{path}.loss.teacher",
-                got=f"{stage.loss.teacher}, {'without config.json' if folder.is_dir() else 'no such folder'}",
-                expected="a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
-                hint="a run keeps its policy in checkpoints/NAME/policy",
-            )
+        hint = "a run keeps its policy in checkpoints/NAME/policy"
+        refuse_no_model(stage.loss.teacher, f"{path}.loss.teacher", hint)
         if stage.loss.teach == "silent_groups" and stage.filters.drop_zero_advantage:
             raise RecipeError(
                 "the teacher is for groups whose attempts all score the same, and those are left out",

@@ -29,16 +29,22 @@ def check_seated(recipe: Recipe) -> None:
     somebody trains.
     """
     for path, _ in _opposed(recipe):
+        environment: Any = getattr(recipe.environment, "environment", recipe.environment)  # in worker processes or not
         seats = declared_by(recipe.environment).seats
         if len(seats) < 2:
+            hint = (
+                "play both seats: environment.opponent=self"
+                if hasattr(environment, "opponent")
+                else ("use environment: {kind: textarena, game: TicTacToe-v0, opponent: self}")
+            )
+            agent = "" if isinstance(recipe.agent, SelfPlay) else " and agent={kind: self_play}"
             raise RecipeError(
                 "there is no other seat for an older version",
                 where=f"{path}.opponents",
                 got=f"{kind_of('environment', recipe.environment)} with "
                 + (f"the seat {seats[0]}" if seats else "no seats"),
                 expected="an environment whose `properties` name two seats or more",
-                hint="use environment: {kind: textarena, game: TicTacToe-v0, opponent: self} and agent: "
-                "{kind: self_play}, or remove the key",
+                hint=f"{hint}{agent}, or remove the key",
             )
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
-from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.split_checks import check_split
 from rlhf.recipe.trainer_checks import is_taken_apart
 
 if TYPE_CHECKING:
@@ -90,15 +90,7 @@ def _check_renewed(recipe: Recipe) -> None:
                 hint=nearest(settings.truth, others)
                 or "remove the key: what the environment calls solved is then true",
             )
-        offered = declared_by(recipe.environment).splits
-        if settings.split not in offered:
-            raise RecipeError(
-                "the environment has no such split",
-                where=f"{path}.split",
-                got=settings.split,
-                expected=", ".join(offered),
-                hint="name one of these",
-            )
+        check_split(settings.split, recipe.environment, f"{path}.split")
         if is_taken_apart(recipe):
             raise RecipeError(
                 "a policy that lies in pieces cannot be copied to judge",

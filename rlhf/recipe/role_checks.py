@@ -17,12 +17,15 @@ from rlhf.recipe.loss_checks import policy_gradient_stages
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
+_PLAIN = "the empty role is that of plain actions"
+_ASKING = f"take a memory that asks the policy, such as summary, or leave '{MEMORY}' out"
+
 
 def roles_of(recipe: Recipe) -> tuple[str, ...]:
     """Roles that the calls of the recipe's agent can have; nothing where that cannot be known beforehand."""
     if isinstance(recipe.agent, SelfPlay):
         seats = declared_by(recipe.environment).seats
-        return (*seats, MEMORY) if seats else ()
+        return (*seats, *filter(None, recipe.agent.player.roles)) if seats else ()
     return tuple(getattr(recipe.agent, "roles", ()))
 
 
@@ -36,7 +39,7 @@ def _check_trained(recipe: Recipe) -> None:
                     where=f"{path}.trains",
                     got=repr(role),
                     expected=", ".join(map(repr, roles)),
-                    hint=nearest(role, roles) or "the empty role is that of plain actions",
+                    hint=_ASKING if role == MEMORY else nearest(role, roles) or _PLAIN,
                 )
 
 

@@ -1,14 +1,17 @@
-"""What games with several seats ask of the agent."""
+"""What games with several seats ask of the agent, and of the estimator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from agents.self_play import SelfPlay
+from rewards.parts import with_parts
+from rlhf.credit.seats import Seats
 from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
+from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -39,4 +42,21 @@ def _check_seats(recipe: Recipe) -> None:
             )
 
 
+def _caution_credit(recipe: Recipe) -> Iterator[str]:
+    """An estimator of a stranger's may read the notes that say who had a turn; those of the catalogue do not."""
+    if len(declared_by(recipe.environment).seats) < 2:
+        return
+    for path, stage in policy_gradient_stages(recipe):
+        kind = kind_of("advantage", stage.advantage)
+        if ":" in kind or any(isinstance(part, Seats) for _, part in with_parts("", stage.advantage)):
+            continue
+        inner = "" if stage.advantage.needs_values else f", inner: {{kind: {kind}}}"
+        others = ", an older version's among them" if stage.opponents is not None else ""
+        yield (
+            f"{path}.advantage {kind} tells no seats apart: what one wins praises the moves of the other{others}; "
+            f"unless they win together, write advantage: {{kind: seats{inner}}}"
+        )
+
+
 SEAT_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_seats,)
+SEAT_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (_caution_credit,)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -26,11 +26,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 import rlhf
-from rlhf.errors import RecipeError, nearest
+from rewards.suite import names as suite_names
+from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.files import Listed, first_comment
 from rlhf.recipe.model import Recipe, plain_rewards, rewards_of
+from rlhf.recipe.split_checks import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
 from rlhf.recipe.text import read, to_text
 from rlhf.recipe.values import join
@@ -296,10 +298,19 @@ def load_suite(path_or_name: str, overrides: Sequence[str] = ()) -> Suite:
                 where=f"--suite {path_or_name}",
                 got=path_or_name,
                 expected=", ".join(listed) or "a YAML file",
-                hint=nearest(path_or_name, listed) or "give the path of a suite, or write one: suites/ has examples",
+                hint=_nearest_suite(path_or_name, listed)
+                or "give the path of a suite, or write one: suites/ has examples",
             )
         path = listed[path_or_name]
     return suite_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
+
+
+def _nearest_suite(name: str, listed: Iterable[str]) -> str:
+    """Name the nearest suite, which may be one of answers, for another command; '' where none is near."""
+    found, of_answers = closest(name, [*listed, *suite_names()]), suite_names()
+    if found in of_answers:
+        return f"`rlhf check reward TARGET --suite {found}` judges a verifier; that suite has answers and no tasks"
+    return meant(found) if found else ""
 
 
 def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part:
@@ -327,13 +338,17 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
     # Limits and tasks change what they name and keep the rest, as nested keys do in a recipe.
     for key in ("limits", "tasks"):
         found[key] = {**_mapping(common.get(key, {}), key), **_mapping(values.get(key, {}), join(path, key))}
+    environment = build_environment(found["environment"], join(path, "environment"), base=base)
+    tasks = build(Tasks, found["tasks"], join(path, "tasks"), base=base)
+    is_common = "split" in common.get("tasks", {}) and "split" not in values.get("tasks", {})
+    check_declared_split(tasks.split, environment, "tasks.split" if is_common else join(path, "tasks.split"))
     return Part(
         name=name,
-        environment=build_environment(found["environment"], join(path, "environment"), base=base),
+        environment=environment,
         agent=build_part("agent", found.get("agent", {}), join(path, "agent"), base=base),
         rewards=_rewards(found.get("rewards", {"success": {"kind": "outcome"}}), base),
         limits=build(Limits, found["limits"], join(path, "limits"), base=base),
-        tasks=build(Tasks, found["tasks"], join(path, "tasks"), base=base),
+        tasks=tasks,
     )
 
 

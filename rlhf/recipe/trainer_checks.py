@@ -17,6 +17,14 @@ def is_taken_apart(recipe: Recipe) -> bool:
     return any(getattr(stage.trainer, "zero", 0) == 3 for stage in recipe.stages)
 
 
+#: Key of a stage that works in one process only -> what is done then.
+_IN_ONE_PROCESS = {
+    "reward_refresh": "models of rewards are renewed",
+    "judge_renewal": "models of rewards are renewed",
+    "opponents": "older versions of the policy are kept",
+}
+
+
 def check_processes(recipe: Recipe, n: int) -> None:
     """Raise RecipeError where a part of the recipe cannot work in `n` processes."""
     if n == 1:
@@ -30,23 +38,15 @@ def check_processes(recipe: Recipe, n: int) -> None:
                 expected="one process",
                 hint="start one process, or run the stage by itself on the checkpoint of the others",
             )
-        for key in ("reward_refresh", "judge_renewal"):
+        for key, what in _IN_ONE_PROCESS.items():
             if getattr(stage, key, None) is not None:
                 raise RecipeError(
-                    "models of rewards are renewed in one process",
+                    f"{what} in one process",
                     where=f"stages[{i}].{key}",
                     got=f"{n} processes",
                     expected="one process",
                     hint="start one process, or remove the key",
                 )
-        if getattr(stage, "opponents", None) is not None:
-            raise RecipeError(
-                "older versions of the policy are kept in one process",
-                where=f"stages[{i}].opponents",
-                got=f"{n} processes",
-                expected="one process",
-                hint="start one process, or remove the key",
-            )
         if kind_of("trainer", stage.trainer) == "torch":
             raise RecipeError(
                 "this trainer works in one process",

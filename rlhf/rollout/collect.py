@@ -11,6 +11,7 @@ from typing import Any
 
 from agents.base import Agent
 from agents.planner import ENDED, PLAN, REACHED
+from agents.stores.kind import ENTRIES, RECALLED
 from environments.base import Environment
 from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
 from rlhf.data.generation import calls_of, counted_once
@@ -84,16 +85,21 @@ def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _of_notes(turns: Sequence[Turn], n_trajectories: int) -> dict[str, float]:
-    """How many notes of each name an agent has left, and how long they were; notes that are numbered count as one."""
+    """How many notes of each name an agent has left, and how long they were; notes that are numbered count as one.
+
+    A store that had nothing to say leaves an empty note, so that it is asked no more: that is no recall.
+    """
     lengths: dict[str, list[int]] = {}
     for turn in turns:
         for name, note in turn.action.notes.items():
-            lengths.setdefault(re.sub(r"\W+", "_", name.rstrip("0123456789 ")), []).append(len(note))
+            found = lengths.setdefault(re.sub(r"\W+", "_", name.rstrip("0123456789 ")), [])
+            if note or name not in (RECALLED, ENTRIES):
+                found.append(len(note))
     counts = {f"agent/n_{name}": len(found) / n_trajectories for name, found in lengths.items()}
     if any(g.role == PLAN for turn in turns for g in turn.generations):
         ended = [line for turn in turns for line in turn.action.notes.get(ENDED, "").split("\n")]
         counts["agent/n_subgoals_reached"] = ended.count(REACHED) / n_trajectories
-    return counts | {f"agent/chars_{name}": sum(found) / len(found) for name, found in lengths.items()}
+    return counts | {f"agent/chars_{name}": sum(found) / len(found) for name, found in lengths.items() if found}
 
 
 def _of_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:

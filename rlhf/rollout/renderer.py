@@ -44,6 +44,7 @@ class Renderer:
 
     Attributes:
         stop_ids: any of these ends a reply; the template's own end of turn comes first.
+        knows_tools: whether the template has a variable `tools`.
         opens_thinking: whether the header of a reply already contains `<think>`, so that replies begin inside it.
 
     Raises:
@@ -138,7 +139,7 @@ class Renderer:
         with boundary(ModelError, where="chat template"):
             template = str(self.tokenizer.get_chat_template())
         words = set(re.findall(r"\w+", template))
-        self._knows_tools = "tools" in words
+        self.knows_tools = "tools" in words
         for name in self.chat_template_kwargs:
             if name not in words:
                 raise ModelError(
@@ -153,7 +154,7 @@ class Renderer:
         """Tools as one text that can be remembered; empty for none."""
         if not tools:
             return ""
-        if not self._knows_tools:
+        if not self.knows_tools:
             raise DataError(
                 "the chat template does not know tools",
                 where="Renderer.prompt",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -104,21 +105,46 @@ def error_fraction(groups: Sequence[ScoredGroup]) -> float:
 
 
 def check_failures(groups: Sequence[ScoredGroup], limits: Limits) -> None:
-    """Raise TrainingError, with the commonest message, where more than `max_error_fraction` of the attempts failed."""
+    """Raise TrainingError, with the commonest reason, where more than `max_error_fraction` of the attempts failed."""
     fraction = error_fraction(groups)
     if fraction <= limits.max_error_fraction:
         return
     failures = [f for g in groups for f in g.failures]
-    (outcome, message), count = Counter((f.outcome, f.message) for f in failures).most_common(1)[0]
+    count, text = commonest_failure(groups)
     kinds = Counter(f.outcome.value for f in failures)
     raise TrainingError(
         f"{fraction:.0%} of the attempts failed for no fault of the policy; the commonest of {len(failures)} "
-        f"failures ({count} times): {outcome.value}: {message}",
+        f"failures ({count} times): {text}",
         where="rollout",
         got=", ".join(f"{n} {kind}" for kind, n in kinds.most_common()),
         expected=f"at most {limits.max_error_fraction:.0%} (limits.max_error_fraction)",
         hint="mend the part that fails (`rlhf check` finds more), or raise the limit",
     )
+
+
+def commonest_failure(groups: Sequence[ScoredGroup]) -> tuple[int, str]:
+    """How often attempts failed for the commonest reason, whatever their tasks, and that reason with its kind first.
+
+    `reward r: judge, task a/1: no reference` and the same of task a/2 are one: `reward_error: no reference (reward r:
+    judge, such as task a/1)`.
+    """
+    counts, texts = Counter[tuple[Outcome, str]](), dict[tuple[Outcome, str], str]()
+    for group in groups:
+        own = re.compile(rf"(?<!\w){re.escape(group.task_id)}(?!\w)")
+        for failure in group.failures:
+            key = failure.outcome, own.sub("", failure.message)
+            counts[key] += 1
+            texts.setdefault(key, f"{failure.outcome.value}: {_reason(failure.message, group.task_id)}")
+    key, count = counts.most_common(1)[0]
+    return count, texts[key]
+
+
+def _reason(message: str, task_id: str) -> str:
+    """Put a message on one line: what went wrong, got, expected and do, and then where."""
+    first, *rest = (" ".join(line.split()) for line in message.splitlines() or [""])
+    where, task, what = first.rpartition(f"task {task_id}: ")
+    place = f" ({where}such as task {task_id})" if task else ""
+    return "; ".join([what, *rest]) + place
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from rlhf.credit.estimator import without_given
 from rlhf.credit.tokens import TokenLine, nested, scan, shape_of
 from rlhf.data import ScoredGroup, Values
 from rlhf.losses.value import explained_variance
+from rlhf.rollout.held_engine import having, held_by
 from rlhf.trainers.archer_model import ArcherCritic, Judged, TurnModel
 from rlhf.trainers.own_updates import OwnUpdates, optimizer_of
 from rlhf.trainers.policy_gradient import PolicyGradient
@@ -212,7 +213,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
 
     def _losses(self, episodes: Sequence[Episode], actions_K: Bools, states_K: Bools) -> tuple[Tensor, Tensor, Tensor]:
         """Return the squared errors of both Q-heads and of both V-heads, summed, and the targets of the Q-values."""
-        with torch.no_grad(), self.model.replaced(self.copy):
+        with torch.no_grad(), having(held_by(self.model, self.copy)):
             self.model.eval()
             slow = self.model.judge(episodes)
             self.model.train()

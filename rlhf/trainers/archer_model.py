@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,19 +121,6 @@ class TurnModel(TrunkModel):
 
     def _read(self, name: str, embedding: Tensor) -> Tensor:
         return torch.stack([self.head[f"{name}{j}"](embedding)[:, 0] for j in (1, 2)])
-
-    @contextmanager
-    def replaced(self, by: Mapping[str, Tensor]) -> Iterator[None]:
-        """Inside, the parameters named in `by` are those: exchanged, not copied."""
-        own = dict(self.named_parameters())
-        before = {name: own[name].data for name in by}
-        try:
-            for name, values in by.items():
-                own[name].data = values
-            yield
-        finally:
-            for name, values in before.items():
-                own[name].data = values
 
 
 #: Places of an episode whose hidden states are read, in this order.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from rlhf.data import Finish, Outcome
 from rlhf.rollout.collect import Collected
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.score import commonest_failure
 
 #: Share of the generations that may be cut before it is worth a word.
 TRUNCATED_SHARE = 0.01
@@ -51,11 +50,10 @@ def _silent(collected: Collected, where: str) -> str:
 
 
 def _failures(collected: Collected, where: str) -> str:
-    failures = [f for group in collected.groups for f in group.failures]
-    if not failures:
+    n_failed = sum(len(group.failures) for group in collected.groups)
+    if not n_failed:
         return ""
-    [((outcome, message), _)] = Counter((f.outcome, f.message) for f in failures).most_common(1)
     return (
-        f"{len(failures)} of {collected.n_episodes} attempts in {where} failed for no fault of the policy and are left "
-        f"out of everything; the commonest: {outcome.value}: {message}"
+        f"{n_failed} of {collected.n_episodes} attempts in {where} failed for no fault of the policy and are left "
+        f"out of everything; the commonest: {commonest_failure(collected.groups)[1]}"
     )

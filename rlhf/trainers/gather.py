@@ -81,9 +81,9 @@ async def gather(run: Run, parts: Parts, step: int) -> Gathered:
     await run.breathe()
     sampling = run.collector.limits.sampling(stage.temperature)
     collected, selection, n_rounds = Collected((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
-    while selection.n_more:
-        drawn = parts.source.draw(selection.n_more, len(collected.groups))
-        async with playing(parts.league, run.collector.engine) as players:
+    async with playing(parts.league, run.collector.engine) as players:
+        while selection.n_more:
+            drawn = parts.source.draw(selection.n_more, len(collected.groups))
             with parts.memories.open():
                 collected = await run.collector.collect(
                     drawn,
@@ -94,10 +94,10 @@ async def gather(run: Run, parts: Parts, step: int) -> Gathered:
                     earlier=collected,
                     players=players,
                 )
-        n_rounds += 1
-        selection = _selected(run, parts, collected, n_rounds, step)
-        if selection.n_more:
-            run.progress.note(f"{len(selection.kept)} of {stage.tasks_per_step} groups kept, drawing another round")
+            n_rounds += 1
+            selection = _selected(run, parts, collected, n_rounds, step)
+            if selection.n_more:
+                run.progress.note(f"{len(selection.kept)} of {stage.tasks_per_step} groups kept, drawing another round")
     run.caution(collected, where)
     gathered = Gathered(collected, selection, n_rounds)
     return replace(gathered, guided=await with_experts(run, parts, gathered.groups)) if stage.expert else gathered

@@ -19,8 +19,8 @@ from rlhf.rollout.collect import Collector
 from rlhf.rollout.handle import bounded, sampled
 from rlhf.rollout.seeds import stable_seed
 
-#: Name of the file in the run's folder.
-FILE = "store.sqlite"
+#: Name under which a store keeps of which kind it is.
+KIND = "kind of store"
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,15 @@ class StoreKeeper:
 
     @classmethod
     def of(
-        cls, agent: Remembering, folder: Path, found: Path | None, split: str, judged: Collection[str]
+        cls, agent: Remembering, folder: Path, found: Path | None, split: str, judged: Collection[str], kind: str
     ) -> StoreKeeper:
         """The store of the run in `folder`: as checkpoint `found` has it, else new.
 
-        All processes call this together.
+        All processes call this together. `kind` is that of the agent's store, as a recipe names it.
 
         Raises:
-            StoreError: the checkpoint's is damaged, holds what a task left that judges the policy, or cannot be opened.
+            StoreError: the checkpoint's is damaged, holds what a task left that judges the policy, is of another kind,
+                or cannot be opened.
         """
         if asks_policy(agent.store) and current().n > 1:
             raise StoreError(
@@ -55,7 +56,7 @@ class StoreKeeper:
                 got=f"{type(agent.store).__name__} in {current().n} processes",
                 expected="one process, or a kind that asks nothing",
             )
-        store, path = None, folder / FILE
+        store, path = None, folder / copies.FILE
         if current().is_main:
             if found is None:
                 path.unlink(missing_ok=True)
@@ -63,6 +64,7 @@ class StoreKeeper:
                 copies.restore(found, path)
             # The recipe was checked: the split is one of the environment's, whatever these are called.
             store = Store(path, split=split, splits=(split,), judged=frozenset(judged))
+            _check_kind(store, kind.rpartition("/")[2], folder)  # a file of one's own may move
         current().gather(None, "the store")
         return cls(agent, store, Bound(agent, Store(path)))
 
@@ -104,13 +106,29 @@ class StoreKeeper:
             self.store.close()
 
 
+def _check_kind(store: Store, kind: str, folder: Path) -> None:
+    """Refuse a store of another kind; one that says nothing of its kind, as a new one, is of this kind from now on."""
+    before = store.kept(KIND)
+    if before and before != kind:
+        store.close()
+        raise StoreError(
+            "the store of this run is of another kind, and would be read wrongly",
+            where="agent.store.kind",
+            got=kind,
+            expected=before,
+            hint=f"write {before} and its keys into {folder / 'recipe.yaml'} again, or start a new run",
+        )
+    if not before:
+        store.keep(KIND, kind)
+
+
 def opened(agent: Remembering, checkpoint: Path, judged: Collection[str]) -> Bound:
     """The agent of an evaluation: with the store of a checkpoint, which it only reads.
 
     Raises:
         StoreError: there is none, it is damaged, or holds what a task left that judges the policy.
     """
-    return Bound(agent, Store(checkpoint / copies.COPY, judged=frozenset(judged)))
+    return Bound(agent, Store(checkpoint / copies.FILE, judged=frozenset(judged)))
 
 
 class Asker:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from rlhf.credit.seats import is_played_by_another, seat_of
+from rlhf.credit.seats import seat_of, seats_of_others
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.rollout.engine import RolloutEngine
@@ -69,7 +69,8 @@ class League:
         won: dict[str, list[float]] = {}
         for trajectory in (t for group in groups for t in group.trajectories):
             other = next((g.by for g in trajectory.generations if g.by), "")
-            own = [s for s in self.seats if not is_played_by_another(trajectory, s)] if other else self.seats[:1]
+            others = seats_of_others(trajectory)
+            own = [s for s in self.seats if s not in others] if other else self.seats[:1]
             won.setdefault(other or CURRENT, []).append(_won(trajectory, own))
         n_against = sum(len(games) for name, games in won.items() if name != CURRENT)
         figures = {

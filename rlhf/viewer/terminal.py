@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,12 @@ from rlhf.data import Failure, Outcome, Score, Trajectory, Turn
 from rlhf.data.generation import calls_of
 
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code != 10} | {127: "␡"}
+#: More cells than any table has.
+_ENDLESS = 100_000
+#: Cells that a message has at least.
+_MESSAGE = 20
+#: Cells that an evaluation has at least, unless its name has fewer.
+_VALUE = 12
 _OUTCOME_STYLES = {Outcome.SOLVED: "bold green", Outcome.FAILED: "yellow", Outcome.TURN_LIMIT: "yellow"}
 
 
@@ -74,12 +80,34 @@ class FailedAttempt(Protocol):
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 
 
-def trajectory_table(records: Iterable[Record]) -> Table:
-    """List trajectories, one a row, numbered from 0 in the order given."""
+class TrajectoryTable:
+    """Trajectories, one a row, numbered from 0 in the order given.
+
+    Ids of tasks are for copying and stay whole: where there is no room for them, they follow the table by its numbers.
+    Print it with `crop=False`, for an id that is longer than a line.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = list(records)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, and the ids where they need lines of their own."""
+        whole = _trajectories(self._records, with_tasks=True)
+        if Measurement.get(console, options.update(max_width=_ENDLESS), whole).maximum <= options.max_width:
+            yield whole
+            return
+        yield _trajectories(self._records, with_tasks=False)
+        yield Text("# task", "bold")
+        for i, record in enumerate(self._records):
+            line = Text(f"{i} ", no_wrap=True, overflow="ignore")
+            yield line.append_text(_plain(record.task_id))
+
+
+def _trajectories(records: Iterable[Record], *, with_tasks: bool) -> Table:
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in ("#", "step", "score", "turns", "tokens", "invalid", "s"):
-        table.add_column(name, justify="right")
-    for name in ("outcome", "made to", "task"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("outcome", "made to", *["task"] * with_tasks):
         table.add_column(name, overflow="fold")
     for i, record in enumerate(records):
         t = record.trajectory
@@ -94,19 +122,69 @@ def trajectory_table(records: Iterable[Record]) -> Table:
             f"{t.duration_s:.1f}",
             Text(str(t.outcome) + ", demonstrated" * t.is_demonstration, style=_outcome_style(t.outcome)),
             _plain(f"{record.phase} ({record.stage})"),
-            _plain(record.task_id),
+            *[_plain(record.task_id)] * with_tasks,
         )
     return table
 
 
-def failure_table(failures: Iterable[FailedAttempt]) -> Table:
-    """List attempts that ended by the failure of a part, one a row."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in ("step", "outcome", "task", "message"):
-        table.add_column(name, overflow="fold")
-    for record in failures:
-        outcome = Text(str(record.failure.outcome), style="bold red")
-        table.add_row(str(record.step), outcome, _plain(record.task_id), _plain(record.failure.message))
+def failure_table(failures: Iterable[FailedAttempt], width: int) -> Table:
+    """List attempts that ended by the failure of a part, one a row.
+
+    The table has `width` cells, or more where a message would have no room beside the rest, which stays whole; print
+    it with `crop=False`.
+    """
+    rows = [(str(f.step), str(f.failure.outcome), f.task_id, f.failure.message) for f in failures]
+    table = Table("step", "outcome", "task", header_style="bold", box=None, pad_edge=False)
+    table.add_column("message", overflow="fold", min_width=_MESSAGE)
+    for row in rows:
+        table.add_row(*(_plain(text, "bold red" if i == 1 else "") for i, text in enumerate(row)))
+    return _kept_whole(table, 3, width)
+
+
+def flip_table(flips: Iterable[tuple[str, str, str]], names: tuple[str, str], width: int) -> Table:
+    """List tasks with what two evaluations came to in them, one a row.
+
+    The table has `width` cells, or more where those of the tasks leave no room for the rest; print it with
+    `crop=False`.
+
+    Args:
+        flips: task, and the text of either evaluation.
+        names: of the evaluations.
+        width: in cells.
+    """
+    table = Table("task", box=None, pad_edge=False)
+    for name in names:
+        table.add_column(_plain(name), justify="right", overflow="fold", min_width=min(_plain(name).cell_len, _VALUE))
+    for row in flips:
+        table.add_row(*map(_plain, row))
+    return _kept_whole(table, 1, width)
+
+
+def whole_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[Table, int]:
+    """A table none of whose cells is folded, the first column a name and the others figures; and its width in cells.
+
+    Print it with `crop=False`.
+    """
+    table = Table(box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*map(_plain, row))
+    _kept_whole(table, len(columns), 0)
+    return table, table.width or 0
+
+
+def _kept_whole(table: Table, n_whole: int, width: int) -> Table:
+    """Never fold the first columns; give the table more than `width` cells where the rest would have too few."""
+    for column in table.columns[:n_whole]:
+        column.no_wrap = True
+    endless = Console(width=_ENDLESS)
+    least = 2 * (len(table.columns) - 1)
+    for i, column in enumerate(table.columns):
+        cells = [column.header, *column.cells]
+        whole = max(Measurement.get(endless, endless.options, cell).maximum for cell in cells)
+        least += whole if i < n_whole else column.min_width or 0
+    table.width = least if least > width else None
     return table
 
 
@@ -122,7 +200,8 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
     t = record.trajectory
     title = _plain(record.task_id, "bold")
     title.append_text(_plain(f"  {record.stage}, {record.phase}, step {record.step}, attempt {t.attempt}", "dim"))
-    console.print(Rule(title, align="left", style="dim"))
+    title.append(f" {'─' * (console.width - title.cell_len - 1)}", "dim")
+    console.print(title, soft_wrap=True)
     for said in _origin(record):
         console.print(_plain(said, "dim"))
     console.print(_plain(t.opening, "dim"))

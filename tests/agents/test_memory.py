@@ -203,6 +203,18 @@ def test_constant_memory_shows_the_opening_and_one_exchange() -> None:
         ChatAgent(memory=ConstantMemory())
 
 
+def test_a_reply_without_thoughts_does_not_wipe_the_constant_memory() -> None:
+    agent = ChatAgent(system="", memory=ConstantMemory(), think="require")
+    policy, turns = play(agent, ["go", "<think>I know 1</think>look", "go", "go", "<think>I know 4</think>go", "go"])
+    assert [turn.action.text for turn in turns] == ["", "look", "", "", "go", ""]
+    assert said(policy.shown[1]) == ["opening\nseen 0"], "nothing was remembered yet"
+    kept = ["opening\n...\nseen 0", "> look"]
+    assert said(policy.shown[2]) == [*kept, "seen 1"]
+    assert said(policy.shown[3]) == [*kept, "seen 1\nseen 2"], "what it knew, what that led to, and the refusal"
+    assert said(policy.shown[4]) == [*kept, "seen 1\nseen 3"], "no longer, however often"
+    assert said(policy.shown[5])[1:] == ["> go", "seen 4"]
+
+
 @pytest.mark.parametrize("kind", MEMORIES)
 @given(action=st.text(min_size=1).map(lambda text: " ".join(text.split())).filter(lambda t: t.isalnum()))
 def test_what_is_demonstrated_is_read_back(kind: str, action: str) -> None:

@@ -72,6 +72,16 @@ def test_the_planner_sees_subgoals_and_the_executor_the_turns_of_its_own() -> No
     assert acts[4] == ["opening\nSubgoal: open the door\nseen 1", "> go west", "seen 2"]
 
 
+def test_a_planner_can_be_shown_what_earlier_subgoals_ended_in() -> None:
+    acts = ["read", "done", "done", "take", "done", "eat"]
+    policy, _ = play(agent(show_ends=True), ["learn", "look", "cook", "eat"], acts, 3)
+    assert [said for role, said in policy.told if role == PLAN][1:] == [
+        ["opening\n1. learn: done\nseen 0\nNext subgoal:"],
+        ["opening\n1. learn: done\nseen 0\n2. look: done\nseen 0\nNext subgoal:"],
+        ["opening\n1. learn: done\nseen 0\n2. look: done\n3. cook: done\nseen 1\nNext subgoal:"],
+    ], "an observation in which two were named stands once, where it was made"
+
+
 def test_a_subgoal_that_never_ends_is_ended() -> None:
     _, turns = play(agent(max_turns_per_subgoal=3), ["one", "two", "three"], ["go"] * 7, 7)
     assert [t.action.notes.get("subgoal") for t in turns] == ["one", None, None, "two", None, None, "three"]

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from credit_groups import call, group_of, turn_of
 from pydantic import ValidationError
 
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.reviews import Reviews
-from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn
+from rlhf.data import Prompt, ScoredGroup, Turn
 
 #: A turn by the verdicts of its reviews; an actor's call stands before each, and behind the last that sends back.
 Told = list[list[str]]
 
 
-def attempt(i: int, told: Told, solved: bool, noted: bool = True) -> Trajectory:
-    turns = []
-    for said in told:
-        roles = [role for _ in said for role in ("actor", "critic")] + ["actor"] * (not said or said[-1] == "revise")
-        calls = tuple(
-            Generation(Prompt((1, k)), (5, 6), (0.0, 0.0), Finish.STOP, 0, role=r) for k, r in enumerate(roles)
-        )
-        notes = {"review": "\n".join(said)} if said and noted else {}
-        turns.append(Turn(Action("a", calls, notes=notes), ""))
-    return Trajectory("t", i, "o", tuple(turns), Outcome.SOLVED if solved else Outcome.FAILED)
+def turn(said: list[str], noted: bool = True) -> Turn:
+    roles = [role for _ in said for role in ("actor", "critic")] + ["actor"] * (not said or said[-1] == "revise")
+    return turn_of([call((5, 6), role) for role in roles], **({"review": "\n".join(said)} if said and noted else {}))
 
 
 def group(*attempts: tuple[Told, bool], noted: bool = True) -> ScoredGroup:
-    made = [attempt(i, told, solved, noted) for i, (told, solved) in enumerate(attempts)]
-    scores = [Score({}, (*(0.0,) * (len(t.turns) - 1), float(t.solved)), float(t.solved)) for t in made]
-    return ScoredGroup("t", tuple(made), tuple(scores))
+    turns_GK = [[turn(said, noted) for said in told] for told, _ in attempts]
+    rewards_GK = [[0.0] * (len(told) - 1) + [float(solved)] for told, solved in attempts]
+    return group_of(turns_GK, rewards_GK, solved_G=[solved for _, solved in attempts])
 
 
 def of(made: ScoredGroup, role: str, **keys: object) -> list[list[float]]:
@@ -84,12 +80,10 @@ def test_without_reviews_it_is_the_inner_estimator() -> None:
 
 
 def test_a_piece_of_a_review_gets_what_the_review_gets() -> None:
-    [turn] = attempt(0, [["accept"]], True).turns
-    actor, critic = turn.generations
-    rest = Generation(Prompt(critic.full_ids), (7,), (0.0,), Finish.STOP, 0, role="critic")
-    pieces = Turn(Action("a", (actor, critic, rest), notes=turn.action.notes), "")
-    trajectories = (Trajectory("t", 0, "o", (pieces,), Outcome.SOLVED), attempt(1, [["accept"]], False))
-    made = ScoredGroup("t", trajectories, (Score({}, (1.0,), 1.0), Score({}, (0.0,), 0.0)))
+    actor, critic = turn(["accept"]).action.generations
+    rest = replace(call((7,), "critic"), prompt=Prompt(critic.full_ids))
+    pieces = turn_of([actor, critic, rest], review="accept")
+    made = group_of([[pieces], [turn(["accept"])]], [[1.0], [0.0]], solved_G=[True, False])
     rows = Reviews(inner=DrGRPO())(made).tokens_GNT[0]
     assert rows[1][0] == rows[2][0] == pytest.approx(0.70711, abs=1e-4)
     with pytest.raises(ValidationError, match="outcome"):

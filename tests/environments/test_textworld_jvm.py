@@ -111,7 +111,7 @@ def _thread_states(pid: int) -> list[str]:
 
 
 def test_a_hung_machine_raises_within_the_limit() -> None:
-    jvm = sessions.start_jvm(call_limit_s=0.5)
+    jvm = sessions.start_jvm(call_limit_s=3)
     session = sessions.open_session(jvm, "coin", "")
     session.begin(0, "train")
     os.kill(jvm.pid, signal.SIGSTOP)
@@ -121,7 +121,7 @@ def test_a_hung_machine_raises_within_the_limit() -> None:
     with pytest.raises(EnvError, match="gone") as caught:
         session.step("inventory")
     assert caught.value.got == "a call hung"
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 20
     assert not psutil.pid_exists(jvm.pid)
     with pytest.raises(EnvError, match="gone"):
         session.step("inventory")

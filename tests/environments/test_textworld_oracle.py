@@ -94,3 +94,29 @@ def test_the_oracle_gives_up_where_nothing_can_be_mended() -> None:
     assert environment.plan(task, plan) == ()
     short = TextWorldExpress(game="peckingorder", max_steps=len(plan) - 1)
     assert short.plan(task, ()) is None
+
+
+def test_what_a_cook_is_about_is_said_in_the_same_words_until_it_is_done() -> None:
+    kitchen = TextWorldExpress(game="cookingworld", params={"numLocations": 3, "numIngredients": 2}, max_steps=60)
+    for task in kitchen.tasks("train")[:10]:
+        plan = kitchen.plan(task, ()) or ()
+        said = [kitchen.subgoal(task, plan[:n]) for n in range(len(plan) + 1)]
+        runs = list(dict.fromkeys(said))
+        assert len(runs) == 4 and said == sorted(said, key=runs.index), "three subgoals, one after the other, and none"
+        read, recipe, meal, nothing = runs
+        assert (read, meal, nothing) == ("read cookbook", "prepare meal and eat meal", "")
+        assert plan[said.index(recipe) - 1] == read and plan[said.index(meal) :][-2:] == ("prepare meal", "eat meal")
+        made = dict(part.split(": ") for part in recipe.split("; "))
+        assert len(made) == 2 and all(f"take {thing}" in plan for thing in made)
+        deeds = {action for action in plan if action.startswith(("chop", "dice", "slice", "cook"))}
+        assert len(deeds) == sum(deed != "take" for deeds in made.values() for deed in deeds.split(", "))
+        away = [*plan[:1], "look around", "take cookbook"]
+        assert kitchen.subgoal(task, away) == recipe, "also after a detour"
+
+
+def test_elsewhere_a_subgoal_is_the_next_deed_beside_walking() -> None:
+    task = FIVE_ROOMS.tasks("test")[0]
+    plan = FIVE_ROOMS.plan(task, ()) or ()
+    deeds = [action for action in plan if not action.startswith(("move", "open"))]
+    said = [FIVE_ROOMS.subgoal(task, plan[:n]) for n in range(len(plan))]
+    assert list(dict.fromkeys(said)) == deeds and len(deeds) < len(plan)

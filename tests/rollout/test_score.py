@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewards.verified import Verified
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import DataError, TrainingError
 from rlhf.rollout.limits import Limits
@@ -207,3 +208,21 @@ def test_too_many_failures_stop_the_run_and_say_why():
         assert part in str(error.value)
     assert error_fraction([]) == 0.0
     check_failures([], Limits())
+
+
+def test_one_reason_at_five_tasks_is_one_and_comes_first():
+    def judge(answer, reference):
+        return 1.0
+
+    def group(i):
+        task, reward = Task(f"levers/{i}"), Weighted("right", 1.0, Verified(judge))
+        turns = (Turn(Action("a"), "b"),)
+        return asyncio.run(score_group(task, [Trajectory(task.id, 0, "", turns, Outcome.SOLVED)], {"right": reward}))
+
+    with pytest.raises(TrainingError) as error:
+        check_failures([group(i) for i in range(5)], Limits())
+    assert error.value.what.endswith(
+        "the commonest of 5 failures (5 times): reward_error: the task has no reference for the verifier; got: None; "
+        "expected: Task.reference; do: use a reward of (task, trajectory), or an environment whose tasks have "
+        "references (reward right: judge, such as task levers/0)"
+    )

@@ -9,10 +9,9 @@ import pytest
 from agents.chat import ChatAgent
 from agents.critic import ACTOR, CRITIC, REVISE, ActorCritic
 from rlhf.batching.samples import make_samples
-from rlhf.data import Credit, ScoredGroup
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.trainer import TorchTrainer
-from tests.trainers.tiny import Echoes, collect, policy
+from tests.trainers.tiny import Echoes, collect, ones, policy
 
 
 class Returning(ActorCritic):
@@ -35,13 +34,9 @@ def test_log_probs_of_actor_and_critic_are_those_sampled(roles: Any, layout: Any
     assert any("revise" in said for said in reviews) and any("unread" in said for said in reviews)
     # Each call has a prompt of its own, and a revision's begins with the proposal that came back.
     assert len({g.prompt.token_ids for g in calls if g.role == ACTOR}) > len(groups)
-    samples, _ = make_samples(groups, [_ones(group) for group in groups], layout, roles)
+    samples, _ = make_samples(groups, ones(groups), layout, roles)
     found = TorchTrainer(made, AdamW(), 1).score(samples, temperature=1.0, max_tokens=300)
     pairs = [(s.sampler_logprobs[s.mask], row) for s, row in zip(samples, found, strict=True)]
     assert max(float(abs(sampled - row).max()) for sampled, row in pairs) < 1e-4
     trained = [g for g in calls if g.role in (roles or (ACTOR, CRITIC))]
     assert sum(len(row) for _, row in pairs) == sum(len(g.token_ids) for g in trained)
-
-
-def _ones(group: ScoredGroup) -> Credit:
-    return Credit(tuple(tuple((1.0,) * len(g.token_ids) for g in t.generations) for t in group.trajectories))

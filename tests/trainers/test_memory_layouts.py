@@ -18,13 +18,13 @@ from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.batching.samples import make_samples
 from rlhf.catalog import CATALOG
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import ScoredGroup
 from rlhf.recipe.builder import build_part
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.trainer import TorchTrainer
 from tests.agents.spoken import Says
-from tests.trainers.tiny import Echoes, collect, policy
+from tests.trainers.tiny import Echoes, collect, ones, policy
 
 #: Three words after each other.
 PAIRS = r"(?P<subject>\w+) (?P<relation>\w+) (?P<object>\w+)"
@@ -75,14 +75,15 @@ def agent_of(section: str, kind: str, folder: Path, made: Policy) -> Iterator[An
 def test_recomputed_log_probs_are_those_sampled(section: str, kind: str, layout: Any, tmp_path: Path) -> None:
     made = policy(max_context=1024)
     with agent_of(section, kind, tmp_path, made) as agent:
+        roles = agent.roles if section == "memory" else agent.agent.roles
         groups = collect(made, environment=Echoes(n_turns=4), agent=agent, n_tasks=8, group_size=2)
     trajectories = [t for g in groups for t in g.trajectories]
     assert max(len(t.turns) for t in trajectories) >= 3
     if section == "store" and kind != "graph asking":  # each attempt is shown something of the step before
         assert all(t.turns[0].action.notes[RECALLED] and t.turns[0].action.notes[ENTRIES] for t in trajectories)
     asks = kind in ("summary", "subgoals", "managed", "graph asking")
-    assert any(g.role == "memory" for t in trajectories for g in t.generations) == asks
-    credits = [_ones(group) for group in groups]
+    assert any(g.role == "memory" for t in trajectories for g in t.generations) == asks == ("memory" in roles)
+    credits = ones(groups)
     samples, counters = make_samples(groups, credits, layout)
     # An environment whose observations have nothing in common is told in differences as it is.
     assert (counters["batch/n_rewritten_prompts"] > 0) == (kind not in ("full", "diff"))
@@ -95,7 +96,3 @@ def test_recomputed_log_probs_are_those_sampled(section: str, kind: str, layout:
 def _of_task(group: ScoredGroup, task: str) -> ScoredGroup:
     made = tuple(replace(t, task_id=task) for t in group.trajectories)
     return replace(group, task_id=task, trajectories=made)
-
-
-def _ones(group: ScoredGroup) -> Credit:
-    return Credit(tuple(tuple((1.0,) * len(g.token_ids) for g in t.generations) for t in group.trajectories))

@@ -19,7 +19,7 @@ from rlhf.batching.samples import make_samples
 from rlhf.build import train
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.seats import Seats, seat_of
-from rlhf.data import Credit, Generation, PolicyWeights, Prompt, SamplingParams, ScoredGroup, Task
+from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams, ScoredGroup, Task
 from rlhf.errors import DeliveryError, RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
@@ -36,6 +36,7 @@ from rlhf.trainers.self_judging import learnt
 from rlhf.trainers.trainer import TorchTrainer
 from tests import test_resume as resume
 from tests import test_self_play as self_play
+from tests.commands import run
 from tests.environments import heap
 from tests.trainers import runs, tiny, words
 
@@ -183,10 +184,7 @@ def test_what_the_policy_sampled_is_trained_on_and_the_log_probs_are_those_sampl
     own, others = [g for g in calls if not g.by], [g for g in calls if g.by]
     assert {g.by for g in others} == {"step 3"} and len(others) > 20
     assert {g.role for g in own} == {g.role for g in others} == set(SEATS)
-    ones = [
-        Credit(tuple(tuple((1.0,) * len(g.token_ids) for g in t.generations) for t in group.trajectories))
-        for group in groups
-    ]
+    ones = tiny.ones(groups)
     trainer = TorchTrainer(policy, AdamW(), 1)
 
     def gap(credited: list[ScoredGroup]) -> tuple[float, int]:
@@ -326,6 +324,9 @@ def test_what_was_trained_so_can_be_measured_against_others_and_not_trained_agai
     assert "measured and not trained" in said and not any("opponents" in text for text in cautions(load(path)))
     with pytest.raises(RecipeError, match="no other seat"):
         train(made, tmp_path / "run")
+    refused = run("train", path, "environment.opponent=chance", "--out", tmp_path / "run")
+    assert refused.exit_code == 2 and "caution" not in refused.stderr  # which would say the same
+    assert "play both seats: environment.opponent=self, or remove the key" in refused.stderr
 
 
 def test_it_takes_one_process(tmp_path: Path) -> None:

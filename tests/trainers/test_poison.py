@@ -14,14 +14,14 @@ import torch
 
 from rlhf.batching.pack import PackedBatch, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import ScoredGroup
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.trainer import TorchTrainer
-from tests.trainers.tiny import collect, policy
+from tests.trainers.tiny import collect, ones, policy
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ def untied() -> Policy:
 def case() -> Case:
     made = untied()
     groups = collect(made, n_tasks=3, group_size=3)
-    ones = [[[(1.0,) * len(x.token_ids) for x in t.generations] for t in g.trajectories] for g in groups]
-    credits = [Credit(tuple(tuple(row) for row in rows)) for rows in ones]
-    samples, _ = make_samples(groups, credits, "trajectory")
+    samples, _ = make_samples(groups, ones(groups), "trajectory")
     sampled = np.concatenate([s.token_ids[s.mask] for s in samples])
     [poison] = [word for word in made.tokenizer.encode(" poison waits") if word not in sampled][:1]
     assert all((s.token_ids == poison).any() for s in samples)

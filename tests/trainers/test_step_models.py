@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.model_folder import logits
+from rewards.parts import with_parts
 from rewards.reward_model import OutcomeModelScore, ProcessModelScore, RewardModelScore
 from rewards.step_rows import step_rows
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import DataError, ModelError, RecipeError, RewardError, TrainingError
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.reward_parts import with_parts
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.reward_model import RewardModel

@@ -18,9 +18,9 @@ from agents.stores.store import Store
 from rlhf.build import train
 from rlhf.build_store import agent_of
 from rlhf.catalog import CATALOG
-from rlhf.errors import CheckpointError, RecipeError
+from rlhf.errors import CheckpointError, RecipeError, StoreError
 from rlhf.evaluation.store import read_trajectories
-from rlhf.recipe import load
+from rlhf.recipe import dump, load
 from rlhf.recipe.suites import Part, Tasks
 from rlhf.trainers import checkpoint
 from tests import test_resume as resume
@@ -71,7 +71,7 @@ def test_a_run_that_was_stopped_has_the_store_of_one_that_ran_on(tmp_path: Path,
 
     # Every checkpoint holds the store as it was then; the last one, as it is now.
     found = checkpoint.every(whole / "checkpoints")
-    hashes = [hash_of(folder / copies.COPY) for folder in found]
+    hashes = [hash_of(folder / copies.FILE) for folder in found]
     assert hashes == [(folder / copies.HASH).read_text() for folder in found]
     assert hashes[-1] == hash_of(whole / "store.sqlite") != hashes[0]
     with Store(whole / "store.sqlite") as store:
@@ -100,7 +100,7 @@ def test_a_checkpoint_whose_store_was_changed_is_refused_by_name(tmp_path: Path)
         train(load(path), tmp_path / "run")
     last = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert last is not None
-    with Store(last / copies.COPY, split="train") as store:
+    with Store(last / copies.FILE, split="train") as store:
         store.add("case", "x", Origin("words/1", "train"), {"solved": True, "actions": []})
     sizes = (last / "files.json").read_text()
     with pytest.raises(Exception, match="the store is not the one that was saved"):
@@ -108,6 +108,23 @@ def test_a_checkpoint_whose_store_was_changed_is_refused_by_name(tmp_path: Path)
         (last / "files.json").unlink()  # so that not the size of the file gives it away
         train(load(path), tmp_path / "run", resume=tmp_path / "run")
     assert '"store.sqlite"' in sizes and '"store.sha256"' in sizes
+
+
+def test_a_run_does_not_go_on_with_another_kind_of_store(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with words.on_every_step(path := recipe(tmp_path), resume.PressAt(40)), pytest.raises(Exception, match="stopped"):
+        train(load(path), run)
+    own = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(dump(load(recipe(tmp_path, agent=NOTES))))
+    with pytest.raises(StoreError, match="is of another kind") as caught:
+        train(load(run), run, resume=run)
+    told = caught.value
+    assert (told.where, told.got, told.expected) == ("agent.store.kind", "notes", "cases")
+    assert f"write cases and its keys into {run / 'recipe.yaml'} again, or start a new run" in str(told)
+    (run / "recipe.yaml").write_text(own)
+    train(load(run), run, resume=run)
+    with Store(run / "store.sqlite") as store:
+        assert {entry.kind for entry in store.entries()} == {"case"}
 
 
 def test_a_store_that_cannot_be_copied_leaves_no_checkpoint(tmp_path: Path) -> None:

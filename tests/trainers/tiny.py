@@ -115,6 +115,14 @@ def credit(groups: list[ScoredGroup], estimator: AdvantageEstimator) -> list[Cre
     return credit_of(estimator, groups)
 
 
+def ones(groups: list[ScoredGroup]) -> list[Credit]:
+    """Credit of 1 for every token."""
+    return [
+        Credit(tuple(tuple((1.0,) * len(g.token_ids) for g in t.generations) for t in group.trajectories))
+        for group in groups
+    ]
+
+
 def gradient(model: torch.nn.Module) -> torch.Tensor:
     """Gradients of all trained parameters, flat."""
     return torch.cat([p.grad.detach().flatten().double() for p in model.parameters() if p.grad is not None])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,12 +22,7 @@ from agents.stores.kind import ENTRIES, RECALLED, Recollection, recalled
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "store.sqlite", split="train") as made:
-        yield made
+from rlhf.rollout.collect import Collected
 
 
 def attempt(task: str, opening: str, actions: str, solved: bool, shown: str = "") -> Trajectory:
@@ -173,6 +166,27 @@ def test_the_opening_begins_with_what_is_recalled_and_a_replay_is_shown_the_same
     assert recalled(Trajectory("d", 0, "o", (), Outcome.FAILED)) == Recollection()
 
 
+def test_a_recall_that_found_nothing_is_not_counted(store: Store) -> None:
+    def played() -> Trajectory:
+        history, turns = begin("a", "red door"), ()
+        for _ in range(2):
+            action = asyncio.run(Bound(agent, store).act(replace(history, turns=turns), ScriptedPolicy(["look"])))
+            turns = (*turns, Turn(action, "ok"))
+        return Trajectory("a", 0, "red door", turns, Outcome.SOLVED)
+
+    agent = Remembering(inner=ChatAgent(system=""), store=Cases(k=1))
+    before = played()
+    assert dict(before.turns[0].action.notes) == {RECALLED: "", ENTRIES: ""}, "the store was asked"
+    figures = Collected((group(before),), 1.0).metrics()
+    assert figures["agent/n_recalled"] == figures["agent/n_recalled_entries"] == 0
+    assert "agent/chars_recalled" not in figures
+    Cases().learn(store, [group(attempt("b", "red key", "n", True))], "train")
+    after = played()
+    figures = Collected((group(before, after, after),), 1.0).metrics()
+    assert figures["agent/n_recalled"] == figures["agent/n_recalled_entries"] == 2 / 3
+    assert figures["agent/chars_recalled"] == len(after.turns[0].action.notes[RECALLED]) > 0
+
+
 def test_without_a_store_it_is_the_inner_agent() -> None:
     agent = Remembering(inner=ChatAgent(system=""))
     assert check_agent(agent).ok, str(check_agent(agent))
@@ -181,3 +195,8 @@ def test_without_a_store_it_is_the_inner_agent() -> None:
     assert done == asyncio.run(ChatAgent(system="").act(begin("a", "o"), alone)) and policy.prompts == alone.prompts
     assert agent.write(Shown("go")) == "go" and tuple(agent.needs) == () and not agent.needs_tools
     assert math.isclose(sum(chances((0.0, 0.0), 1.0)), 1.0)
+
+
+def test_two_groups_of_one_task_leave_one_solution_of_it(store: Store) -> None:
+    Cases().learn(store, [group(attempt("a", "o", actions, True)) for actions in ("n n", "n")], "train")
+    assert [case.fields["actions"] for case in store.entries("case")] == [["n"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from agents.memory.window import Window
 from agents.stores.copies import content_hash
 from agents.stores.facts import Fact, Pattern, applied, around, fact, nearest_episodes
 from agents.stores.faults import StoreFull, StoreLocked
-from agents.stores.graph import FACTS, REFUSED, Graph
+from agents.stores.graph import FACTS, REFUSED, Graph, _World
 from agents.stores.kind import ENTRIES, RECALLED, Follows, StoreKind, asks_policy
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
@@ -31,12 +30,6 @@ from tests.agents.spoken import Speaks
 IN, EXIT = r"(?P<subject>\w+) is (?P<relation>in|on) the (?P<object>\w+)", r"(?P<subject>\w+) (?P<relation>leads to) (?P<object>\w+)"  # fmt: skip # noqa: E501
 RULES = Pattern(patterns=(IN, EXIT), single=("in", "on"))
 KEY, BOX, HALL = Fact("key", "in", "box"), Fact("box", "in", "hall"), Fact("hall", "leads to", "attic")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "store.sqlite", split="train", judged=frozenset({"judge"})) as made:
-        yield made
 
 
 def play(graph: Graph, store: Store | None, texts: list[str], policy: Any = None, task: str = "t") -> list[Turn]:
@@ -120,8 +113,11 @@ def test_the_episode_with_most_of_what_was_found_comes_first_by_worked_numbers()
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12))
 def test_what_is_told_holds_and_what_is_out_of_date_does_not(told: list[tuple[int, int]]) -> None:
     facts: list[Fact] = []
+    world = _World()
     for new, old in told:
         facts = applied(facts, [Fact(str(new), "is", "x")], [Fact(str(old), "is", "x")])
+        world.observe("", [Fact(str(new), "is", "x")], [Fact(str(old), "is", "x")])
+        assert list(world.facts) == facts, "in place it is the same"
         assert facts[-1] == Fact(str(new), "is", "x") and len(set(facts)) == len(facts)
         assert old == new or Fact(str(old), "is", "x") not in facts
 
@@ -328,8 +324,21 @@ def test_it_is_an_agent_with_and_without_a_store(store: Store) -> None:
         agent = Remembering(inner=ChatAgent(system=""), store=graph)
         assert isinstance(graph, StoreKind) and isinstance(graph, Follows) and not asks_policy(graph)
         assert check_agent(agent).ok, str(check_agent(agent))
-        assert agent.roles == ("", "memory")
+        assert agent.roles == (("", "memory") if graph.extractor is None else ("",))
         learn(Graph(extractor=RULES), store, "a", ["The key is in the box."])
         bound = Bound(agent, store)
         action = asyncio.run(bound.act(History(Task("z"), "the key"), Speaks(["go"], memory=["{}"])))
         assert action.text == "go" and "key, in, box" in action.notes[RECALLED]
+
+
+def test_an_observation_whose_facts_are_all_gone_goes_with_them(store: Store) -> None:
+    graph = Graph(extractor=RULES)
+    learn(graph, store, "a", ["The key is in the box.", "The lamp is on the table.", "Done."])
+    assert {e.text for e in store.entries("observation")} == {"The key is in the box.", "The lamp is on the table."}
+    learn(graph, store, "b", ["The key is on the shelf.", "Done."])
+    assert known(store) == {"key, on, shelf", "lamp, on, table"}
+    assert {e.text for e in store.entries("observation")} == {"The key is on the shelf.", "The lamp is on the table."}
+    # Likewise where facts go because there are too many: of these two, which are newer, the observations stay.
+    learn(Graph(extractor=RULES, max_facts=2), store, "c", ["The cat is in the hall.", "Done."])
+    assert known(store) == {"key, on, shelf", "cat, in, hall"}
+    assert {e.text for e in store.entries("observation")} == {"The key is on the shelf.", "The cat is in the hall."}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +17,6 @@ from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull, EngineError
 from tests.agents.spoken import Speaks
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "store.sqlite", split="train") as made:
-        yield made
 
 
 def says(*texts: Any) -> Speaks:

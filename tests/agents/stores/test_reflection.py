@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,6 @@ from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull
 from tests.agents.spoken import Speaks
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "store.sqlite", split="train", judged=frozenset({"judge"})) as made:
-        yield made
 
 
 def attempt(task: str, opening: str, action: str = "go", solved: bool = False, **notes: str) -> Trajectory:

@@ -333,7 +333,7 @@ def test_a_copy_that_is_not_what_was_saved_is_refused_and_the_store_stays(store:
     with pytest.raises(StoreDamaged, match="no store to bring back"):
         copies.restore(folder, store.path)
     copies.save(store, folder)
-    with Store(folder / copies.COPY, split="train") as copy:
+    with Store(folder / copies.FILE, split="train") as copy:
         copy.update(1, "changed behind its back")
     with pytest.raises(StoreDamaged, match="not the one that was saved"):
         copies.restore(folder, store.path)
@@ -345,7 +345,7 @@ def test_a_copy_that_cannot_be_written_leaves_nothing(store: Store, tmp_path: Pa
     (tmp_path / "checkpoint" / copies.HASH).mkdir(parents=True)
     with pytest.raises(CheckpointError, match="the hash of the store cannot be written"):
         copies.save(store, tmp_path / "checkpoint")
-    assert not (tmp_path / "checkpoint" / copies.COPY).exists()
+    assert not (tmp_path / "checkpoint" / copies.FILE).exists()
     with pytest.raises(StoreError, match="a file already"):
         store.back_up(store.path)
 
@@ -386,5 +386,5 @@ def test_whatever_is_done_it_is_a_dictionary_and_its_copy_is_the_same(
                     model.pop(number) if name == "delete" else None
         assert {e.id: e.text for e in store.entries()} == model
         saved = copies.save(store, folder)
-        with Store(folder / copies.COPY) as copy:
+        with Store(folder / copies.FILE) as copy:
             assert content_hash(copy) == saved == content_hash(store)

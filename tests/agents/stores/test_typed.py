@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
+from agents.stores.asking import best_attempts, news
 from agents.stores.entry import Entry, Origin
 from agents.stores.facts import Pattern
 from agents.stores.faults import StoreLeak
@@ -25,12 +24,6 @@ from rlhf.errors import ContextFull, EngineError
 from tests.agents.spoken import Speaks
 
 ALL: dict[str, Any] = {"core": None, "episodic": None, "semantic": None, "procedural": None}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "store.sqlite", split="train", judged=frozenset({"judge"})) as made:
-        yield made
 
 
 def group(task: str, opening: str, *attempts: tuple[str, bool]) -> ScoredGroup:
@@ -56,6 +49,41 @@ def shown(kind: Typed, store: Store, opening: str, task: str = "z") -> list[str]
 
 def texts(store: Store, kind: str) -> list[str]:
     return [entry.text for entry in store.entries(kind)]
+
+
+@pytest.mark.parametrize("most", [20, 21, 25, 26, 60])
+@pytest.mark.parametrize("solved", [False, True])
+def test_the_text_of_an_episode_is_never_longer_than_it_may_be(store: Store, most: int, solved: bool) -> None:
+    kind = Typed(**ALL | {"episodic": Episodic(max_chars=most)}, asks=False)
+    long = group("a", "find the red key of the old door in the hall", ("north north north", solved))
+    kind.learn(store, [long], "train")
+    [text] = texts(store, "episodic")
+    assert len(text) <= most and "> " in text and text.endswith("(solved)" if solved else "(not solved)")
+    assert text == text.strip()
+
+
+def test_rules_leave_no_more_facts_of_an_attempt_than_are_new_at_once(store: Store) -> None:
+    rules = Pattern(patterns=(r"(?P<subject>\w+) is (?P<relation>on) the (?P<object>\w+)",))
+    kind = Typed(**ALL | {"semantic": Semantic(extractor=rules, max_new=2)}, asks=False)
+    opening = "Key is on the box. Key is on the box. Lamp is on the table. Cat is on the mat."
+    kind.learn(store, [group("a", opening, ("n", True))], "train")
+    assert texts(store, "semantic") == ["key, on, box", "lamp, on, table"]
+
+
+def test_of_two_groups_of_one_task_the_best_attempt_of_both_is_told(store: Store) -> None:
+    kind = Typed(**ALL | {"procedural": Procedural()}, asks=False)
+    groups = [
+        group("a", "o", ("n n n", True)),
+        group("b", "p", ("s", True)),
+        group("a", "o", ("w w", True), ("w", False)),
+    ]
+    kind.learn(store, groups, "train")
+    assert texts(store, "procedural") == ["o > w, w", "p > s"]
+    assert [t.attempt for t in best_attempts([groups[2], groups[0]])] == [0]
+    assert [len(t.turns) for t in best_attempts([groups[2], groups[0]])] == [2]
+    assert [t.task_id for t in news(groups, {"a": True})] == ["b"]
+    unsolved = [group("a", "o", ("n", False)), group("a", "o", ("e e", True))]
+    assert [t.solved for t in news(unsolved, {"a": False})] == [True]
 
 
 def test_one_question_writes_core_facts_and_how_to_and_a_rule_the_episode(store: Store) -> None:

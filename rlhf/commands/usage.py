@@ -1,0 +1,40 @@
+"""A command line that cannot be read is told of like every other error: where, got, expected, do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from rlhf.errors import UsageError, nearest
+
+
+def usage_error(error: Any, group: TyperGroup) -> UsageError:
+    """Return what the parser of the command line complains of, in four parts.
+
+    Args:
+        error: of the parser; has `format_message`, and `ctx`, the context of the command that was read, or None.
+        group: of all commands.
+    """
+    command = error.ctx.command if error.ctx is not None else group
+    called = "rlhf" if command is group else f"rlhf {command.name}"
+    said, help_ = error.format_message().strip().rstrip("."), f"{called} --help says what it takes"
+    if option := getattr(error, "option_name", ""):
+        names = (name for one in command.params for name in (*one.opts, *one.secondary_opts))
+        known = sorted(name for name in names if name.startswith("--"))
+        hint = nearest(option, known) or (_as_key(option) if _takes_keys(command) else help_)
+        return UsageError("no such option", where=called, got=option, expected=", ".join(known) or "none", hint=hint)
+    if said.startswith("No such command"):
+        name, known = said.split("'")[1], list(group.commands)
+        hint = nearest(name, known) or help_
+        return UsageError("no such command", where=called, got=name, expected=", ".join(known), hint=hint)
+    expected = error.ctx.get_usage().removeprefix("Usage: ") if error.ctx is not None else ""
+    return UsageError(said[:1].lower() + said[1:], where=called, expected=expected, hint=help_)
+
+
+def _takes_keys(command: Any) -> bool:
+    return any("KEY=VALUE" in str(parameter.metavar) for parameter in command.params)
+
+
+def _as_key(option: str) -> str:
+    return f"a key of the recipe is given as KEY=VALUE, without dashes: {option.strip('-')}=..."

@@ -1,0 +1,41 @@
+"""What the scripts in `benchmarks/` keep, and what they refuse to take for something else."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+
+@pytest.fixture
+def credit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """`benchmarks/credit.py`, in a folder of its own."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    monkeypatch.chdir(tmp_path)
+    return importlib.import_module("credit")
+
+
+def test_each_task_of_the_comparison_has_its_own_folder(credit: Any) -> None:
+    assert credit.folder_for("rooms-4", None) == Path("runs/credit")
+    assert credit.folder_for("cooking", None) == Path("runs/credit-cooking")
+    assert credit.folder_for("rooms-3", Path("runs/small")).is_dir()
+
+
+def test_runs_of_another_task_are_not_taken_for_those_that_are_wanted(credit: Any, tmp_path: Path) -> None:
+    recipe = credit.TASKS["rooms-4"].recipe(credit.FLAT)
+    credit.command(tmp_path / "start-seed0", recipe)
+    assert yaml.safe_load((tmp_path / "start-seed0.yaml").read_text())["environment"]["rows"] == 4
+    assert credit.folder_for("rooms-4", tmp_path) == tmp_path
+    for task in ("rooms-3", "cooking"):
+        with pytest.raises(SystemExit, match=f"start-seed0.yaml is of another task than {task}"):
+            credit.folder_for(task, tmp_path)
+
+
+def test_an_arm_can_have_another_learning_rate(credit: Any) -> None:
+    own, slow = credit.arm_of("planner"), credit.arm_of("planner@5e-5")
+    assert (slow.label, slow.lr, slow.stage, slow.agent) == ("planner@5e-5", 5e-5, own.stage, own.agent)
+    other = credit.arm_of("short={kind: gigpo, gamma: 0.5}")
+    assert other.label == "short" and other.stage["advantage"] == {"kind": "gigpo", "gamma": 0.5}

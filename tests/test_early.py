@@ -1,0 +1,119 @@
+"""What would be missed in the first rollout is refused before anything is played or trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.parts import compared_in
+from rlhf.build import train
+from rlhf.build_early import refuse_without_references
+from rlhf.data import Task
+from rlhf.errors import RecipeError
+from rlhf.recipe import load
+from tests.trainers import runs
+
+STAGES = [
+    {"kind": "supervised", "n_demonstrations": 4, "epochs": 1},
+    {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 2, "group_size": 2},
+]
+#: The levers of a bandit are no question with an answer.
+BANDIT = {"kind": "bandit"}
+MATH = {"kind": "math"}
+PARTS = {
+    "answers": {"environment": {"kind": "./words.py:Words"}},
+    "levers": {"environment": BANDIT},
+}
+
+
+def refused(folder: Path, rewards: dict[str, Any], **changes: Any) -> RecipeError:
+    with pytest.raises(RecipeError) as error:
+        refuse_without_references(load(runs.write(folder, STAGES, rewards=rewards, **changes)))
+    return error.value
+
+
+def test_a_verifier_without_references_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    recipe = load(runs.write(tmp_path, STAGES, environment=BANDIT, rewards={"right": MATH}))
+    with pytest.raises(RecipeError) as error:
+        train(recipe, tmp_path / "run")
+    assert error.value.where == "rewards.right.kind"
+    assert error.value.got.startswith(
+        "tasks without reference: 16 of the first 16 of the split 'train', such as bandit"
+    )
+    assert "a reward of (task, trajectory)" in error.value.hint
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "where"),
+    [
+        ({"kind": "exact_match"}, "rewards.right.kind"),
+        ({"kind": "combine", "parts": {"own": {"reward": MATH}}}, "rewards.right.parts.own.reward.kind"),
+        ({"kind": "concise", "correct": MATH}, "rewards.right.correct.kind"),
+        ({"kind": "math", "watch": True}, "rewards.right.kind"),
+    ],
+)
+def test_it_is_found_wherever_it_is_asked(tmp_path: Path, reward: dict[str, Any], where: str) -> None:
+    rewards = {"solved": {"kind": "outcome"}, "right": reward}
+    assert refused(tmp_path, rewards, environment=BANDIT).where == where
+
+
+def test_one_part_of_a_mixture_may_have_them(tmp_path: Path) -> None:
+    mixed = {"kind": "mixed", "parts": PARTS}
+    refuse_without_references(
+        load(
+            runs.write(
+                tmp_path,
+                STAGES,
+                environment=mixed,
+                rewards={"right": {"kind": "of_part", "part": "answers", "reward": MATH}},
+            )
+        )
+    )
+    of_levers = {"kind": "of_part", "part": "levers", "reward": MATH}
+    assert refused(tmp_path, {"right": of_levers}, environment=mixed).where == "rewards.right.reward.kind"
+    assert "8 of the first 16" in refused(tmp_path, {"right": MATH}, environment=mixed).got
+    watched = runs.write(
+        tmp_path, STAGES, environment=mixed, rewards={"r": {"kind": "outcome"}, "w": MATH | {"watch": True}}
+    )
+    refuse_without_references(load(watched))
+
+
+def test_as_many_may_lack_one_as_attempts_may_fail(tmp_path: Path) -> None:
+    mixed = {"kind": "mixed", "parts": PARTS}
+    limits = {"max_turns": 3, "max_tokens": 6, "max_error_fraction": 0.5}
+    recipe = runs.write(tmp_path, STAGES, environment=mixed, rewards={"right": MATH}, limits=limits)
+    refuse_without_references(load(recipe))
+
+
+def test_a_reward_speaks_for_what_it_holds() -> None:
+    def judge(answer: str, reference: str) -> float:
+        return float(answer == reference)
+
+    class Held:
+        needs_reference = False
+
+        def __call__(self, task: Task, trajectory: Any) -> float:
+            return 0.0
+
+    assert list(compared_in("r", [judge, Held()], Task("a"))) == ["r[0]"]
+    assert list(compared_in("r", {"judge": judge}, None)) == ["r.judge"]
+
+
+def test_tools_for_a_template_that_knows_none_are_refused(tmp_path: Path) -> None:
+    """The template of policies made from scratch writes messages and no tools."""
+    inner = {"kind": "tools", "style": "hermes", "through": "template"}
+    stages = STAGES[1:]
+    recipe = load(runs.write(tmp_path, stages, environment={"kind": "tools"}, agent=inner))
+    with pytest.raises(RecipeError) as error:
+        train(recipe, tmp_path / "run")
+    assert error.value.where == "agent.through"
+    assert "agent.through: text" in error.value.hint
+    assert not (tmp_path / "run").exists()
+    agent = {"kind": "remembering", "inner": inner}
+    held = load(runs.write(tmp_path, stages, environment={"kind": "tools"}, agent=agent))
+    with pytest.raises(RecipeError) as error:
+        train(held, tmp_path / "run")
+    assert error.value.where == "agent.inner.through"
