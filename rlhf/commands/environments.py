@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.glance import COLUMNS, LEGEND, MEASURES, PROMISES, glance, kept, listing
+from rlhf.commands.glance import COLUMNS, LEGEND, MEASURES, PROMISES, WIDTH, glance, kept, listing
 from rlhf.commands.output import AsJson, command, errors, print_json, results
 from rlhf.errors import EnvError, MissingPackageError, RlhfError, boundary
 
@@ -75,15 +76,17 @@ def _list(kinds: list[str], *, markdown: bool, as_json: bool) -> None:
     typer.echo(listing(rows))
     absent = {row["extra"]: row["missing"] for row in rows if row["missing"]}
     needs = [f"{row['kind']} needs {row['needs']}" for row in rows if row["needs"]]
-    for line in (
-        "",
+    typer.echo()
+    for text in (
         f"promises: {LEGEND}",
-        "random, oracle: solved of the first test tasks with the defaults, or with the first part of the kind's suite",
-        "one kind, with all there is to say: rlhf environments KIND",
+        "train, test: tasks of these splits",
+        "random: solved of the first test tasks by random actions, with the defaults or as the kind's suite has it",
+        "one kind, with its oracle and all there is to say: rlhf environments KIND",
         f"without defaults: {', '.join(needs)}",
-        *(f"absent: {how}" for how in absent.values()),
     ):
-        typer.echo(line)
+        typer.echo(fill(text, WIDTH, subsequent_indent="  "))
+    for extra, how in absent.items():  # a command to copy is not broken
+        typer.echo(f"*{extra} is absent: {how}")
 
 
 def described(kind: str, fields: list[str], measure: int | None = None, *, is_strict: bool = True) -> dict[str, Any]:

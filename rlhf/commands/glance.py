@@ -27,7 +27,8 @@ LEGEND = "d deterministic, r replayable, t thread-safe, i inline, w in worker pr
 COLUMNS = ("kind", "extra", "promises", "tasks", "steps", "random", "oracle")
 MEASURES = ("steps per s", "start s", "MB")
 
-_SPLITS = ("train", "dev", "test")
+#: Columns of the list in a terminal, of which this is the width.
+_SPLITS, WIDTH = ("train", "test"), 80
 
 #: Keys by which a kind that has several games is told which one is meant.
 _WHICH = ("game", "level", "task", "dataset", "category")
@@ -74,8 +75,11 @@ def glance(kind: str) -> dict[str, Any]:
 
 
 def listing(rows: list[dict[str, Any]]) -> str:
-    """The rows as lines of aligned columns, at most 100 characters long, whatever the width of the terminal."""
-    head = ("kind", "extra", "promises", *_SPLITS, "steps", "random", "oracle")
+    """The rows as lines of aligned columns, at most 80 characters long, whatever the width of the terminal.
+
+    What takes more room is left to `--json`, `--markdown` and what is said of one kind: other splits, and the oracle.
+    """
+    head = ("kind", "extra", "promises", *_SPLITS, "steps", "random")
     lines = [head, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(_padded, line, widths, range(len(head)))) for line in lines)
@@ -88,9 +92,9 @@ def _padded(cell: str, width: int, column: int) -> str:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     promises = "".join(PROMISES[name] for name in row["promises"])
     tasks = [f"{row['tasks'][split]:,}" if split in row["tasks"] else "-" for split in _SPLITS]
-    shares = [f"{row[name][0]} of {row[name][1]}" if row[name] else "-" for name in ("random", "oracle")]
-    extra = f"{row['extra'] or '-'}{'' if row['installed'] else ' (absent)'}"
-    return (row["kind"], extra, promises or "-", *tasks, str(row["max_steps"] or "-"), *shares)
+    random = f"{row['random'][0]} of {row['random'][1]}" if row["random"] else "-"
+    extra = f"{row['extra'] or '-'}{'' if row['installed'] else '*'}"
+    return (row["kind"], extra, promises or "-", *tasks, str(row["max_steps"] or "-"), random)
 
 
 def _number(text: str) -> float | int | None:
