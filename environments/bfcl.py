@@ -94,7 +94,7 @@ class BFCL:
                 "the benchmark has tasks to test on, and none to train on or to choose by",
                 where="BFCL.tasks",
                 got=repr(split),
-                expected="test",
+                expected="test, the only split",
                 hint="train on another environment, and evaluate on this one",
             )
         prefix = _prefix()
@@ -136,7 +136,8 @@ class BFCL:
         for name in chosen:
             if task.id == f"{_prefix()}/{name}/test/{task.seed}":
                 return name
-        raise of_another(task, "BFCL", f"{_prefix()}/{self.category}/test/<number>")
+        among = f"<{' or '.join(chosen)}>" if len(chosen) > 1 else chosen[0]
+        raise of_another(task, "BFCL", f"{_prefix()}/{among}/test/<number>: test is the only split, to evaluate on")
 
 
 class BFCLEpisode:

@@ -103,6 +103,7 @@ def test_there_is_a_test_split_and_no_other() -> None:
     for split in ("train", "dev"):
         with pytest.raises(EnvError, match="none to train on") as caught:
             BASE.tasks(split)
+        assert caught.value.expected == "test, the only split"
         assert caught.value.hint == "train on another environment, and evaluate on this one"
 
 
@@ -111,8 +112,16 @@ def test_ids_name_the_package_and_its_contents() -> None:
     mixed = BFCL(category="all").tasks("test")
     assert len(mixed) == 800 and [task.info["category"] for task in mixed[:4]] == list(CATEGORIES)
     assert mixed[5].id == BFCL(category="miss_func").tasks("test")[1].id
-    with pytest.raises(DataError, match="another environment"):
+    with pytest.raises(DataError, match="another environment") as caught:
         BFCL(category="miss_param").start(first())
+    assert "/miss_param/test/<number>: test is the only split" in caught.value.expected
+
+
+def test_a_task_of_another_is_told_the_categories_and_the_split_there_are() -> None:
+    with pytest.raises(DataError, match="another environment") as caught:
+        BFCL(category="all").start(Task(id="another/train/0", seed=0))
+    ways = "/<base or miss_func or miss_param or long_context>/test/<number>: test is the only split"
+    assert ways in caught.value.expected
 
 
 # --- conversations -------------------------------------------------------------------------------------------------
