@@ -9,6 +9,7 @@ from typing import Any
 from rewards.parts import with_parts
 from rlhf.data import ScoredGroup
 from rlhf.errors import RecipeError
+from rlhf.evaluation.folder import RECIPE, where_to_look
 from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
 from rlhf.recipe.stage_checks import paired_stages
@@ -28,13 +29,18 @@ def check_sources(recipe: Recipe) -> None:
         if stage.pairs.file is not None:
             pair_files.read(Path(stage.pairs.file).expanduser(), f"{path}.pairs.file")
         if stage.pairs.from_run is not None and not _has_attempts(stage.pairs):
-            raise RecipeError(
-                "this run holds no trajectories of training",
-                where=f"{path}.pairs.from_run",
-                got=stage.pairs.from_run,
-                expected="the folder of a run with stages in which the policy attempts tasks",
-                hint="look into runs/; it is looked for in the current folder",
-            )
+            raise _no_attempts(Path(stage.pairs.from_run).expanduser(), f"{path}.pairs.from_run")
+
+
+def _no_attempts(run: Path, where: str) -> RecipeError:
+    is_run = (run / RECIPE).is_file()
+    return RecipeError(
+        "this run holds no trajectories of training" if is_run else "there is no run in this folder",
+        where=where,
+        got=f"{run}{'' if is_run else ', which is not there' if not run.exists() else f', without {RECIPE}'}",
+        expected="the folder of a run with stages in which the policy attempts tasks",
+        hint="name another, with a stage such as policy_gradient" if is_run else where_to_look(run),
+    )
 
 
 def check_rewards(rewards: Iterable[Any], tokenizer: Any) -> None:

@@ -275,9 +275,26 @@ def test_a_bad_file_is_refused_before_anything_is_trained(start: Path, tmp_path:
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_run_without_attempts_or_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="holds no trajectories"):
-        learn(start, tmp_path / "a", [STAGE | {"pairs": {"from_run": str(tmp_path)}}])
+@pytest.mark.parametrize(
+    ("named", "what", "got", "hint"),
+    [
+        ("earlyer", "no run in this folder", "earlyer, which is not there", "did you mean '{}/earlier'?"),
+        ("", "no run in this folder", ", without recipe.yaml", "name one of those below it: {}/earlier"),
+        ("earlier", "no trajectories of training", "/earlier", "name another, with a stage such as policy_gradient"),
+    ],
+)
+def test_a_folder_without_attempts_is_refused_with_the_run_that_may_be_meant(
+    start: Path, tmp_path: Path, named: str, what: str, got: str, hint: str
+) -> None:
+    home = tmp_path / "runs"
+    (home / "earlier").mkdir(parents=True)
+    (home / "earlier" / "recipe.yaml").write_text("")
+    with pytest.raises(RecipeError, match=what) as caught:
+        learn(start, tmp_path / "a", [STAGE | {"pairs": {"from_run": str(home / named)}}])
+    assert caught.value.got.endswith(got) and caught.value.hint == hint.format(home)
+
+
+def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
     other = START | {"epochs": 1, "n_demonstrations": 8}
     gradient = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 2, "group_size": 2}
     small = runs.BASE["policy"] | {"vocab_size": 300}
