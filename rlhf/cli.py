@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -38,12 +40,21 @@ class _Group(TyperGroup):
         self.as_json = "--json" in args
         if "--debug" in args:
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
-        return super().parse_args(ctx, args)
+        if not args:  # the help is wanted
+            return super().parse_args(ctx, args)
+        with self._told():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, and say in the project's own form what of its options and arguments cannot be read."""
-        try:
+        """Run the command."""
+        with self._told():
             return super().invoke(ctx)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say in the project's own form what of the options and arguments cannot be read."""
+        try:
+            yield
         except Exception as error:
             if not hasattr(error, "format_message"):
                 raise

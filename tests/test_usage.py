@@ -13,8 +13,14 @@ from tests.commands import run
     ("words", "said"),
     [
         ("trian quickstart", ["error rlhf: no such command", "got:      trian", "do:       did you mean 'train'?"]),
+        ("--foo", ["error rlhf: no such option", "got:      --foo", "expected: --debug, --help", "rlhf --help says"]),
+        ("--foo train quickstart", ["error rlhf: no such option", "got:      --foo"]),
+        ("--deubg recipes", ["got:      --deubg", "do:       did you mean '--debug'?"]),
+        ("--version", ["got:      --version", "do:       it is a command, without dashes: rlhf version"]),
+        ("--resume runs/a train", ["do:       it comes after the command that takes it: rlhf train ... --resume"]),
+        ("--debug", ["error rlhf: missing command", "rlhf --help says what it takes"]),
         ("train quickstart --ou x", ["error rlhf train: no such option", "got:      --ou", "did you mean '--out'?"]),
-        ("train quickstart --no-memory", ["expected: --json, ", "did you mean '--no-memory-check'?"]),
+        ("train quickstart --no-memory", ["expected: --help, --json, ", "did you mean '--no-memory-check'?"]),
         ("show quickstart --max_turns 6", ["got:      --max_turns", "KEY=VALUE, without dashes: max_turns=..."]),
         ("export checkpoint", ["error rlhf export: missing option '--out'", "expected: rlhf export [OPTIONS]"]),
         ("show", ["error rlhf show: missing argument 'recipe'", "do:       rlhf show --help"]),
@@ -28,9 +34,14 @@ def test_it_says_where_what_was_given_and_what_to_do(words: str, said: list[str]
     assert all(part in result.stderr for part in said), result.stderr
 
 
-def test_it_is_one_line_of_json_where_that_is_asked_for() -> None:
-    result = run("trian", "--json")
+@pytest.mark.parametrize(("wrong", "meant", "one"), [("trian", "train", "train"), ("--deubg", "--debug", "--help")])
+def test_it_is_one_line_of_json_where_that_is_asked_for(wrong: str, meant: str, one: str) -> None:
+    result = run(wrong, "--json")
     error = json.loads(result.stdout)["error"]
     assert result.exit_code == 2
-    assert (error["type"], error["where"], error["got"]) == ("UsageError", "rlhf", "trian")
-    assert error["do"] == "did you mean 'train'?" and "train" in error["expected"].split(", ")
+    assert (error["type"], error["where"], error["got"]) == ("UsageError", "rlhf", wrong)
+    assert error["do"] == f"did you mean '{meant}'?" and one in error["expected"].split(", ")
+
+
+def test_the_command_alone_still_prints_its_help() -> None:
+    assert "Usage: rlhf" in run().stdout and "Usage: rlhf" in run("--help").stdout

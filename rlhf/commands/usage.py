@@ -20,9 +20,9 @@ def usage_error(error: Any, group: TyperGroup) -> UsageError:
     called = "rlhf" if command is group else f"rlhf {command.name}"
     said, help_ = error.format_message().strip().rstrip("."), f"{called} --help says what it takes"
     if option := getattr(error, "option_name", ""):
-        names = (name for one in command.params for name in (*one.opts, *one.secondary_opts))
-        known = sorted(name for name in names if name.startswith("--"))
-        hint = nearest(option, known) or (_as_key(option) if _takes_keys(command) else help_)
+        known = _options(command, error.ctx)
+        hint = _misplaced(option, group, error.ctx) if command is group else ""
+        hint = hint or nearest(option, known) or (_as_key(option) if _takes_keys(command) else help_)
         return UsageError("no such option", where=called, got=option, expected=", ".join(known) or "none", hint=hint)
     if said.startswith("No such command"):
         name, known = said.split("'")[1], list(group.commands)
@@ -30,6 +30,19 @@ def usage_error(error: Any, group: TyperGroup) -> UsageError:
         return UsageError("no such command", where=called, got=name, expected=", ".join(known), hint=hint)
     expected = error.ctx.get_usage().removeprefix("Usage: ") if error.ctx is not None else ""
     return UsageError(said[:1].lower() + said[1:], where=called, expected=expected, hint=help_)
+
+
+def _options(command: Any, ctx: Any) -> list[str]:
+    names = (name for one in command.get_params(ctx) for name in (*one.opts, *one.secondary_opts))
+    return sorted(name for name in names if name.startswith("--"))
+
+
+def _misplaced(option: str, group: TyperGroup, ctx: Any) -> str:
+    """What is meant by an option before any command that is the name of one, or belongs to some."""
+    if option.strip("-") in group.commands:
+        return f"it is a command, without dashes: rlhf {option.strip('-')}"
+    takers = [name for name, one in group.commands.items() if option in _options(one, ctx)]
+    return f"it comes after the command that takes it: rlhf {takers[0]} ... {option}" if takers else ""
 
 
 def _takes_keys(command: Any) -> bool:
