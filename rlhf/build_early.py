@@ -1,8 +1,8 @@
-"""What would be missed only in the first rollout, perhaps after whole stages: found before anything is trained."""
+"""What would be missed only in the first rollout, perhaps after whole stages: found before anything is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.tools import ToolAgent
@@ -10,7 +10,10 @@ from rewards.parts import compared_in, with_parts
 from rlhf.data import Task
 from rlhf.errors import RecipeError
 from rlhf.recipe import Recipe
+from rlhf.recipe.suites import Suite
+from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.score import Weighted
 from rlhf.rollout.tasks import tasks_of
 from rlhf.trainers.stages import is_played
 
@@ -37,19 +40,39 @@ def lacking_reference(recipe: Recipe, name: str) -> RecipeError | None:
         if split is None or not any(compared_in(name, weighted.reward, None)):
             continue
         tasks = tasks_of(recipe.environment, split, _N_TASKS)
-        without = _without(weighted.reward, f"rewards.{name}", tasks)
-        allowed = len(tasks) - 1 if weighted.watch else recipe.limits.max_error_fraction * len(tasks)
-        if len(without) > allowed:
-            task, path = without[0]
-            return RecipeError(
-                "this reward compares with the reference of a task, and there is none",
-                where=f"{path}.kind",
-                got=f"tasks without reference: {len(without)} of the first {len(tasks)} of the split {split!r}, "
-                f"such as {task.id}",
-                expected="Task.reference",
-                hint="use an environment whose tasks have references, or a reward of (task, trajectory)",
-            )
+        if error := _lacking(weighted, f"rewards.{name}", tasks, split, recipe.limits):
+            return error
     return None
+
+
+def refuse_unreferenced(suite: Suite, tasks: Mapping[str, Sequence[Task]], *, of_recipe: bool) -> None:
+    """Raise RecipeError where a reward of a suite compares with references that too many of a part's tasks lack.
+
+    Args:
+        suite: that is about to be played.
+        tasks: part -> its tasks.
+        of_recipe: whether the suite is a recipe's own evaluation, whose rewards are not those of a part.
+    """
+    for part in suite.parts:
+        for name, weighted in part.rewards.items():
+            path = f"rewards.{name}" if of_recipe else f"parts.{part.name}.rewards.{name}"
+            if error := _lacking(weighted, path, tasks[part.name], part.tasks.split, part.limits):
+                raise error
+
+
+def _lacking(weighted: Weighted, path: str, tasks: Sequence[Task], split: str, limits: Limits) -> RecipeError | None:
+    without = _without(weighted.reward, path, tasks)
+    if len(without) <= (len(tasks) - 1 if weighted.watch else limits.max_error_fraction * len(tasks)):
+        return None
+    task, place = without[0]
+    return RecipeError(
+        "this reward compares with the reference of a task, and there is none",
+        where=f"{place}.kind",
+        got=f"tasks without reference: {len(without)} of the first {len(tasks)} of the split {split!r}, "
+        f"such as {task.id}",
+        expected="Task.reference",
+        hint="use an environment whose tasks have references, or a reward of (task, trajectory)",
+    )
 
 
 def _without(reward: Any, path: str, tasks: Sequence[Task]) -> list[tuple[Task, str]]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from environments.base import properties_of
 from rlhf.build import programs_record, versions
+from rlhf.build_early import refuse_unreferenced
 from rlhf.build_guard import refuse_trained
 from rlhf.build_policies import Contender, at_play, contender
 from rlhf.build_processes import stopped_by_term
@@ -67,6 +68,7 @@ def evaluate(
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
         tasks = found.suite.tasks()
         refuse_trained(asked, found.recipe, found.checkpoint, tasks)
+        refuse_unreferenced(found.suite, tasks, of_recipe=not asked.suite)
         begin(folder, asked, found, tasks)
         _caution_fewer(found.suite, tasks, console)
         n_each = found.suite.strategy.n if found.suite.strategy else 1

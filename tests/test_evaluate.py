@@ -15,6 +15,7 @@ from rlhf.evaluation.attempts import read_attempts
 from rlhf.recipe.suites import dump_suite, load_suite
 from tests import recipe_parts
 from tests.commands import last_json, run
+from tests.trainers import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = """
@@ -169,6 +170,25 @@ def test_a_split_with_fewer_tasks_than_a_suite_asks_for_is_said(suite: Path) -> 
 @pytest.mark.parametrize("name", ["-n", "--limit"])
 def test_the_number_of_tasks_goes_by_the_names_of_other_tools_too(suite: Path, name: str) -> None:
     assert last_json(run("evaluate", "random", "--suite", suite, name, "2", "--json"))["n"] == 2 * (2 + 2)
+
+
+def test_a_reward_that_compares_with_references_needs_tasks_that_have_them(suite: Path, tmp_path: Path) -> None:
+    suite.write_text(SUITE + "rewards: {right: {kind: exact_match}}\n")
+    result = run("evaluate", "random", "--suite", suite, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "error parts.small.rewards.right.kind: this reward compares with the reference of a task" in result.stderr
+    assert "got:      tasks without reference: 6 of the first 6 of the split 'test', such as keyhole" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_s_reward_without_references_is_refused_before_there_are_weights(tmp_path: Path) -> None:
+    stages = [{"kind": "policy_gradient", "steps": 1}]
+    recipe = runs.write(tmp_path, stages, environment={"kind": "bandit"}, rewards={"right": {"kind": "math"}})
+    result = run("evaluate", recipe, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "error rewards.right.kind: this reward compares" in result.stderr, result.stderr
+    # As many may lack one as attempts may fail; only then it is found that there are no weights.
+    weights = run("evaluate", recipe, "limits.max_error_fraction=1.0")
+    assert weights.exit_code == 2 and "error policy.kind: there are no weights" in weights.stderr
 
 
 def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:
