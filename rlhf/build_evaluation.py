@@ -20,6 +20,7 @@ from rlhf.build_early import refuse_unreferenced
 from rlhf.build_guard import refuse_trained
 from rlhf.build_policies import Contender, at_play, contender
 from rlhf.build_processes import stopped_by_term
+from rlhf.build_store import refuse_other_kind
 from rlhf.data import Task
 from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
@@ -69,6 +70,8 @@ def evaluate(
         tasks = found.suite.tasks()
         refuse_trained(asked, found.recipe, found.checkpoint, tasks)
         refuse_unreferenced(found.suite, tasks, of_recipe=not asked.suite)
+        if found.kind == "model":
+            refuse_other_kind(found.suite, found.checkpoint, found.name)
         begin(folder, asked, found, tasks)
         _caution_fewer(found.suite, tasks, console)
         n_each = found.suite.strategy.n if found.suite.strategy else 1

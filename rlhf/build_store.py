@@ -7,11 +7,13 @@ from typing import Any
 
 from agents.stores import copies
 from agents.stores.remembering import Remembering
+from agents.stores.store import Store
+from rlhf.errors import StoreError
 from rlhf.kinds import kind_of
 from rlhf.recipe import Recipe
-from rlhf.recipe.suites import Part
+from rlhf.recipe.suites import Part, Suite
 from rlhf.rollout.tasks import tasks_of
-from rlhf.trainers.keeping import StoreKeeper, opened
+from rlhf.trainers.keeping import KIND, StoreKeeper, opened
 from rlhf.trainers.policy_gradient import PolicyGradient
 
 
@@ -38,9 +40,36 @@ def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:
     Raises:
         StoreError: there is no store, it is damaged, or one of the tasks has left something in it.
     """
-    folder = checkpoint
-    if folder is None and model and (Path(model).expanduser() / copies.FILE).is_file():
-        folder = Path(model).expanduser()
-    if not isinstance(part.agent, Remembering) or folder is None:
+    folder = _store_folder(part, checkpoint, model)
+    if folder is None:
         return part.agent
     return opened(part.agent, folder, {task.id for task in part.tasks.of(part.environment)})
+
+
+def refuse_other_kind(suite: Suite, checkpoint: Path | None, model: str = "") -> None:
+    """Raise StoreError where an agent would read a store of another kind than its own; arguments as of `agent_of`."""
+    for part in suite.parts:
+        agent: Any = part.agent
+        folder = _store_folder(part, checkpoint, model)
+        if folder is None or not (folder / copies.FILE).is_file():
+            continue  # that there is none is found where it is opened
+        kind = kind_of("store", agent.store)
+        with Store(folder / copies.FILE) as store:
+            before = store.kept(KIND)
+        if before and before != kind.rpartition("/")[2]:  # a file of one's own may move
+            raise StoreError(
+                "the store of this policy is of another kind, and would be read wrongly",
+                where="agent.store.kind",
+                got=f"{kind}, for the store in {folder}",
+                expected=before,
+                hint=f"leave the key out, or evaluate a policy that was trained with a store of the kind {kind}",
+            )
+
+
+def _store_folder(part: Part, checkpoint: Path | None, model: str) -> Path | None:
+    """The folder with the store that the agent of `part` reads; None where it reads none."""
+    if not isinstance(part.agent, Remembering):
+        return None
+    if checkpoint is None and model and (Path(model).expanduser() / copies.FILE).is_file():
+        return Path(model).expanduser()
+    return checkpoint

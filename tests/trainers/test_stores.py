@@ -24,6 +24,8 @@ from rlhf.recipe import dump, load
 from rlhf.recipe.suites import Part, Tasks
 from rlhf.trainers import checkpoint
 from tests import test_resume as resume
+from tests.commands import last_json
+from tests.commands import run as command
 from tests.trainers import runs, words
 from tests.trainers.tiny import policy
 
@@ -125,6 +127,16 @@ def test_a_run_does_not_go_on_with_another_kind_of_store(tmp_path: Path) -> None
     train(load(run), run, resume=run)
     with Store(run / "store.sqlite") as store:
         assert {entry.kind for entry in store.entries()} == {"case"}
+
+
+def test_a_policy_is_not_judged_with_another_kind_of_store_than_it_was_trained_with(tmp_path: Path) -> None:
+    runs.run(recipe(tmp_path), tmp_path / "run")
+    other = command("evaluate", tmp_path / "run", "agent.store={kind: notes}", "--n", "2", "--out", tmp_path / "out")
+    assert other.exit_code == 2 and "error agent.store.kind: the store of this policy is of another" in other.stderr
+    assert "got:      notes, for the store in " in other.stderr and "expected: cases" in other.stderr
+    assert not (tmp_path / "out").exists()
+    # Other keys of its own kind may be given.
+    assert last_json(command("evaluate", tmp_path / "run", "agent.store={kind: cases, k: 1}", "--n", "2", "--json"))
 
 
 def test_a_store_that_cannot_be_copied_leaves_no_checkpoint(tmp_path: Path) -> None:
