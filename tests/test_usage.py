@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -45,3 +47,27 @@ def test_it_is_one_line_of_json_where_that_is_asked_for(wrong: str, meant: str, 
 
 def test_the_command_alone_still_prints_its_help() -> None:
     assert "Usage: rlhf" in run().stdout and "Usage: rlhf" in run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("show quickstrat", "did you mean 'quickstart'?"),
+        ("show quickstart seeed=1", "did you mean 'seed'?"),
+        ("check recipe quickstrat", "did you mean 'quickstart'?"),
+        ("train quickstrat", "did you mean 'quickstart'?"),
+        ("evaluate quickstrat", "did you mean 'quickstart'?"),
+    ],
+)
+def test_what_is_misspelt_is_told_before_torch_is_loaded(words: str, said: str) -> None:
+    code = f"""
+import sys
+from rlhf.cli import main
+sys.argv = ["rlhf", *{words.split()!r}]
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and said in done.stderr and done.stdout.strip() == "False", done.stderr

@@ -129,12 +129,13 @@ def _suite(what: What, target: str, fields: list[str], name: str) -> Report:
 
 
 def _recipe(target: str, overrides: list[str]) -> list[Report]:
-    from rlhf.build_early import lacking_reference
     from rlhf.data.report import Finding
     from rlhf.errors import EnvError
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
+    from rlhf.build_early import lacking_reference  # loads torch: after what may be wrong is told
+
     reports = [_named(name, name, getattr(recipe, name)) for name in ("environment", "agent")]
     records = _records(recipe)
     for name, weighted in recipe.rewards.items():

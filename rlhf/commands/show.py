@@ -30,7 +30,6 @@ def show(
     Nothing is trained and no weights are read, unless --trial asks for it: then time and memory are measured, in a
     folder that is thrown away.
     """
-    from rlhf.commands.arithmetic import arithmetic
     from rlhf.recipe import dump, load
     from rlhf.recipe.checks import cautions
     from rlhf.recipe.model import values_of
@@ -39,6 +38,8 @@ def show(
     loaded = load(recipe, overrides or [])
     refuse_absent_models(loaded)
     check_processes(loaded, nproc)
+    from rlhf.commands.arithmetic import arithmetic  # loads torch: after what may be wrong is told
+
     figures, warnings = arithmetic(loaded, nproc), cautions(loaded)
     measured = _tried(loaded, trial, nproc) if trial else None
     if as_json:
