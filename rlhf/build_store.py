@@ -41,7 +41,7 @@ def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:
         StoreError: there is no store, it is damaged, or one of the tasks has left something in it.
     """
     folder = _store_folder(part, checkpoint, model)
-    if folder is None:
+    if folder is None or not isinstance(part.agent, Remembering):
         return part.agent
     return opened(part.agent, folder, {task.id for task in part.tasks.of(part.environment)})
 
