@@ -133,7 +133,7 @@ def test_the_limit_of_steps_ends_the_game() -> None:
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.text(max_size=12) | st.sampled_from(["1", "2", "hint", "state", "actions"]), max_size=6))
 def test_whatever_is_typed_nothing_breaks(lines: list[str]) -> None:
-    for more in ([], ["--agent"]):
+    for more in ([], ["--agent", "chat"], ["--agent", "planner"]):
         done = typed(*HOUSE, *more, lines="\n".join(lines).encode(errors="replace"))
         assert done.exit_code == 0, done.output
         assert last_json(done)["success"] in (None, False)  # more than six actions lead to this door
@@ -196,12 +196,90 @@ def test_tasks_are_named_by_id_or_by_place(strange: str) -> None:
 
 def test_the_seat_of_a_policy_shows_what_the_chat_agent_shows() -> None:
     plan = list(KEYHOLE.plan(task_of(), []) or ())
-    done = typed(*HOUSE, "--agent", lines=["x" * 201, *plan])
+    done = typed(*HOUSE, "--agent", "chat", lines=["x" * 201, *plan])
     assert last_json(done)["actions"] == plan  # a reply that cannot be read is no step
     assert "--- system\nYou act in a text environment." in done.stdout
     assert "No action was taken: your action has 201 characters" in done.stdout
     assert done.stdout.count("--- system") == 1
     assert done.stdout.count("--- user") == len(plan) + 1  # the opening, the complaint, and all answers but the last
+
+
+def test_an_agent_that_asks_several_times_for_one_action_does_so_here() -> None:
+    plan = list(KEYHOLE.plan(task_of(), []) or ())
+    first, *rest = plan
+    done = typed(*HOUSE, "--agent", "planner", lines=["to the door", "state", first, "done", "hint", "out", *rest])
+    assert last_json(done)["actions"] == plan and last_json(done)["success"] is True
+    said = done.stdout
+    assert said.count("--- your reply as plan\n") == 2 and said.count("--- your reply\n") == len(plan) + 1
+    assert "--- system\nYou plan for an agent" in said and "1. to the door: done\n" in said
+    assert "Subgoal: out\n" in said
+    critic = typed(*HOUSE, "--agent", "critic", lines=[rest[0], "revise: no", first, "accept", "quit"])
+    assert last_json(critic)["actions"] == [first]
+    assert f"Proposed: {rest[0]}\n" in critic.stdout and "--- user\nNot yet: no\n" in critic.stdout
+    assert "--- your reply as critic\n" in critic.stdout and "--- your reply as actor\n" in critic.stdout
+
+
+def test_all_calls_of_one_reply_are_made_and_keys_of_the_agent_may_be_given() -> None:
+    calls = '{"name": "a", "arguments": {}}\n{"name": "b", "arguments": {}}'
+    agent = "{kind: tools, style: hermes, system: Call.}"
+    tagged = "".join(f"<tool_call>{call}</tool_call>" for call in calls.splitlines())
+    done = typed(*HOUSE, "--agent", agent, lines=[tagged, "quit"])
+    assert last_json(done)["actions"] == calls.splitlines(), done.output
+    assert "--- system\nCall.\n" in done.stdout and "[step 2 of " in done.stdout
+    last = done.stdout.rpartition("--- user\n")[2]
+    assert last.count("Unknown action") == 2  # one message with the answers to both
+
+
+def test_one_player_has_all_seats_and_sees_in_each_what_it_sees() -> None:
+    board = ("textarena", "game=TicTacToe-v0", "opponent=self")
+    done = typed(*board, "--agent", "self_play", lines=["[4]", "[0]", "quit"])
+    assert last_json(done)["actions"] == ["[4]", "[0]"], done.output
+    replies = [line for line in done.stdout.splitlines() if line.startswith("--- your reply as ")]
+    assert len(replies) == 3 and replies[0] == replies[2] != replies[1]
+
+
+AGENTS = """
+from dataclasses import dataclass
+from rlhf.data import Action
+
+@dataclass(frozen=True)
+class Scripted:
+    async def act(self, history, policy):
+        return Action("boom" if history.turns else "2")
+
+@dataclass(frozen=True)
+class Lost:
+    async def act(self, history, policy):
+        return Action("", error="I am lost.")
+
+@dataclass(frozen=True)
+class Broken:
+    async def act(self, history, policy):
+        raise KeyError("boom")
+"""
+
+
+def test_agents_of_one_s_own_are_played_too(strange: str, tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    scripted, lost, broken = (f"{tmp_path / 'agents.py'}:{name}" for name in ("Scripted", "Lost", "Broken"))
+    assert last_json(typed(strange, "--agent", scripted, lines=[]))["actions"] == ["2"]
+    for agent, told in ((lost, "takes no action, and asks for none"), (broken, "KeyError: 'boom'")):
+        done = typed(strange, "--agent", agent, lines=[])
+        assert done.exit_code == 2 and told in done.stderr and "run `rlhf check agent`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ("planer", ["error --agent.kind: no agent is called 'planer'", "did you mean 'planner'?"]),
+        ("{kind: chat, fromat: tagged}", ["error --agent.fromat: ChatAgent has no key 'fromat'", "did you mean 'format'?"]),
+        ("remembering", ["error --agent.kind: this agent is shown what a run has stored", "`rlhf memory RUN`"]),
+    ],
+)
+def test_what_cannot_be_played_is_told_in_four_parts(agent: str, told: list[str]) -> None:
+    done = typed(*HOUSE, "--agent", agent, lines=[])
+    assert done.exit_code == 2 and all(part in done.stderr for part in told), done.stderr
+    assert "expected: " in done.stderr and "Task " not in done.stdout
 
 
 def test_the_heading_says_which_of_several_games_it_is_and_how_to_choose(strange: str) -> None:

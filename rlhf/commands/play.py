@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 
 from rlhf.commands.glance import variant
 from rlhf.commands.output import AsJson, command, print_json
-from rlhf.commands.seat import Seat
+from rlhf.commands.seat import Seat, seat_of
 from rlhf.errors import EnvError, RecipeError, boundary, nearest
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _DIGITS = 12
 _CHECK = "run `rlhf check environment`"
 #: An action that is a number, and what may stand around it.
 _NUMBER, _BRACKETS = re.compile(r"-?\d+"), "[](){}<>\"' "
-_HELP = "Type an action, or its number; hint asks the oracle, actions lists all, state shows the state, quit ends."
+_QUESTIONS = "hint asks the oracle, actions lists all, state shows the state, quit ends."
 
 
 @command
@@ -37,8 +38,11 @@ def play(
     split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",
     task: Annotated[str, typer.Option(metavar="ID|N", help="The task by its id, or by its place from 0 on.")] = "0",
     agent: Annotated[
-        bool, typer.Option("--agent", help="Read what the chat agent shows a policy, and reply as the policy does.")
-    ] = False,
+        str,
+        typer.Option(
+            metavar="KIND", help="Read what an agent shows a policy, and reply as it does: chat, '{kind: planner}', ..."
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Play an environment yourself.
@@ -50,11 +54,12 @@ def play(
 
     _read_whatever_comes()
     values = parse_fields(fields or [])
+    seat = seat_of(agent) if agent else None
     environment = build_environment({"kind": kind, **values}, "environment", base=Path.cwd())
     try:
         chosen = _task_of(environment, split, task)
         with asyncio.Runner() as runner:
-            game = Game(environment, chosen, runner, Seat() if agent else None, variant(kind, values))
+            game = Game(environment, chosen, runner, seat, variant(kind, values))
             game.play()
     finally:
         close = getattr(environment, "close", None)
@@ -140,12 +145,12 @@ class Game:
             episode = self.called(self.environment.start(self.task))
         try:
             self.results.append(_answer(getattr(episode, "opening", None), "opening"))
-            _say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), f"[{_HELP}]", "")
+            _say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), self._help, "")
             if self.seat is None:
                 _say(*(message.content for message in self.task.messages), self.now.reply)
                 self._offer()
-            while not self.over and (action := self._next()) is not None:
-                self._do(episode, action)
+            while not self.over and (actions := self._next()) is not None:
+                self._do(episode, actions)
             _say("", f"[{self._ending()}]")
         finally:
             with boundary(EnvError, f"close of {self.task.id}", _CHECK):
@@ -165,11 +170,11 @@ class Game:
 
     # --- what the player types -------------------------------------------------------------------------------------
 
-    def _next(self) -> str | None:
-        """The next action; None where the player ends the game."""
+    def _next(self) -> tuple[str, ...] | None:
+        """The next action, or all that one reply to an agent has; None where the player ends the game."""
         while True:
-            if self.seat is not None:
-                self.seat.show(self)
+            if self.seat is not None and (actions := self.seat.ask(self)) is not None:
+                return actions
             line = _line()
             if line is None:
                 return None
@@ -180,11 +185,12 @@ class Game:
             if not known and self._answered(word, rest):
                 continue
             if not line.strip():
-                _say(f"[{_HELP}]")
+                _say(self._help)
                 continue
-            action = self._read(line) if self.seat is None else self.seat.read(self, line)
-            if action is not None:
-                return action
+            if self.seat is not None:
+                self.seat.reply(line)
+            elif (action := self._read(line)) is not None:
+                return (action,)
 
     def _answered(self, word: str, rest: str) -> bool:
         """Whether the line was a question about the game, which is answered then."""
@@ -197,10 +203,15 @@ class Game:
         elif word == "state":
             _say(f"[{self._state()}; state key {self.now.state_key!r}]")
         elif word == "help":
-            _say(f"[{_HELP}]")
+            _say(self._help)
         else:
             return False
         return True
+
+    @property
+    def _help(self) -> str:
+        how = "Type an action, or its number" if self.seat is None else "Reply as a policy does"
+        return f"[{how}; {_QUESTIONS}]"
 
     @property
     def _sign(self) -> str:
@@ -222,13 +233,17 @@ class Game:
         _say(f"[there are actions {sign}1 to {sign}{len(listed)}; `actions` lists them]")
         return None
 
-    def _do(self, episode: Any, action: str) -> None:
-        with boundary(EnvError, f"step {len(self.taken) + 1} of {self.task.id}", _CHECK):
-            result = self.called(episode.step(action))
-        self.results.append(_answer(result, "step"))
-        self.taken.append(action)
+    def _do(self, episode: Any, actions: Sequence[str]) -> None:
+        n_before = len(self.taken)
+        for action in actions:
+            with boundary(EnvError, f"step {len(self.taken) + 1} of {self.task.id}", _CHECK):
+                result = self.called(episode.step(action))
+            self.results.append(_answer(result, "step"))
+            self.taken.append(action)
+            if self.over:
+                break
         if self.seat is not None:
-            self.seat.took(self)
+            self.seat.took(self, len(self.taken) - n_before)
         if self.seat is None or self.over:
             _say("" if self.now.valid else "[that was not understood]", self.now.reply)
         _say(f"[{self._state()}]")
