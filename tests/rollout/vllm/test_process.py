@@ -20,7 +20,7 @@ import torch
 
 from agents.chat import ChatAgent
 from rewards.outcome import EnvironmentReward
-from rlhf.data import Outcome, SamplingParams
+from rlhf.data import Finish, Outcome, SamplingParams
 from rlhf.errors import DeliveryError, EngineError, ModelError, RlhfError, TrainingError
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.limits import Limits
@@ -145,10 +145,12 @@ def test_death_of_the_engine_ends_a_rollout_in_errors_of_the_engine(own, runner)
 
     ended, collected, took, told = runner.run(go())
     assert took < 10 and "the vLLM engine died" in told
-    assert all(isinstance(e, EngineError) for e in ended)
+    # An answer that was on its way when the engine died is whole.
+    errors = [e for e in ended if isinstance(e, EngineError)]
+    assert all(isinstance(e, EngineError) or e.finish is not Finish.ABORT for e in ended) and len(errors) > 4
     failures = [f for group in collected.groups for f in group.failures]
     scored = [t for group in collected.groups for t in group.trajectories]
-    assert len(failures) + len(scored) == 32 and len(failures) > 20
+    assert len(failures) + len(scored) == 32 and len(failures) > 8
     assert {f.outcome for f in failures} == {Outcome.ENGINE_ERROR}
     assert Outcome.ENGINE_ERROR not in {t.outcome for t in scored}
     assert all(len(group.scores) == len(group.trajectories) for group in collected.groups)
