@@ -38,6 +38,7 @@ from rlhf.recipe.trainer_checks import is_taken_apart
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.role_adapters import adapter_names
 from rlhf.rollout.score import Weighted
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import DemonstratedSampler
@@ -235,6 +236,7 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
         policy.tokenizer,
         chat_template_kwargs=policy.chat_template_kwargs,
         generation_config=policy.model.generation_config,
+        adapters=adapter_names(policy.model),
     )
     check_template(recipe.agent, renderer)
     if not isinstance(recipe.engine, TransformersSettings):

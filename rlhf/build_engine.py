@@ -17,6 +17,7 @@ from rlhf.recipe.trainer_checks import is_taken_apart
 from rlhf.rollout.copied_engine import CopiedEngine
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.engines import VllmSettings, kv_bytes_per_token
+from rlhf.rollout.role_adapters import adapter_names
 from rlhf.rollout.transfer import memory_folder
 from rlhf.rollout.transformers_engine import TransformersEngine
 from rlhf.rollout.vllm_engine import VllmEngine
@@ -24,6 +25,7 @@ from rlhf.rollout.vllm_instance import Instance
 from rlhf.rollout.vllm_local import LocalInstance
 from rlhf.rollout.vllm_server import ServerInstance
 from rlhf.rollout.vllm_start import StartOptions
+from rlhf.trainers.lora import unadapted
 from rlhf.trainers.policy import Policy, Pretrained
 from rlhf.trainers.publish import Publisher, parameters
 
@@ -95,7 +97,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
 def _whole_copy(policy: Policy) -> Any:
     """A module of the policy's architecture without adapters, for an engine that cannot share the policy's own."""
     model = copy.deepcopy(policy.model)
-    return model.merge_and_unload() if policy.is_lora else model
+    return unadapted(model) if policy.is_lora else model
 
 
 def make_publisher(recipe: Recipe, policy: Policy, engine: RolloutEngine) -> Publisher:
@@ -135,6 +137,7 @@ def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder
         max_sequences=settings.max_sessions,
         max_batch_tokens=settings.max_batch_tokens,
         lora_rank=adapter_rank(settings, policy),
+        n_adapters=len(adapter_names(policy.model)),
         kv_cache_bytes=_cache_bytes(settings, policy, context, dtype),
         gpu_memory_share=settings.gpu_memory_share,
         tensor_parallel=settings.tensor_parallel,

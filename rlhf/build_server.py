@@ -25,6 +25,7 @@ from rlhf.errors import EngineError, RecipeError
 from rlhf.recipe import Recipe
 from rlhf.rollout.adapter_files import FOLDER
 from rlhf.rollout.engines import VllmSettings
+from rlhf.rollout.role_adapters import adapter_names
 from rlhf.rollout.transfer import memory_folder
 from rlhf.rollout.vllm_start import missing_vllm, server_arguments, server_environment, start_error
 from rlhf.trainers.policy import Policy
@@ -61,7 +62,7 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
         _write(policy, folder, as_adapter=bool(options.lora_rank))
         name, adapters = recipe.name, []
         if options.lora_rank:  # who asks for the recipe by name gets the adapter too
-            name, adapters = f"{recipe.name}-base", ["--lora-modules", f"{recipe.name}={folder / 'adapter'}"]
+            name, adapters = f"{recipe.name}-base", ["--lora-modules", *_modules(recipe.name, policy, folder)]
         del policy
         console.print("starting the server", highlight=False)
         # `vllm serve` itself is missing from the CPU build, which goes by another package name; this module is in both.
@@ -89,6 +90,12 @@ def _write(policy: Policy, folder: Path, *, as_adapter: bool) -> None:
     save_merged(policy, folder, merge=not as_adapter)
     if as_adapter:
         policy.model.save_pretrained(folder / "adapter")
+
+
+def _modules(name: str, policy: Policy, folder: Path) -> Iterator[str]:
+    """Give the policy's adapters as vLLM is told of them: those of roles by the recipe's name and their own."""
+    for role in adapter_names(policy.model):
+        yield f"{name}{role and f'-{role}'}={folder / 'adapter' / role}"
 
 
 @contextmanager

@@ -47,6 +47,7 @@ class PackedBatch:
         off_policy: bool `[N]`, tokens that another than the policy wrote; None where no row of these has any.
         values: float32 `[N]`, of a critic before the first update; None without one.
         returns: float32 `[N]`, what those values should have been; None without a critic.
+        adapters: `[R]`, role whose adapter reads each row, empty for the shared one; None where that reads all.
     """
 
     token_ids: torch.Tensor
@@ -66,6 +67,7 @@ class PackedBatch:
     off_policy: torch.Tensor | None = None
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    adapters: tuple[str, ...] | None = None
 
 
 def pack_minibatches(
@@ -200,6 +202,7 @@ def collate(
         off_policy=torch.from_numpy(np.concatenate(off_policy)[positions]) if has_off_policy else None,
         values=_tensor(_given([s.values for s in samples], positions)),
         returns=_tensor(_given([s.returns for s in samples], positions)),
+        adapters=tuple(s.adapter for s in samples) if any(s.adapter for s in samples) else None,
     )
 
 

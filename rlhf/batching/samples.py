@@ -51,6 +51,7 @@ class Sample:
         values: of a critic for the state before each token, before the first update, 0 where the mask is False; None
             without a critic.
         returns: what those values should have been, likewise.
+        adapter: role whose adapter reads the row; empty for the shared one, or where there is only one.
     """
 
     token_ids: Ints
@@ -67,6 +68,7 @@ class Sample:
     off_policy: Bools | None = None
     values: Floats | None = None
     returns: Floats | None = None
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         own = (
@@ -142,7 +144,8 @@ def make_samples(
 
     The ids of a row are those the model was given and those it sampled; nothing is tokenised again. In layout
     `trajectory` a generation continues the row of the one before it if its prompt begins with exactly the ids of that
-    row, and begins a new row if not: each such prompt is counted in `batch/n_rewritten_prompts`, in either layout.
+    row and is read by the same adapter, and begins a new row if not: each such prompt is counted in
+    `batch/n_rewritten_prompts`, in either layout.
     Tokens of demonstrations are off-policy. What another than the policy sampled in its place (`Generation.by`) is only
     read.
 
@@ -220,12 +223,12 @@ def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
 
 
 def _runs(credited: Iterable[_Credited]) -> Iterator[list[_Credited]]:
-    """Yield the longest runs of generations of which each prompt begins with all ids of the generation before."""
+    """Yield the longest runs of generations of one adapter whose prompts begin with all ids of the one before."""
     run: list[_Credited] = []
     seen: tuple[int, ...] = ()  # prompt and sampled ids of the generation before
     for found in credited:
         prompt = found[0].prompt.token_ids
-        if run and prompt[: len(seen)] != seen:
+        if run and (prompt[: len(seen)] != seen or found[0].prompt.adapter != run[0][0].prompt.adapter):
             yield run
             run = []
         run.append(found)
@@ -257,7 +260,8 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
                 returns[span] = returns_T
         known = returns if has_returns else None
         others = off_policy if off_policy.any() else None
-        yield Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=others, returns=known)
+        row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=others, returns=known)
+        yield replace(row, adapter=last.prompt.adapter)
 
 
 def _check_count(got: int, expected: int, group: ScoredGroup, what: str, given: str = "credit") -> None:

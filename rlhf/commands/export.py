@@ -10,6 +10,7 @@ import typer
 
 from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, refuse_existing, results
 from rlhf.errors import CheckpointError, disk, nearest
+from rlhf.evaluation.folder import run_around, where_to_look
 
 
 @command
@@ -80,13 +81,14 @@ def _checkpoint(asked: Path) -> Path:
     if (folder / "recipe.yaml").is_file():
         raise _of_run(folder)
     if not (folder / "state.json").is_file() or not (folder.parent.parent / "recipe.yaml").is_file():
+        around = run_around(folder)
         near = nearest(folder.name, [p.name for p in every(folder.parent)]) if folder.parent.is_dir() else ""
         raise CheckpointError(
             "this is no checkpoint of a run",
             where=str(asked),
             got="another folder" if folder.is_dir() else "no such folder",
             expected="a folder in checkpoints/ of a run, which says what model the policy is",
-            hint=near or "look into checkpoints/ of the run",
+            hint=near or (_of_run(around).hint if around is not None else where_to_look(asked)),
         )
     found = damage(folder)
     if found is not None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rlhf.commands.evaluate import newest, recipe_and_checkpoint
 from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, refuse_existing, results
 from rlhf.errors import CheckpointError, RecipeError
+from rlhf.evaluation.folder import nearest_beside
 
 if TYPE_CHECKING:
     from rlhf.trainers.extrapolate import Direction
@@ -92,7 +93,8 @@ def _checkpoint(target: str) -> Path:
             where=target,
             got="another folder" if Path(target).is_dir() else "no such folder",
             expected="a folder in checkpoints/ of a run",
-            hint="name a run, or folders such as runs/my-run/checkpoints/1-policy_gradient-000040",
+            hint=nearest_beside(Path(target))
+            or "name a run, or folders such as runs/my-run/checkpoints/1-policy_gradient-000040",
         )
     return folder
 

@@ -44,12 +44,14 @@ def refuse_absent_quantization(recipe: Recipe) -> None:
 
 
 def refuse_absent_models(recipe: Recipe) -> None:
-    """Raise RecipeError where a reward names a folder in which there is no model; a name on a hub is not looked up."""
+    """Raise RecipeError where policy or reward names a folder without a model; a name on a hub is not looked up."""
     from rewards.asking import AsksModel
     from rewards.model_folder import ModelReward
     from rewards.parts import with_parts
     from rlhf.recipe.model_folders import refuse_no_model
 
+    if isinstance(path := getattr(recipe.policy, "path", None), str):
+        refuse_no_model(path, "policy.path", "give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B")
     hint = (
         "a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
         "checkpoints/NAME/policy"

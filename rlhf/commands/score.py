@@ -197,10 +197,10 @@ def _write(out: Path, result: dict[str, Any], found: dict[str, list[Judgement]])
 def _show(row: dict[str, Any], against: str, limit: int) -> None:
     console = results()
     console.print(f"[bold]{row['name']}[/] beside the stored {against}")
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attempts", overflow="fold")
-    for column in ("n", "before", "95% interval", "after", "95% interval", "rank correlation", "flipped"):
-        table.add_column(column, justify="right")
+    for column in ("n", "before", "95% interval", "after", "95% interval", "rank\ncorr.", "flipped"):
+        table.add_column(column, justify="right", no_wrap=True)
     sets = [(f"{s['stage']} {s['phase']}", s) for s in row["sets"]]
     for label, found in [*sets, ("all", row["all"])] if len(sets) > 1 else sets:
         table.add_row(label, *_cells(found))

@@ -22,7 +22,8 @@ def usage_error(error: Any, group: TyperGroup) -> UsageError:
     if option := getattr(error, "option_name", ""):
         known = _options(command, error.ctx)
         hint = _misplaced(option, group, error.ctx) if command is group else ""
-        hint = hint or nearest(option, known) or (_as_key(option) if _takes_keys(command) else help_)
+        meant = known if option.startswith("--h") else [name for name in known if name != "--help"]
+        hint = hint or nearest(option, meant) or (_as_key(option) if _takes_keys(command) else help_)
         return UsageError("no such option", where=called, got=option, expected=", ".join(known) or "none", hint=hint)
     if said.startswith("No such command"):
         name, known = said.split("'")[1], list(group.commands)

@@ -29,10 +29,13 @@ class Prompt:
     Attributes:
         token_ids: `[P]`, at least one.
         stop_ids: sampling ends after any of these; the sampled stop token is kept.
+        adapter: role whose adapter reads it, where roles have adapters of their own (`policy.lora.roles`); empty for
+            the one that all other roles share.
     """
 
     token_ids: tuple[int, ...]
     stop_ids: tuple[int, ...] = ()
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -185,7 +188,7 @@ def piece_of(generation: Generation, start: int, stop: int) -> Generation:
     versions = _versions(generation)[start:stop]
     return replace(
         generation,
-        prompt=Prompt(generation.prompt.token_ids + generation.token_ids[:start], generation.prompt.stop_ids),
+        prompt=replace(generation.prompt, token_ids=generation.prompt.token_ids + generation.token_ids[:start]),
         token_ids=generation.token_ids[start:stop],
         logprobs=generation.logprobs[start:stop],
         finish=generation.finish if stop == len(generation.token_ids) else Finish.STOP,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 #: How an engine takes weights: it shares the trainer's module; it is sent every parameter; or only the adapter's.
 WeightsForm = Literal["shared", "full", "adapter"]
+#: Gives (name, tensor), one after the other.
+Walk = Callable[[], Iterable[tuple[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +23,14 @@ class PolicyWeights:
         parameters: walks the parameters, one (name, tensor) at a time, each gathered from wherever its shards lie and
             free to be changed once the next is asked for; None when engine and trainer share a module.
         adapter: settings of a PEFT adapter, as its `adapter_config.json` has them, if `parameters` are an adapter's.
+        roles: walks, as `parameters` does, the adapter of each role that has one of its own, of the same settings.
     """
 
     version: int
     fingerprint: str = ""
-    parameters: Callable[[], Iterable[tuple[str, Any]]] | None = None
+    parameters: Walk | None = None
     adapter: Mapping[str, Any] | None = None
+    roles: Mapping[str, Walk] = field(default_factory=dict)
 
     @property
     def form(self) -> WeightsForm:

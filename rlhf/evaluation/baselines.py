@@ -44,7 +44,7 @@ class WholeMessages(Renderer):
         self._ids: dict[tuple[Role, str], int] = {}
         self._messages: list[Message] = []
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
         """One id for each message; those of sampled replies are the sampled ones. Raises DataError for tools."""
         if tools:
             raise DataError(
@@ -123,7 +123,7 @@ class NoEngine(NoModel):
 class OnlyDice(WholeMessages):
     """The renderer of `Dice`: what is said is of no account, and its replies are numbers."""
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
         """Always the same."""
         return Prompt((0,))
 

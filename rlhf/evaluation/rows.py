@@ -91,6 +91,7 @@ _GENERATION = pa.struct(
         "extends": pa.bool_(),  # the prompt is the generation before, whole, then `prompt_ids`
         "prompt_ids": _IDS,
         "stop_ids": _IDS,
+        "adapter": pa.string(),  # role whose adapter read the prompt; empty for the shared one
         "token_ids": _IDS,
         "logprobs": _FLOATS,
         "finish": pa.string(),
@@ -217,6 +218,7 @@ def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
                 "extends": extends,
                 "prompt_ids": prompt[len(before) :] if extends else prompt,
                 "stop_ids": g.prompt.stop_ids,
+                "adapter": g.prompt.adapter,
                 "token_ids": g.token_ids,
                 "logprobs": g.logprobs,
                 "finish": str(g.finish),
@@ -288,7 +290,7 @@ def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
     for row in rows:
         prompt = (before if row["extends"] else ()) + tuple(row["prompt_ids"])
         generation = Generation(
-            prompt=Prompt(prompt, tuple(row["stop_ids"])),
+            prompt=Prompt(prompt, tuple(row["stop_ids"]), row.get("adapter") or ""),
             token_ids=tuple(row["token_ids"]),
             logprobs=tuple(row["logprobs"]),
             finish=Finish(row["finish"]),

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import RecipeError
+from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.role_checks import roles_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
+
+#: Stages whose rows know their role, and keys of them that take the policy for one set of weights.
+_OF_ROLES = ("supervised", "policy_gradient")
+_ONE_SET = ("critic", "reward_refresh", "judge_renewal")
 
 
 def _adapters(recipe: Recipe) -> Iterator[tuple[str, Any]]:
@@ -77,4 +82,45 @@ def _no_base(where: str, lora: Any, whose: str, expected: str) -> RecipeError:
     )
 
 
-LORA_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_dora, _check_quantized)
+def _check_roles(recipe: Recipe) -> None:
+    lora, known = recipe.policy.lora, [role for role in roles_of(recipe) if role]
+    if lora is None or not lora.roles:
+        return
+    for i, role in enumerate(lora.roles):
+        if role not in known:
+            raise RecipeError(
+                "the agent never calls the policy in this role",
+                where=f"policy.lora.roles[{i}]",
+                got=repr(role),
+                expected=", ".join(map(repr, known)) or f"no roles: an agent of kind {kind_of('agent', recipe.agent)}",
+                hint=nearest(role, known) or "plain actions have the adapter that is shared; remove the role",
+            )
+    delivered = getattr(recipe.engine, "lora", "adapter")
+    if delivered != "adapter":
+        raise _one_set("engine.lora", delivered, "adapter", "they cannot be merged into one set of weights")
+    for path, critic in _adapters(recipe):
+        if path != "policy.lora" and critic.roles:
+            raise _one_set(f"{path}.roles", ", ".join(critic.roles), "nothing", "a critic is asked in no role")
+    for i, stage in enumerate(recipe.stages):
+        kind = kind_of("stage", stage)
+        if kind not in _OF_ROLES:
+            raise _one_set(f"stages[{i}].kind", kind, " or ".join(_OF_ROLES), "this stage knows one set of weights")
+        if getattr(stage.trainer, "zero", 0) == 3 and kind_of("engine", recipe.engine) != "vllm":
+            why = "the embedded engine has a copy then, into which adapters are merged"
+            raise _one_set(f"stages[{i}].trainer.zero", "3", "0 to 2, or engine: {kind: vllm}", why)
+        for key in _ONE_SET:
+            if getattr(stage, key, None) is not None:
+                raise _one_set(f"stages[{i}].{key}", "given", "null", "it works with one set of weights")
+
+
+def _one_set(where: str, got: str, expected: str, why: str) -> RecipeError:
+    return RecipeError(
+        f"adapters of roles do not go with this: {why}",
+        where=where,
+        got=f"{got}, with policy.lora.roles",
+        expected=expected,
+        hint="change that, or remove policy.lora.roles",
+    )
+
+
+LORA_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_dora, _check_quantized, _check_roles)

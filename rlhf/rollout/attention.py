@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlhf.errors import ModelError
+from rlhf.rollout.role_adapters import number_of, role_adapters
 
 #: Name under which transformers knows the function.
 ATTENTION_NAME = "rlhf_packed"
@@ -273,9 +274,16 @@ def use_packed_attention(model: nn.Module) -> None:
 
 
 def planned_forward(
-    model: nn.Module, token_ids: Tensor, position_ids: Tensor, plan: AttentionPlan, select: Tensor | None
+    model: nn.Module,
+    token_ids: Tensor,
+    position_ids: Tensor,
+    plan: AttentionPlan,
+    select: Tensor | None,
+    adapters: Tensor | None = None,
 ) -> Tensor:
     """Logits `[N, V]` of tokens `[T]` at places `select` `[N]` (None: all) under `plan`.
+
+    Where roles have adapters of their own, `adapters` are their numbers, int64 `[T]`; None: the shared one reads all.
 
     Raises:
         ModelError: the model was not prepared, or drops the plan on the way to its attention layers.
@@ -289,6 +297,9 @@ def planned_forward(
             expected=repr(ATTENTION_NAME),
             hint="call use_packed_attention(model) once after loading",
         )
+    routed = role_adapters(model)
+    if routed is not None:
+        routed.say(adapters)
     output = model(
         input_ids=token_ids[None],
         position_ids=position_ids[None],
@@ -307,7 +318,13 @@ def planned_forward(
     return cast(Tensor, output.logits[0])
 
 
-def packed_forward(model: nn.Module, token_ids: Tensor, lengths: Sequence[int], select: Tensor | None = None) -> Tensor:
+def packed_forward(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Sequence[int],
+    select: Tensor | None = None,
+    adapters: Sequence[str] | None = None,
+) -> Tensor:
     """Logits of rows laid end to end; differentiable, and never larger than what is selected.
 
     What rows have in common from their first token on, such as the prompt of a group, is computed once. Values and
@@ -318,6 +335,7 @@ def packed_forward(model: nn.Module, token_ids: Tensor, lengths: Sequence[int], 
         token_ids: int64 `[T]`, all rows one after the other.
         lengths: `[R]` tokens of each row; they sum to T.
         select: int64 `[N]` places in `[0, T)` whose logits are wanted; None for all.
+        adapters: `[R]` which role's adapter reads each row, empty for the shared one; None: that one reads all.
 
     Returns:
         `[N, V]` in the model's dtype; row i predicts the token after place `select[i]`.
@@ -325,13 +343,30 @@ def packed_forward(model: nn.Module, token_ids: Tensor, lengths: Sequence[int], 
     Raises:
         ValueError: `lengths` do not sum to T.
         ModelError: see `planned_forward`.
+        EngineError: the model has no adapter of a role.
     """
     if token_ids.ndim != 1 or sum(lengths) != len(token_ids):
         raise ValueError(f"token_ids must be [T] with T = sum(lengths), got {list(token_ids.shape)}, {sum(lengths)}")
     # Tensors without memory have no ids to compare: nothing is shared, which is the most that there can be to compute.
-    source = None if token_ids.is_meta else shared_prefixes(token_ids.cpu().numpy(), np.asarray(lengths, np.int64))
-    plan = RowPlan(lengths, token_ids.device, source)
-    if plan.n_computed == plan.n_tokens:
+    if token_ids.is_meta:
+        plan = RowPlan(lengths, token_ids.device)
         return planned_forward(model, token_ids, plan.position_ids, plan, select)
+    numbers = _numbers(model, lengths, adapters)
+    keys = token_ids.cpu().numpy()
+    # One text read by two adapters is no common beginning.
+    keys = keys if numbers is None else keys + (numbers << 32)
+    plan = RowPlan(lengths, token_ids.device, shared_prefixes(keys, np.asarray(lengths, np.int64)))
+    read_by = None if numbers is None else torch.from_numpy(numbers).to(token_ids.device)
+    if plan.n_computed == plan.n_tokens:
+        return planned_forward(model, token_ids, plan.position_ids, plan, select, read_by)
     select = plan.token_of if select is None else plan.token_of[select]
-    return planned_forward(model, token_ids[plan.kept], plan.position_ids, plan, select)
+    read_by = None if read_by is None else read_by[plan.kept]
+    return planned_forward(model, token_ids[plan.kept], plan.position_ids, plan, select, read_by)
+
+
+def _numbers(model: nn.Module, lengths: Sequence[int], adapters: Sequence[str] | None) -> Ints | None:
+    """Number of the adapter that reads each token, `[T]`; None where the shared one, or the only one, reads all."""
+    if adapters is None or not any(adapters):
+        return None
+    numbers = [number_of(model, name, "packed_forward, adapters") for name in adapters]
+    return np.repeat(np.asarray(numbers, np.int64), lengths)

@@ -99,7 +99,7 @@ class EpisodePolicy:
                 expected=f"at most {self._limits.max_calls} (limits.max_calls)",
                 hint="let it decide after fewer calls, or raise limits.max_calls",
             )
-        prompt = self._renderer.prompt(messages, tools)
+        prompt = self._renderer.prompt(messages, tools, role)
         pieces = self._kept(prompt, call)
         if not pieces or self._goes_on(call):
             said = await self._sample(prompt, call, max_tokens, pieces)
@@ -140,7 +140,7 @@ class EpisodePolicy:
         limit = min(self._limits.max_tokens, max_tokens or self._limits.max_tokens)
         if kept:
             limit -= sum(len(piece.token_ids) for piece in kept)
-            prompt = Prompt(kept[-1].full_ids, prompt.stop_ids)
+            prompt = replace(prompt, token_ids=kept[-1].full_ids)
         limit = bounded(limit, prompt, self._player.engine, self._limits, self._session)
         seed = stable_seed(self._seed, self._attempt, self._turn, call)
         self._watch.enter(Phase.ENGINE)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class Renderer:
         tokenizer: a Hugging Face tokenizer with a chat template.
         chat_template_kwargs: variables of the template, such as `enable_thinking`; unknown ones are an error.
         generation_config: anything with `eos_token_id` (one or several), whose ids end a reply too.
+        adapters: roles that have an adapter of their own; prompts of these say so.
         cache_size: distinct pieces of text whose ids are remembered.
 
     Attributes:
@@ -57,9 +58,10 @@ class Renderer:
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         generation_config: object | None = None,
+        adapters: Collection[str] = (),
         cache_size: int = 4096,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self._adapters = tokenizer, frozenset(adapters)
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self._check_template()
         self._special = _special_ids(tokenizer)
@@ -74,12 +76,13 @@ class Renderer:
         self.opens_thinking = headed.rstrip().endswith(_THINK)
         self.stop_ids = self._find_stop_ids(closed, generation_config)
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
         """Token ids of `messages` and of the header of the next reply.
 
         Args:
             messages: at least one before the first sampled reply.
             tools: definitions of functions, which the template writes where it writes the beginning.
+            role: that the policy is asked in.
 
         Raises:
             DataError: no messages, a conversation that opens with a sampled reply, or one the template refuses; tools
@@ -101,7 +104,7 @@ class Renderer:
             ended_by = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
             ids += sampled
             ids += self._glue(tuple(messages[reply + 1 : following]), ended_by)
-        return Prompt(tuple(ids), self.stop_ids)
+        return Prompt(tuple(ids), self.stop_ids, role if role in self._adapters else "")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` for reading and parsing: control tokens are left out, `<think>` and `</think>` are kept."""

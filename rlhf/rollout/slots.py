@@ -57,6 +57,11 @@ class EngineStats:
             setattr(self, item.name, item.default)
 
 
+def own_session(session: str, adapter: str) -> str:
+    """What a session is called where the adapter of a role reads it: what one has cached is of no use to another."""
+    return f"{session} as {adapter}" if session and adapter else session
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One call of `generate`.
@@ -66,6 +71,7 @@ class Request:
         future: gets the generation, or an error.
         number: counts requests in order of arrival.
         version: version of the weights that sampled its first token.
+        adapter: number of the adapter that reads it; 0 where there is one or none.
         slot: -1 until admitted and after it ended.
         updates: (version, tokens sampled before it) for each delivery since the first token.
     """
@@ -76,6 +82,7 @@ class Request:
     session: str
     future: asyncio.Future[Generation]
     number: int
+    adapter: int = 0
     version: int | None = None
     slot: int = -1
     updates: list[tuple[int, int]] = field(default_factory=list)
@@ -150,6 +157,7 @@ class SlotTable:
         self._top_k = np.zeros(n_slots, np.int64)
         self._stops = np.full((n_slots, 1), -1, np.int64)
         self._wants_text = np.zeros(n_slots, np.bool_)
+        self._adapter = np.zeros(n_slots, np.int64)
 
     def slot_of(self, session: str) -> int | None:
         """Where a session lives; None if nowhere, as for calls without a session."""
@@ -167,7 +175,7 @@ class SlotTable:
                 if (slot is not None) is not owners or request.slot >= 0 or (slot is not None and self.busy[slot]):
                     continue
                 reused = self._own_prefix(slot, request.ids) if slot is not None else 0
-                source, shared = self._shared_prefix(request.ids, reused)
+                source, shared = self._shared_prefix(request, reused)
                 if source is not None and shared > self._computed[source]:
                     continue
                 if slot is None:
@@ -195,6 +203,10 @@ class SlotTable:
     def token_ids(self, segments: Segments, places: Ints) -> Ints:
         """Ids of the segments' tokens, whose places in their sessions are `places`."""
         return self._ids[np.repeat(segments.slots, segments.counts), places]
+
+    def adapters(self, segments: Segments) -> Ints:
+        """Number of the adapter that reads each of the segments' tokens."""
+        return np.repeat(self._adapter[segments.slots], segments.counts)
 
     def sampling_rows(self, slots: Ints) -> SamplingRows:
         """How to sample the next token of each slot."""
@@ -267,15 +279,16 @@ class SlotTable:
         differs = np.flatnonzero(self._ids[slot, :n] != ids[:n])
         return int(differs[0]) if len(differs) else n
 
-    def _shared_prefix(self, ids: Ints, reused: int) -> tuple[int | None, int]:
-        """Find the slot that has, or is about to have, the longest prefix of `ids`, if much longer than `reused`."""
-        n = len(ids) - 1
+    def _shared_prefix(self, request: Request, reused: int) -> tuple[int | None, int]:
+        """Find the slot that has, or is about to have, most of the prompt's beginning, if much more than `reused`."""
+        ids, n = request.ids, len(request.ids) - 1
         if n - reused < _MIN_SHARED:
             return None, 0
         # Only slots that agree just beyond `reused` can spare enough; this leaves few to compare in full.
         near = slice(reused, reused + _MIN_SHARED)
         available = np.where(self.busy, self._known, self._computed)
-        rows = np.flatnonzero((self._ids[:, near] == ids[near]).all(axis=1) & (available >= reused + _MIN_SHARED))
+        like = (self._ids[:, near] == ids[near]).all(axis=1) & (self._adapter == request.adapter)
+        rows = np.flatnonzero(like & (available >= reused + _MIN_SHARED))
         if not len(rows):
             return None, 0
         differs = self._ids[rows, :n] != ids[:n]
@@ -314,6 +327,6 @@ class SlotTable:
             wider = np.full((self._n_slots, len(stops)), -1, np.int64)
             wider[:, : self._stops.shape[1]] = self._stops
             self._stops = wider
-        self._wants_text[slot] = bool(params.stop_strings)
+        self._wants_text[slot], self._adapter[slot] = bool(params.stop_strings), request.adapter
         self._stops[slot] = -1
         self._stops[slot, : len(stops)] = stops

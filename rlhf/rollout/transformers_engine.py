@@ -28,8 +28,9 @@ from rlhf.rollout.attention import planned_forward, use_packed_attention
 from rlhf.rollout.engine import check_prompt
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.rollout.kv_cache import KVCache, SlotPlan
+from rlhf.rollout.role_adapters import adapter_names, number_of
 from rlhf.rollout.sampling import sample
-from rlhf.rollout.slots import EngineStats, Request, Segments, SlotTable
+from rlhf.rollout.slots import EngineStats, Request, Segments, SlotTable, own_session
 
 __all__ = ["EngineStats", "TransformersEngine", "fingerprint"]
 
@@ -148,7 +149,8 @@ class TransformersEngine:
         loop = asyncio.get_running_loop()
         self._adopt(loop)
         ids = np.asarray(prompt.token_ids, np.int64)
-        request = Request(prompt, ids, params, session, loop.create_future(), self._n_requests)
+        adapter, own = number_of(self._model, prompt.adapter, where), own_session(session, prompt.adapter)
+        request = Request(prompt, ids, params, own, loop.create_future(), self._n_requests, adapter)
         self._n_requests += 1
         self._waiting.append(request)
         if self._task is None or self._task.done():
@@ -161,6 +163,10 @@ class TransformersEngine:
 
     async def release(self, session: str) -> None:
         """Forget a session's cache. What it still runs or waits for returns at once, with `Finish.ABORT`."""
+        for adapter in adapter_names(self._model):
+            self._release(own_session(session, adapter))
+
+    def _release(self, session: str) -> None:
         slot = self._table.slot_of(session)
         running = [] if slot is None else [self._table.requests[slot]]
         for request in [r for r in running if r] + [r for r in self._waiting if session and r.session == session]:
@@ -298,14 +304,24 @@ class TransformersEngine:
         select = np.zeros(max(1, -(-n_selected // _ROW_STEP)) * _ROW_STEP, np.int64)
         select[:n_selected] = (np.cumsum(counts) - 1)[segments.samples]
         token_ids, position_ids = torch.from_numpy(rows).to(device)
+        adapters = self._read_by(segments, n_tokens, device)
         if self._model.training:
             self._model.eval()
         begin = time.perf_counter()
-        logits = planned_forward(self._model, token_ids, position_ids, plan, torch.from_numpy(select).to(device))
+        at = torch.from_numpy(select).to(device)
+        logits = planned_forward(self._model, token_ids, position_ids, plan, at, adapters)
         self.stats.forward_s += time.perf_counter() - begin
         self.stats.n_forward += 1
         self.stats.n_prefill_tokens += n_new - int((counts == 1).sum())
         return logits[:n_selected]
+
+    def _read_by(self, segments: Segments, n_tokens: int, device: torch.device) -> Tensor | None:
+        """Number of the adapter that reads each token of a pass, `[n_tokens]`; None where the shared one reads all."""
+        numbers = self._table.adapters(segments)
+        if not numbers.any():
+            return None
+        # What fills up the last rows goes with the last token, so that a pass of one adapter stays one.
+        return torch.from_numpy(np.pad(numbers, (0, n_tokens - len(numbers)), mode="edge")).to(device)
 
     def _sample(self, segments: Segments, logits: Tensor) -> None:
         """One new token for each segment that samples, and answers to those that end."""

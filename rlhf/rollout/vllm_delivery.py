@@ -12,7 +12,7 @@ import itertools
 import json
 import shutil
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.data import PolicyWeights, SamplingParams
+from rlhf.data.weights import Walk
 from rlhf.errors import DeliveryError, EngineError, RlhfError
 from rlhf.rollout.adapter_files import MAX_BYTES
 from rlhf.rollout.fingerprint import Digest
@@ -166,21 +167,33 @@ class Deliverer:
 
         await to.each(put)
 
-    async def adapter(self, to: Receivers, weights: PolicyWeights, where: str) -> tuple[str, Adapter]:
-        """Load an adapter beside those in use, under a name that was never used before.
+    async def adapters(self, to: Receivers, weights: PolicyWeights, where: str) -> tuple[str, dict[str, Adapter]]:
+        """Load the adapters of a version beside those in use, under names that were never used before.
 
         Returns:
-            its fingerprint, which every worker has confirmed, and the adapter.
+            their fingerprint, which every worker has confirmed, and the adapters by role, the shared one by no name.
 
         Raises:
             DeliveryError: an instance holds something else.
         """
+        found, sent = {}, []
+        for role, walk in {"": weights.parameters, **weights.roles}.items():
+            digest, found[role] = await self._adapter(to, weights, walk, f"{where}{role and f', adapter {role}'}")
+            sent.append(digest)
+        if len(to.instances) > 1:
+            await self._compare_bases(to, found[""], where)
+        return _as_announced(weights, "+".join(sent), where), found
+
+    async def _adapter(
+        self, to: Receivers, weights: PolicyWeights, walk: Walk | None, where: str
+    ) -> tuple[str, Adapter]:
+        """Load one adapter; its fingerprint, and the adapter."""
         number = next(self._numbers)
         name = f"{self.name_of(weights.version)}-{number}"
         # vLLM knows an adapter by its number and never reloads one it knows: other senders must have others.
         adapter = Adapter(name, 1 + stable_seed(name) % (2**31 - 1), self._folder / f"adapter-{number}")
         self._adapters.append(adapter)
-        digest = _write(adapter.path, weights)
+        sent = _write(adapter.path, walk, weights.adapter or {})
         paths = {}
 
         async def add(instance: Instance) -> None:
@@ -188,11 +201,8 @@ class Deliverer:
             await instance.add_adapter(replace(adapter, path=paths[instance]))
 
         await to.each(add)
-        sent = _as_announced(weights, digest, where)
         called = self.name_of(weights.version)
         await _prove(to, called, sent, where, lambda i: i.call("rlhf_adapter_fingerprint", str(paths[i])))
-        if len(to.instances) > 1:
-            await self._compare_bases(to, adapter, where)
         return sent, adapter
 
     async def _compare_bases(self, to: Receivers, adapter: Adapter, where: str) -> None:
@@ -237,15 +247,15 @@ class Deliverer:
                     await self.remove(to, adapter)
 
 
-def _write(folder: Path, weights: PolicyWeights) -> str:
+def _write(folder: Path, walk: Walk | None, settings: Mapping[str, Any]) -> str:
     """Write an adapter as PEFT does; its fingerprint."""
     digest, tensors = Digest(), {}
-    for name, value in sorted(weights.parameters() if weights.parameters else ()):
+    for name, value in sorted(walk() if walk else ()):
         tensors[name] = value.detach().cpu().contiguous()
         digest.add(name, tensors[name])
     folder.mkdir()
     save_file(tensors, str(folder / _TENSORS))
-    (folder / _CONFIG).write_text(json.dumps(dict(weights.adapter or {})))
+    (folder / _CONFIG).write_text(json.dumps(dict(settings)))
     return digest.hexdigest()
 
 

@@ -87,7 +87,7 @@ class VllmEngine:
         self._open.set()
         self._n_updates = 0
         self._broken = ""
-        self._adapter: Adapter | None = None
+        self._adapters: Mapping[str, Adapter] = {}
         self._users: dict[str, int] = {}
         self._retired: list[Adapter] = []
 
@@ -273,7 +273,8 @@ class VllmEngine:
 
     async def _ask(self, seat: Seat, call: Call) -> Sampled:
         call.request_id = f"{id(self):x}-{next(self._numbers)}"
-        adapter, version, is_delivered = self._adapter, self._version, bool(self._fingerprint)
+        version, is_delivered = self._version, bool(self._fingerprint)
+        adapter = self._adapter_of(call.prompt)
         seat.running.add(call.request_id)
         self._use(adapter, +1)
         try:
@@ -296,6 +297,17 @@ class VllmEngine:
             call.take(sampled, [(version if v is None else v, n) for v, n in zip(versions, counts, strict=True)])
         return sampled
 
+    def _adapter_of(self, prompt: Prompt) -> Adapter | None:
+        """The adapter that reads a prompt; None where full weights are delivered."""
+        if prompt.adapter and prompt.adapter not in self._adapters:
+            raise EngineError(
+                "no adapter of this role was delivered",
+                where="VllmEngine.generate",
+                got=repr(prompt.adapter),
+                expected=", ".join(map(repr, self._adapters)) or "a prompt for the shared weights",
+            )
+        return self._adapters.get(prompt.adapter)
+
     def _use(self, adapter: Adapter | None, by: int) -> None:
         if adapter is not None:
             self._users[adapter.name] = self._users.get(adapter.name, 0) + by
@@ -314,17 +326,17 @@ class VllmEngine:
         return sent
 
     async def _deliver_adapter(self, weights: PolicyWeights, to: Receivers, where: str) -> str:
-        sent, adapter = await self._deliverer.adapter(to, weights, where)
+        sent, adapters = await self._deliverer.adapters(to, weights, where)
         if self._at_update == "drain":
             self._open.clear()
             while any(seat.running for seat in self._seats.all):
                 await asyncio.sleep(_DRAIN_POLL_S)
-        old, self._adapter = self._adapter, adapter
+        old, self._adapters = self._adapters, adapters
         self._begin(weights.version)
         if self._at_update == "abort_and_resume":
             running = [(seat.instance, sorted(seat.running)) for seat in self._seats.all if seat.running]
             await asyncio.gather(*(instance.abort(ids) for instance, ids in running))
-        self._retired += [old] if old is not None else []
+        self._retired += old.values()
         for unused in [a for a in self._retired if not self._users.get(a.name)]:
             await self._deliverer.remove(to, unused)
             self._retired.remove(unused)

@@ -39,6 +39,7 @@ class StartOptions:
         dtype: number format, such as float32.
         max_sequences: most requests that run at a time; more wait.
         lora_rank: rank of the adapters that will come; 0 for none.
+        n_adapters: how many belong to one version of the policy.
         kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_share`.
     """
 
@@ -48,6 +49,7 @@ class StartOptions:
     max_sequences: int
     max_batch_tokens: int
     lora_rank: int = 0
+    n_adapters: int = 1
     kv_cache_bytes: int | None = None
     gpu_memory_share: float = 0.4
     tensor_parallel: int = 1
@@ -79,7 +81,8 @@ class StartOptions:
         if self.lora_rank:
             rank = next((r for r in _LORA_RANKS if r >= self.lora_rank), self.lora_rank)
             # Two at a time: the one in use, and the next.
-            found |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 2, "max_cpu_loras": 4}
+            n_loras = 2 * self.n_adapters  # those in use, and those that arrive
+            found |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": n_loras, "max_cpu_loras": 2 * n_loras}
         return found
 
 

@@ -333,7 +333,7 @@ class _Demonstrator:
         shown = replace(self.shown, role=role, n_calls=self.n_words, asked=asked)
         ids = self.renderer.encode_reply(self.agent.write(shown))
         self.n_words += role != MEMORY
-        prompt = self.renderer.prompt(messages, tools)
+        prompt = self.renderer.prompt(messages, tools, role)
         generation = Generation(prompt, ids, (0.0,) * len(ids), Finish.STOP, policy_version=DEMONSTRATED, role=role)
         return Reply(self.renderer.reply_text(ids), generation)
 

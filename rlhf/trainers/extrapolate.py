@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from rlhf.errors import DataError, ModelError
+from rlhf.trainers.lora import unadapted
 from rlhf.trainers.policy import Policy
 
 Weights = Mapping[str, torch.Tensor]
@@ -138,7 +139,7 @@ def moved(start: Weights, changes: Weights) -> dict[str, torch.Tensor]:
 
 def merged(policy: Policy) -> Any:
     """The plain model of a policy: an adapter is merged into its base."""
-    return policy.model.merge_and_unload() if policy.is_lora else policy.model
+    return unadapted(policy.model) if policy.is_lora else policy.model
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:

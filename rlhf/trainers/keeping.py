@@ -147,7 +147,7 @@ class Asker:
     ) -> Reply:
         """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
         engine, renderer, limits = self._collector.engine, self._collector.renderer, self._collector.limits
-        prompt = renderer.prompt(messages, tools)
+        prompt = renderer.prompt(messages, tools, role)
         asked = min(limits.max_tokens, max_tokens or limits.max_tokens)
         limit = bounded(asked, prompt, engine, limits, self.session)
         sampling = replace(limits.sampling(1.0), max_tokens=limit, seed=stable_seed(self._seed, self.n_calls))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -10,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.errors import MissingPackageError, ModelError
+from rlhf.rollout.role_adapters import SHARED, refuse_roles, route
 from rlhf.settings import STRICT
 
 
@@ -33,6 +36,21 @@ class Lora:
     quantization: Literal["4bit"] | None = None
     """Keep the base in 4 bits, as NF4 with quantised scales (QLoRA, arXiv 2305.14314): bitsandbytes, a GPU, a
     pretrained policy, the plain trainer and the embedded engine."""
+    roles: tuple[str, ...] = ()
+    """Roles of the agent that have an adapter of their own, such as [plan]; all others share one. One base, and one
+    forward pass, serve them all; it needs the embedded engine."""
+
+    def __post_init__(self) -> None:
+        for name in self.roles:
+            if not re.fullmatch(r"[A-Za-z0-9_-]+( [A-Za-z0-9_-]+)*", name) or name == SHARED:
+                raise ValueError(
+                    "roles takes names of letters, digits, _, - and single blanks, and not "
+                    f"{SHARED}, which all others share; got {name!r}"
+                )
+        if len(set(self.roles)) < len(self.roles):
+            raise ValueError("roles names a role twice")
+        if self.roles and self.dora:
+            raise ValueError("roles takes plain adapters: remove dora, or roles")
 
     def wrap(self, model: Any) -> Any:
         """`model` with trainable adapters."""
@@ -49,7 +67,11 @@ class Lora:
             task_type="CAUSAL_LM",
         )
         try:
-            return get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
+            roles = sorted(self.roles)  # as they are found in the folder of a checkpoint
+            for name in roles:
+                adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]))
+            return route(adapted, roles) if roles else adapted
         except ValueError as error:
             raise ModelError(
                 "the adapter does not fit the model",
@@ -108,6 +130,16 @@ def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, A
         bnb_4bit_compute_dtype=dtype,
     )
     return {"quantization_config": config, "device_map": {"": 0}}
+
+
+def unadapted(model: Any) -> Any:
+    """Return the plain model that PEFT's `model` is, its adapter merged into the weights below; takes `model` apart.
+
+    Raises:
+        ModelError: roles have adapters of their own, which are no one set of weights.
+    """
+    refuse_roles(model)
+    return model.merge_and_unload()
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
@@ -17,6 +18,7 @@ from rlhf.errors import CheckpointError, ModelError
 from rlhf.processes import current
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.rollout.held_engine import having, held_by
+from rlhf.rollout.role_adapters import adapter_names, adapter_of, route
 from rlhf.settings import STRICT
 from rlhf.trainers.checkpoint import way_out
 from rlhf.trainers.lora import Lora as Lora
@@ -312,6 +314,9 @@ def resume(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) ->
     policy = restore(settings, saved, run_folder)
     wanted: dict[str, Any] = {"an adapter": settings.lora is not None}
     found: dict[str, Any] = {"an adapter": policy.is_lora}
+    if settings.lora is not None and policy.is_lora:
+        wanted["adapters of roles"] = sorted(settings.lora.roles)
+        found["adapters of roles"] = list(adapter_names(policy.model)[1:])
     if isinstance(settings, FromScratch):
         names = {"hidden_size": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
         names |= {"head_dim": "head_dim"}
@@ -329,7 +334,11 @@ def _adapted(base: Any, saved: Path) -> Any:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(base, str(saved), is_trainable=True)
+        model = PeftModel.from_pretrained(base, str(saved), is_trainable=True)
+        roles = sorted(path.parent.name for path in saved.glob("*/adapter_config.json"))
+        for role in roles:
+            model.load_adapter(str(saved / role), role, is_trainable=True)
+        return route(model, roles) if roles else model
     except Exception as error:  # PEFT, torch and safetensors raise one of their own each
         raise ModelError(
             "the adapter cannot be loaded", got=_first_line(error), expected="an adapter of the base model"
@@ -341,16 +350,20 @@ def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(saved / "adapter_model.safetensors")
+        found = {
+            (role, name): tensor
+            for role in adapter_names(model)
+            for name, tensor in load_file(saved / role / "adapter_model.safetensors").items()
+        }
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        return {name: found[_name_in_file(name)].to(p) for name, p in trained.items()}
+        return {name: found[adapter_of(name) or "", _name_in_file(name)].to(p) for name, p in trained.items()}
     except Exception as error:  # safetensors raises one of its own
         raise _unusable(saved, _first_line(error), "the adapter that is the reference") from error
 
 
 def _name_in_file(name: str) -> str:
-    """PEFT leaves the adapter's own name out of the names in its file, and of DoRA's lengths the last part."""
-    name = name.replace(".default.", ".")
+    """PEFT leaves the adapter's name out of the names in its file, and of DoRA's lengths the last part too."""
+    name = re.sub(r"(\.lora_\w+)\.[^.]+", r"\1", name)
     return name.removesuffix(".weight") if name.endswith(".lora_magnitude_vector.weight") else name
 
 

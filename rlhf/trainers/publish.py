@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from rlhf.errors import DeliveryError
 from rlhf.rollout.attention import packed_forward
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.fingerprint import fingerprint
+from rlhf.rollout.role_adapters import SHARED, adapter_names, refuse_roles
 from rlhf.rollout.seeds import stable_seed
 from rlhf.trainers.lora import merged
 from rlhf.trainers.policy import Policy
@@ -42,8 +44,10 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
     A parameter that two modules share comes once for each name, as an engine may keep two copies. A process that shares
     parameters with others must walk to the end when they do. The tensors are valid until the next is drawn.
+    Adapters of roles are a ModelError.
     """
     unwrapped = getattr(model, "module", model)
+    refuse_roles(unwrapped)
     base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
     for prefix, module in base.named_modules(remove_duplicate=False):
         name_of = prefix.removesuffix(".base_layer")
@@ -58,14 +62,14 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{name_of}.{name}" if name_of else name, value
 
 
-def adapter_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter of the PEFT adapter by the name it has in `adapter_model.safetensors`."""
+def adapter_parameters(model: Any, role: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of the PEFT adapter of a role by the name it has in `adapter_model.safetensors`."""
     from peft import get_peft_model_state_dict
 
     unwrapped = getattr(model, "module", model)
     trained = [p for n, p in unwrapped.named_parameters() if ".lora_" in n]
     with gathered(trained):  # an adapter is small
-        yield from get_peft_model_state_dict(unwrapped).items()
+        yield from get_peft_model_state_dict(unwrapped, adapter_name=role or SHARED).items()
 
 
 def adapter_config(model: Any) -> dict[str, Any]:
@@ -96,7 +100,7 @@ class Publisher:
     dtype: torch.dtype | None = None
     timeout_s: float = 300.0
     figures: dict[str, float] = field(default_factory=dict)
-    _last: _Said | None = None
+    _last: dict[str, _Said] = field(default_factory=dict)
 
     async def deliver(self) -> None:
         """Hand over the policy's present weights under its present version.
@@ -107,9 +111,10 @@ class Publisher:
         begin = time.perf_counter()
         self.figures.clear()
         await self.engine.load(self._weights())
-        said = await self._ask()
-        self._judge(said)
-        self._last = said
+        for adapter in adapter_names(self.policy.model):
+            said = await self._ask(adapter)
+            self._judge(said, adapter)
+            self._last[adapter] = said
         self.figures["time/publish_s"] = time.perf_counter() - begin
 
     @property
@@ -123,16 +128,17 @@ class Publisher:
         if form == "shared":
             return PolicyWeights(version, fingerprint(model))
         if form == "adapter":
-            return PolicyWeights(version, "", lambda: adapter_parameters(model), adapter_config(model))
+            walks = {role: partial(adapter_parameters, model, role) for role in adapter_names(model)}
+            return PolicyWeights(version, "", walks.pop(""), adapter_config(model), walks)
         return PolicyWeights(version, "", lambda: parameters(model))
 
-    async def _ask(self) -> _Said:
+    async def _ask(self, adapter: str) -> _Said:
         n_vocab = int(self.policy.model.get_input_embeddings().num_embeddings)
         n_prompt = max(1, min(N_PROMPT, self.engine.max_context - N_SAMPLED - 1))
         ids = np.random.default_rng(stable_seed("canary")).integers(
             0, min(n_vocab, len(self.policy.tokenizer)), n_prompt
         )
-        prompt = Prompt(tuple(ids.tolist()))
+        prompt = Prompt(tuple(ids.tolist()), adapter=adapter)
         try:
             async with asyncio.timeout(self.timeout_s):
                 generation = await self.engine.generate(prompt, SamplingParams(N_SAMPLED, temperature=0.0))
@@ -142,16 +148,16 @@ class Publisher:
                 where=f"delivery of version {self.policy.version}",
                 got=f"nothing in {self.timeout_s:g} s",
             ) from None
-        scored = token_logprobs(self.policy.model, prompt.token_ids[:1], generation.full_ids[1:])
+        scored = token_logprobs(self.policy.model, prompt.token_ids[:1], generation.full_ids[1:], adapter)
         of_prompt, trainer = np.split(scored, [n_prompt - 1])
         engine = np.array(generation.logprobs)
         return _Said(generation.token_ids, engine, trainer, of_prompt, generation.policy_version)
 
-    def _judge(self, said: _Said) -> None:
+    def _judge(self, said: _Said, adapter: str) -> None:
         gap = _difference(said.engine, said.trainer)
         tolerance = self.tolerance if self.tolerance is not None else TOLERANCE[self._format]
-        self.figures["delivery/canary_gap"] = gap
-        where = f"delivery of version {self.policy.version}, canary"
+        self._note("delivery/canary_gap", gap)
+        where = f"delivery of version {self.policy.version}, canary{adapter and f' of the adapter {adapter}'}"
         if said.version != self.policy.version:
             raise DeliveryError(
                 "the engine samples from another version: the engine is stale",
@@ -159,24 +165,28 @@ class Publisher:
                 got=f"version {said.version}",
                 expected=f"version {self.policy.version}",
             )
-        stale = self._stale(said, gap, tolerance)
+        last = self._last.get(adapter)
+        stale = self._stale(said, last, gap, tolerance)
         if stale or not gap <= tolerance:
             raise DeliveryError(
-                f"trainer and engine disagree about the policy: {stale or self._unknown()}",
+                f"trainer and engine disagree about the policy: {stale or _unknown(last)}",
                 where=where,
                 got=f"log-probs {_shown(said.engine)} in the engine, {_shown(said.trainer)} in the trainer",
                 expected=f"at most {tolerance:g} nats between them",
                 hint="" if stale else "if it is rounding in a coarse number format, raise engine.canary_tolerance",
             )
 
-    def _stale(self, said: _Said, gap: float, tolerance: float) -> str:
+    def _note(self, name: str, value: float) -> None:
+        """Keep a figure, the largest of all adapters."""
+        self.figures[name] = max(value, self.figures.get(name, value))
+
+    def _stale(self, said: _Said, last: _Said | None, gap: float, tolerance: float) -> str:
         """Whose figures stood still while the other's moved, if the canary can tell."""
-        last = self._last
         if last is None:
             return ""
         noise = 4 * (_ROUNDING if self._format is torch.float32 else tolerance / 4)
         moved = _difference(said.of_prompt, last.of_prompt)
-        self.figures["delivery/canary_moved"] = moved
+        self._note("delivery/canary_moved", moved)
         if last.token_ids != said.token_ids:  # the engine has moved
             if moved <= noise and gap > tolerance:
                 return "the trainer is stale, its figures have not moved while the engine's likeliest tokens are others"
@@ -187,11 +197,6 @@ class Publisher:
         if engine > noise and max(trainer, moved) < engine / 8 and gap > max(tolerance, engine / 2):
             return f"the trainer is stale, its figures have not moved while the engine's moved by {engine:.2g} nats"
         return ""
-
-    def _unknown(self) -> str:
-        if self._last is None:
-            return "whose copy is stale cannot be told at the first delivery"
-        return "both have moved, to different weights"
 
 
 @dataclass(frozen=True)
@@ -209,19 +214,30 @@ class _Said:
     version: int
 
 
+def _unknown(last: _Said | None) -> str:
+    if last is None:
+        return "whose copy is stale cannot be told at the first delivery"
+    return "both have moved, to different weights"
+
+
 def _difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
     return float(np.abs(a - b).max(initial=0.0))
 
 
 @torch.no_grad()
-def token_logprobs(model: Any, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Log-probs `[T]` in nats that `model` gives to `token_ids` after `prompt_ids`, at temperature 1."""
+def token_logprobs(
+    model: Any, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], adapter: str = ""
+) -> np.ndarray[Any, Any]:
+    """Log-probs `[T]` in nats that `model` gives to `token_ids` after `prompt_ids`, at temperature 1.
+
+    Where roles have adapters of their own, that of the role `adapter` reads them.
+    """
     was_training = model.training
     model.eval()
     device = device_of(model)
     full = torch.tensor(prompt_ids + token_ids, device=device)
     select = torch.arange(len(prompt_ids) - 1, len(full) - 1, device=device)
-    logp = packed_forward(model, full, [len(full)], select).float().log_softmax(-1)
+    logp = packed_forward(model, full, [len(full)], select, [adapter]).float().log_softmax(-1)
     chosen = logp.gather(-1, full[len(prompt_ids) :, None])[:, 0]
     model.train(was_training)
     return chosen.double().cpu().numpy()

@@ -141,10 +141,12 @@ def _with_old(sample: Sample) -> Sample:
     return sample if sample.old_logprobs is not None else replace(sample, old_logprobs=sample.sampler_logprobs)
 
 
-def _stored(sample: Sample) -> dict[str, torch.Tensor]:
-    arrays = {f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in _NUMBERS}
-    return {name: torch.tensor(array) for name, array in arrays.items() if array is not None}
+def _stored(sample: Sample) -> dict[str, Any]:
+    values = {f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in _NUMBERS}
+    arrays = {name: torch.tensor(value) for name, value in values.items() if isinstance(value, np.ndarray)}
+    return {**arrays, "adapter": sample.adapter}
 
 
-def _restored(row: Mapping[str, torch.Tensor]) -> Sample:
-    return Sample(**{name: tensor.numpy() for name, tensor in row.items()}, sequence=0, group=0)
+def _restored(row: Mapping[str, Any]) -> Sample:
+    arrays = {name: tensor.numpy() for name, tensor in row.items() if name != "adapter"}
+    return Sample(**arrays, sequence=0, group=0, adapter=row.get("adapter", ""))

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from rewards.model_folder import LEARNT
 from rlhf.errors import TrainingError, disk
+from rlhf.trainers.lora import unadapted
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.sharded import device_of
 
@@ -52,7 +53,7 @@ def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
 
     auto: Any = transformers.AutoModelForSequenceClassification
     trunk = copy.deepcopy(policy.model)
-    trunk = trunk.merge_and_unload() if policy.is_lora else trunk
+    trunk = unadapted(trunk) if policy.is_lora else trunk
     config = copy.deepcopy(trunk.config)
     config.num_labels, config.pad_token_id = 1, policy.tokenizer.pad_token_id
     setattr(config, LEARNT, learns)

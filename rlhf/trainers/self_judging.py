@@ -19,6 +19,7 @@ from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import walk
 from rlhf.trainers.judge_renewal import JudgeRenewal, doubled
+from rlhf.trainers.lora import unadapted
 from rlhf.trainers.policy import Policy
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def model_of(policy: Policy, weights: Weights) -> Any:
         for name, p in model.named_parameters():
             if name in weights:
                 p.copy_(weights[name])
-    model = model.merge_and_unload() if policy.is_lora else model
+    model = unadapted(model) if policy.is_lora else model
     model.set_attn_implementation("sdpa")
     model.zero_grad(set_to_none=True)
     model.requires_grad_(False)

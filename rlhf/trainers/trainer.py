@@ -21,6 +21,7 @@ from rlhf.losses.mismatch import CorrectionInputs, CorrectionOutput, joined, joi
 from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
+from rlhf.rollout.role_adapters import leave_alone
 from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.reading import Figure, Reading, read, wanted_by
@@ -125,7 +126,8 @@ class TorchTrainer:
         device = device_of(model)
 
         def forward() -> torch.Tensor:
-            return packed_forward(model, batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device))
+            ids, lengths, select = batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device)
+            return packed_forward(model, ids, lengths, select, batch.adapters)
 
         return read(model, forward, batch.targets.to(device), temperature, wanted)
 
@@ -322,6 +324,7 @@ class TorchTrainer:
             self._backward(found.loss if counts else found.loss * 0.0, is_last=number == len(own) - 1)
             if counts:
                 counted.append(replace(found, loss=found.loss.detach()))
+        leave_alone(self.policy.model, {name for batch in batches for name in batch.adapters or ("",)})
         norm = self._stepper.step(beside=beside)
         self.policy.model.eval()
         sums: dict[str, float] = {}

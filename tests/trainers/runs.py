@@ -95,7 +95,8 @@ def newest(folder: Path) -> Path:
 
 def weights(checkpoint: Path) -> Mapping[str, bytes]:
     """File name -> content of every file of parameters."""
-    return {p.name: p.read_bytes() for p in sorted((checkpoint / "policy").glob("*.safetensors"))}
+    folder = checkpoint / "policy"
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
 
 
 def stored(folder: Path) -> list[tuple[str, int, str]]:

@@ -60,6 +60,19 @@ def recipe(folder: Path, trainer: Values, *, involved: bool = False, lora: bool 
     return runs.write(folder, stages, **changes)
 
 
+def planning(folder: Path, trainer: Values) -> Path:
+    """A planner with an adapter of its own."""
+    steps = {**STEPS, "advantage": {"kind": "two_level"}, "trainer": trainer}
+    return runs.write(
+        folder,
+        [{**SUPERVISED, "trainer": trainer}, steps],
+        evaluation={"n_tasks": 8},
+        rewards={**runs.BASE["rewards"], "short": {"kind": "overlong", "max_tokens": 14, "buffer": 13}},
+        policy={**LORA, "max_context": 512, "lora": {"rank": 8, "roles": ["plan"]}},
+        agent={"kind": "planner", "plan_system": "", "executor": {"system": ""}},
+    )
+
+
 def deepspeed(zero: int) -> Values:
     return {"kind": "deepspeed", "zero": zero, "keep_whole_below": 0, "timeout_s": 60.0}
 
@@ -98,6 +111,7 @@ def said(folder: Path) -> list[dict[str, str]]:
     recipe(folder / "zero1-lora", deepspeed(1), involved=True, lora=True)
     recipe(folder / "zero2", deepspeed(2))
     recipe(folder / "zero3", deepspeed(3), involved=True)
+    planning(folder / "zero2-roles", deepspeed(2))
     recipe(folder / "stopped", deepspeed(2))
     return together(work, folder)
 
@@ -110,11 +124,14 @@ def figures(folder: Path) -> Iterator[tuple[str, Values]]:
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["zero1-lora", "zero2", "zero3"])
+@pytest.mark.parametrize("name", ["zero1-lora", "zero2", "zero2-roles", "zero3"])
 def test_a_run_in_two_processes_is_that_in_one(
     said: list[dict[str, str]], folder: Path, tmp_path: Path, name: str
 ) -> None:
-    path = recipe(tmp_path / "recipe", {"kind": "torch"}, involved=name != "zero2", lora="lora" in name)
+    if "roles" in name:
+        path = planning(tmp_path / "recipe", {"kind": "torch"})
+    else:
+        path = recipe(tmp_path / "recipe", {"kind": "torch"}, involved=name != "zero2", lora="lora" in name)
     alone = runs.run(path, tmp_path / "run").folder
     both = folder / f"{name}-run"
     assert len(runs.lines(both)) == len(runs.lines(alone)) > 40
@@ -127,8 +144,8 @@ def test_a_run_in_two_processes_is_that_in_one(
         assert got == pytest.approx(wanted, abs=1e-4, rel=1e-4), stage
     assert runs.stored(both) == runs.stored(alone)
     of_both, of_one = (runs.newest(run) / "policy" for run in (both, alone))
-    for file in of_one.glob("*.safetensors"):
-        found = load_file(of_both / file.name)
+    for file in of_one.rglob("*.safetensors"):
+        found = load_file(of_both / file.relative_to(of_one))
         for key, value in load_file(file).items():
             torch.testing.assert_close(found[key], value, atol=1e-4, rtol=0)
 

@@ -230,6 +230,7 @@ def test_of_a_run_all_checkpoints_are_taken(trained: Path, weak: Path, tmp_path:
         (["{run}", "--out", "{run}"], "the folder exists"),
         (["{run}/checkpoints", "--out", "new"], "this run has no checkpoint|this is no checkpoint of a run"),
         (["nowhere", "--out", "new"], "no such folder"),
+        (["{run}x", "--out", "new"], "did you mean '.*/run'"),
         (["{c}-000002", "{c}-000004", "--out", "new"], "--target"),
         (["{c}-000002", "{c}-000004", "--target", "1", "--success", ".5", "--out", "new"], "1 for 2 checkpoints"),
         (["{c}-000002", "--target", "1", "--out", "new"], "there is no line"),

@@ -18,6 +18,7 @@ from rlhf.rollout.collect import Collector
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.players import Players
 from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.role_adapters import adapter_names
 from rlhf.rollout.score import Weighted
 from rlhf.rollout.transformers_engine import TransformersEngine
 from rlhf.trainers.policy import FromScratch, Policy
@@ -93,7 +94,7 @@ def collect(
         agent=agent or ChatAgent(system=""),
         rewards={"env": Weighted("env", 1.0, EnvironmentReward())},
         engine=engine,
-        renderer=Renderer(made_by.tokenizer),
+        renderer=Renderer(made_by.tokenizer, adapters=adapter_names(made_by.model)),
         limits=Limits(max_turns=4, max_tokens=max_tokens),
         seed=0,
     )

@@ -1,0 +1,152 @@
+"""Adapters of roles: each call of the policy is read by the adapter of its role, all of them in one forward pass.
+
+All adapters are active at once, and what each adds to a token's hidden state is multiplied by 1 for the tokens of its
+own rows and by 0 for the others'. So rows of several roles share a batch, a pack and a backward pass, and an adapter
+gets a gradient from its own rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.errors import EngineError, ModelError, nearest
+
+#: PEFT's name of the adapter that roles without one of their own share; `Prompt.adapter` is empty for it.
+SHARED = "default"
+
+
+class RoleAdapters:
+    """Says for each token of a forward pass which adapter reads it. Lives as an attribute of the model it is made for.
+
+    What is said holds until the next forward pass says something else, because a backward pass may compute the forward
+    pass again.
+
+    Args:
+        model: PEFT's, with LoRA adapters `SHARED` and `names`, all active.
+        names: of the roles that have an adapter of their own, at least one.
+
+    Raises:
+        ModelError: a layer has adapters of another kind.
+    """
+
+    def __init__(self, model: Any, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._masks: list[Tensor | None] = [None] * (1 + len(self.names))
+        self._only = 0
+        for path, layer in model.named_modules():
+            if not hasattr(layer, "lora_B"):
+                continue
+            if set(layer.lora_B) != {SHARED, *self.names} or len(layer.lora_magnitude_vector):
+                raise ModelError(
+                    "this layer cannot have an adapter for each role",
+                    where=path,
+                    got=f"{type(layer).__name__} with {', '.join(layer.lora_B) or 'no plain adapter'}",
+                    expected="a linear layer with plain LoRA",
+                    hint="name linear layers in policy.lora.targets, or remove policy.lora.roles",
+                )
+            for number, name in enumerate((SHARED, *self.names)):
+                layer.lora_B[name].register_forward_hook(_Own(self, number))
+
+    def say(self, numbers: Tensor | None) -> None:
+        """From now on, tokens are read by the adapters of these numbers, int64 `[T]`; None: all by the shared one."""
+        kinds = [0] if numbers is None else torch.unique(numbers).tolist()
+        self._only = int(kinds[0]) if len(kinds) == 1 else -1
+        self._masks = [None] * len(self._masks)
+        if self._only < 0 and numbers is not None:
+            self._masks = [(numbers == i)[None, :, None] for i in range(len(self._masks))]
+
+    def of_tokens(self, added: Tensor, number: int) -> Tensor:
+        """What an adapter adds, `[1, T, M]`, without what it would add to the tokens of others."""
+        mask = self._masks[number]
+        if mask is not None:
+            return added * mask
+        return added if self._only == number else added * 0.0
+
+
+class _Own:
+    """A hook after the second factor of an adapter. An object, so that a copy of the model has its own."""
+
+    def __init__(self, adapters: RoleAdapters, number: int) -> None:
+        self._adapters, self._number = adapters, number
+
+    def __call__(self, _module: nn.Module, _inputs: Any, added: Tensor) -> Tensor:
+        return self._adapters.of_tokens(added, self._number)
+
+
+def route(model: Any, names: Sequence[str]) -> Any:
+    """Return PEFT's `model` with all of its adapters active and trainable, each for the tokens of its own role."""
+    model.base_model.set_adapter([SHARED, *names])
+    model.role_adapters = RoleAdapters(model, names)
+    return model
+
+
+def role_adapters(model: Any) -> RoleAdapters | None:
+    """What tells the roles of `model`, or of the module within a trainer's wrapper, apart; None: they share all."""
+    found: RoleAdapters | None = getattr(getattr(model, "module", model), "role_adapters", None)
+    return found
+
+
+def refuse_roles(model: Any) -> None:
+    """Raise ModelError where roles have adapters of their own: they are no one set of weights."""
+    found = role_adapters(model)
+    if found is not None:
+        raise ModelError(
+            "adapters of several roles cannot be merged into one set of weights",
+            where="policy.lora.roles",
+            got=f"an adapter for each of {', '.join(found.names)}, and one for all others",
+            expected="full weights, or one adapter",
+            hint="the folder of a checkpoint's policy has every adapter as PEFT writes it; merge the one you need",
+        )
+
+
+def adapter_names(model: Any) -> tuple[str, ...]:
+    """Roles by which the adapters of `model` are told apart, the empty one first, which all others share."""
+    found = role_adapters(model)
+    return ("", *(found.names if found is not None else ()))
+
+
+def number_of(model: Any, name: str, where: str) -> int:
+    """Number of the adapter of a role, 0 for the shared one.
+
+    Raises:
+        EngineError: the model has none of this role; said of `where`.
+    """
+    names = adapter_names(model)
+    if name not in names:
+        raise EngineError(
+            "the model has no adapter of this role",
+            where=where,
+            got=repr(name),
+            expected=", ".join(map(repr, names)),
+            hint=nearest(name, names),
+        )
+    return names.index(name)
+
+
+def leave_alone(model: Any, used: Collection[str]) -> None:
+    """Take the gradient, which is zero, from adapters that have read nothing, so that no update moves them.
+
+    Args:
+        model: trained; without adapters of roles nothing happens.
+        used: adapters that have read a row of the minibatch.
+    """
+    if role_adapters(model) is None:
+        return
+    for path, parameter in model.named_parameters():
+        name = adapter_of(path)
+        if name is not None and name not in used:
+            parameter.grad = None
+
+
+def adapter_of(path: str) -> str | None:
+    """Adapter that the parameter of this name belongs to, empty for the shared one; None for one of the base.
+
+    `model.layers.0.mlp.up_proj.lora_A.plan.weight` belongs to `plan`.
+    """
+    _, found, after = path.partition(".lora_A." if ".lora_A." in path else ".lora_B.")
+    name = after.partition(".")[0] if found else None
+    return "" if name == SHARED else name
