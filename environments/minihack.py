@@ -87,6 +87,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, int]]] = {
 LEVELS: Mapping[str, int] = {name: limit for _, levels in FAMILIES.values() for name, limit in levels.items()}
 #: Families of which the oracle solves most levels.
 EXPLORED = frozenset({"Room", "Corridor", "ExploreMaze", "Labyrinth", "MazeWalk", "MultiRoom"})
+# Families in which an action may take for ever, so that a game has a worker process to itself.
+_HANGS = frozenset({"KeyRoom"})
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -124,6 +126,7 @@ class MiniHack(Seeded):
             splits=tuple(FIRST_SEED),
             package=f"minihack {version_of('minihack', EXTRA)}, nle {version_of('nle', EXTRA)}",
             isolated=True,
+            interleaves=self._family not in _HANGS,
         )
 
     @property

@@ -3,7 +3,8 @@
 NetHack draws from two rows of random numbers, mixes in true randomness now and then, and greets by phase of the moon.
 Here both rows begin with the task's seed, nothing is mixed in, and the moon follows the seed, so that a game that is
 played again goes as it went. A world stays loaded and is used for one game after another: loading takes 0.1 s and a
-shell script that compiles the level, a new game 2 ms.
+shell script that compiles the level, a new game 2 ms. Each has a copy of NetHack's library and a folder of its own, so
+that several games may be under way, one thread making their moves in turn.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from environments.packages import import_from
 from environments.shelf import Shelf
@@ -147,6 +150,10 @@ class World:
             )
         self._env: Any = made.unwrapped
         self._env._max_episode_steps = _NEVER  # the episode counts, and a game that is given up tells nothing more
+        self._env.nethack._obs = tuple(
+            buffer.view(_Uncopied) if key == "screen_descriptions" else buffer
+            for key, buffer in self._env.nethack._obs_buffers.items()
+        )
         self._rooms = getattr(self._env, "minigrid_env", None)
         self.keys = {name: i for name, key in KEYS.items() for i, k in enumerate(self._env.actions) if int(k) == key}
         self._answers = {name: i for name, key in ANSWERS.items() for i, k in enumerate(self._env.actions) if k == key}
@@ -182,10 +189,13 @@ class World:
     def _view(self, observation: Mapping[str, Any], reward: float = 0.0) -> View:
         stats = observation["blstats"]
         rows, columns = (observation["chars"] != 32).nonzero()
-        cells = {
-            (int(x), int(y)): (chr(observation["chars"][y, x]), _words(observation["screen_descriptions"][y, x]))
-            for y, x in zip(rows.tolist(), columns.tolist(), strict=True)
-        }
+        shown = zip(
+            zip(columns.tolist(), rows.tolist(), strict=True),
+            observation["chars"][rows, columns].tolist(),
+            np.asarray(observation["screen_descriptions"])[rows, columns],
+            strict=True,
+        )
+        cells = {at: (chr(character), _words(what)) for at, character, what in shown}
         internal = self._env.last_observation[self._env._internal_index]
         return View(
             message=_words(observation["message"]),
@@ -197,6 +207,17 @@ class World:
             glyphs=observation["glyphs"].tobytes(),
             reward=reward,
         )
+
+
+class _Uncopied(np.ndarray[Any, Any]):
+    """What all cells show, in words: 130 KB.
+
+    Before a step the package copies twice what was seen, this too, and does not read it there; that takes time, and
+    room in the processor's caches which other games need.
+    """
+
+    def copy(self, order: Any = "C") -> Any:
+        return self
 
 
 class _Seeded:
@@ -212,8 +233,8 @@ class _Seeded:
         return getattr(self._world, name)
 
 
-#: Worlds that are loaded and not in play.
-SHELF: Shelf[str, World] = Shelf(World, lambda world: world.level, most=4, close=World.close)
+#: Worlds that are loaded and not in play, as many as a worker process has games under way.
+SHELF: Shelf[str, World] = Shelf(World, lambda world: world.level, most=32, close=World.close)
 
 
 def _import(module: str) -> Any:

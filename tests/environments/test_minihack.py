@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
 import pickle
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
-from environments.base import Environment, can_demonstrate
+from environments.base import Environment, can_demonstrate, most_at_once
 from environments.minihack import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
 from environments.minihack_play import SHELF, View
+from environments.pool import Processes
+from environments.transcript import awaited
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
 from tests.environments.play import play, play_at_random, total
@@ -156,6 +166,90 @@ def test_a_game_goes_the_same_way_again_after_others_in_its_world(environment: M
 def test_another_seed_is_another_game() -> None:
     assert len({play(ROOM, task, [])[0].reply for task in ROOM.tasks("test")[:20]}) > 10
     assert len({play(DOORS, task, [])[0].reply for task in DOORS.tasks("test")[:5]}) == 5  # rooms made by minigrid
+
+
+# --- several games in one process ----------------------------------------------------------------------------------
+
+
+async def in_turn(games: Sequence[tuple[Any, Task]], n_steps: int = 40) -> list[list[Any]]:
+    """Play all games at a time, one step of each after another; actions are drawn as `play_at_random` draws them."""
+
+    async def game(number: int, environment: Any, task: Task) -> list[Any]:
+        rng, episode = random.Random(number), await awaited(environment.start(task))
+        results = [episode.opening]
+        while len(results) <= n_steps and not (results[-1].terminated or results[-1].truncated):
+            await asyncio.sleep(0)
+            results.append(await episode.step(rng.choice(results[-1].admissible_actions)))
+        await episode.close()
+        return told(results)
+
+    return await asyncio.gather(*(game(i, *one) for i, one in enumerate(games)))
+
+
+def alone(games: Sequence[tuple[Any, Task]], n_steps: int = 40) -> list[list[Any]]:
+    return [told(play_at_random(environment, task, i, n_steps)) for i, (environment, task) in enumerate(games)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where games make their folders, here and in workers; empty, with no world loaded."""
+    SHELF.clear()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+BESIDE = ["Room-Ultimate-15x15", "MultiRoom-N2", "HideNSeek-Lava", "ExploreMaze-Easy", "Memento-Short-F2"]
+LEVELS_BESIDE = [
+    pytest.param(BESIDE, id="some"),
+    pytest.param([level for level in LEVELS if "KeyRoom" not in level], id="all", marks=pytest.mark.extended),
+]
+
+
+@pytest.mark.parametrize("levels", LEVELS_BESIDE)
+def test_games_in_turn_go_as_they_go_alone_and_again(levels: Sequence[str]) -> None:
+    made = [MiniHack(level=level) for level in levels]
+    games = [(environment, first(environment, i)) for i in range(3) for environment in made]
+    before = alone(games)
+    assert asyncio.run(in_turn(games)) == before, "which are fifteen at a time of five levels, or more"
+    assert asyncio.run(in_turn(games)) == before, "in worlds that others have played in"
+    SHELF.clear()
+
+
+def test_many_games_in_turn_leave_nothing_and_do_not_grow(place: Path) -> None:
+    gc.collect()
+    process = psutil.Process()
+    n_files = process.num_fds()
+    games = [(MONSTER, task) for task in MONSTER.tasks("train")[:36]]
+    for _ in range(2):
+        asyncio.run(in_turn(games, 5))
+    held, kept = process.memory_info().rss, len(list(place.iterdir()))
+    assert kept == 32, "the shelf has as many worlds as a worker has games, and the others are closed"
+    for _ in range(4):
+        asyncio.run(in_turn(games, 5))
+    assert process.memory_info().rss - held < 60 * 2**20, "where worlds that stayed would be 4 x 36 of 2 MB"
+    SHELF.clear()
+    gc.collect()
+    assert not list(place.iterdir()) and process.num_fds() <= n_files + 2
+
+
+def test_a_worker_plays_many_games_at_a_time_and_leaves_nothing(place: Path) -> None:
+    pool = Processes(environment=MONSTER, n_workers=1)
+    games = [(MONSTER, task) for task in MONSTER.tasks("test")[:8]]
+    try:
+        assert most_at_once(pool) == 32
+        served = [(pool, task) for _, task in games]
+        assert asyncio.run(in_turn(served)) == alone(games)
+        pids = pool._pool().pids()
+        assert len(pids) == 1
+    finally:
+        SHELF.clear()
+        pool.close()
+    assert not list(place.iterdir()) and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_a_level_in_which_an_action_may_hang_has_a_worker_to_itself() -> None:
+    assert most_at_once(Processes(environment=MiniHack(level="KeyRoom-S5"), n_workers=3)) == 3
 
 
 # --- the explorer --------------------------------------------------------------------------------------------------
