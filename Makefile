@@ -52,7 +52,10 @@ test: export OMP_NUM_THREADS ?= 1
 test: install-dev ## the whole test-suite, and whether every branch was taken where that is promised
 	$(BIN)/coverage run -m pytest $(COVERING)
 	$(BIN)/coverage report
-	$(BIN)/python -m pytest $(COVERING:%=--ignore=%)
+	# Some tests kill real processes at a moment of their choice. What fails is run once more, alone, and both are shown:
+	# a fault fails again, and a test that passes then is to be mended.
+	$(BIN)/python -m pytest $(COVERING:%=--ignore=%) || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed \
+		--last-failed-no-failures none $(COVERING:%=--ignore=%); }
 
 # The planner that ALFWorld is played with takes minutes to compile and is not installed by this; docs/environments/alfworld.md
 # has how. Its tests are skipped without it.
