@@ -85,10 +85,10 @@ MISTAKES = {
     "an interpolation that leads nowhere": Mistake(("seed=${sed}",), "seed", ("'sed' not found", "${key}")),
     "an override that is no YAML": Mistake(("stages.1.loss={kind: ",), "override stages.1.loss", ("brackets",)),
     "a model folder without a model": Mistake(
-        ("policy={kind: pretrained, path: ./}",), "policy.path ./", ("config.json", "a hub name")
+        ("policy={kind: pretrained, path: ./}",), "policy.path", ("./, without config.json", "a hub name")
     ),
     "a model folder that is not there": Mistake(
-        ("policy={kind: pretrained, path: /nowhere/at/all}",), "policy.path /nowhere/at/all", ("config.json",)
+        ("policy={kind: pretrained, path: /nowhere/at/all}",), "policy.path", ("/nowhere/at/all, no such folder",)
     ),
     "a reward model that is not there": Mistake(
         ("rewards.good={kind: reward_model, path: runs/gone/reward_model/0}",),

@@ -173,6 +173,13 @@ def test_a_name_that_is_nearly_one(finished: Path, tmp_path: Path) -> None:
     assert "did you mean '1-policy_gradient-000006'?" in said
 
 
+def test_a_place_that_is_no_checkpoint_is_told_the_run_that_may_be_meant(finished: Path, tmp_path: Path) -> None:
+    said = refused(finished / "checkpoints", "--out", tmp_path / "model")
+    assert f"the newest: rlhf export {runs.newest(finished)} --out FOLDER" in said
+    said = refused(finished.with_name(f"{finished.name}x"), "--out", tmp_path / "model")
+    assert f"did you mean '{finished}'?" in said
+
+
 def test_a_model_and_a_place_that_is_nothing(finished: Path, tmp_path: Path) -> None:
     for asked in (tmp_path, tmp_path / "nothing" / "here"):
         assert "this is no checkpoint of a run" in refused(asked, "--out", tmp_path / "model")

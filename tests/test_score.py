@@ -118,6 +118,8 @@ def test_what_is_printed(folder: Path) -> None:
     assert "after eval 1 1.000" in words and "all 6 0.500" in words and "+2 -1" in words
     assert "1.000 -> 0.000" in words or "0.000 -> 1.000" in words
     assert "and 2 more, see --json" in words
+    row = next(line for line in result.stdout.splitlines() if line.startswith("after eval"))
+    assert row.count(" to ") == 2 and len(row) <= 80  # intervals are not broken
 
 
 def test_filters_thresholds_and_what_is_compared_with(folder: Path) -> None:

@@ -82,6 +82,7 @@ def _checkpoint(asked: Path) -> Path:
         raise _of_run(folder)
     if not (folder / "state.json").is_file() or not (folder.parent.parent / "recipe.yaml").is_file():
         around = run_around(folder)
+        around = around if around is not None and (around / "checkpoints").is_dir() else None
         near = nearest(folder.name, [p.name for p in every(folder.parent)]) if folder.parent.is_dir() else ""
         raise CheckpointError(
             "this is no checkpoint of a run",

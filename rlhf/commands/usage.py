@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from rlhf.errors import UsageError, nearest
+from rlhf.errors import UsageError, closest, meant, nearest
 
 
 def usage_error(error: Any, group: TyperGroup) -> UsageError:
@@ -22,8 +22,8 @@ def usage_error(error: Any, group: TyperGroup) -> UsageError:
     if option := getattr(error, "option_name", ""):
         known = _options(command, error.ctx)
         hint = _misplaced(option, group, error.ctx) if command is group else ""
-        meant = known if option.startswith("--h") else [name for name in known if name != "--help"]
-        hint = hint or nearest(option, meant) or (_as_key(option) if _takes_keys(command) else help_)
+        near = closest(option.strip("-"), (name.strip("-") for name in known))  # dashes are alike in all
+        hint = hint or (meant(f"--{near}") if near else "") or (_as_key(option) if _takes_keys(command) else help_)
         return UsageError("no such option", where=called, got=option, expected=", ".join(known) or "none", hint=hint)
     if said.startswith("No such command"):
         name, known = said.split("'")[1], list(group.commands)
