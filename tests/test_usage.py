@@ -24,6 +24,8 @@ from tests.commands import run
         ("train quickstart --ou x", ["error rlhf train: no such option", "got:      --ou", "did you mean '--out'?"]),
         ("train quickstart --no-memory", ["expected: --help, --json, ", "did you mean '--no-memory-check'?"]),
         ("show quickstart --max_turns 6", ["got:      --max_turns", "KEY=VALUE, without dashes: max_turns=..."]),
+        ("train quickstart --steps 3", ["got:      --steps", "KEY=VALUE, without dashes: steps=..."]),
+        ("train quickstart --hlep", ["got:      --hlep", "do:       did you mean '--help'?"]),
         ("export checkpoint", ["error rlhf export: missing option '--out'", "expected: rlhf export [OPTIONS]"]),
         ("show", ["error rlhf show: missing argument 'recipe'", "do:       rlhf show --help"]),
         ("trajectories run --step two", ["error rlhf trajectories: invalid value for '--step'", "valid integer"]),
@@ -71,3 +73,9 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and said in done.stderr and done.stdout.strip() == "False", done.stderr
+
+
+def test_of_words_that_no_recipe_has_together_it_is_said_how_many_have_each() -> None:
+    n, of = (run("recipes", word, "--json").stdout.count('"path"') for word in ("gigpo", "quickstart"))
+    told = run("recipes", "gigpo", "quickstart").stderr
+    assert f"got:      gigpo in {n}, quickstart in {of}" in told and "all of them" in told

@@ -61,12 +61,13 @@ def _saying(words: Sequence[str], rows: list[dict[str, str]], noun: str) -> list
     found = [row for row in rows if all(word.casefold() in text(row) for word in words)]
     if not found:
         known = {part for row in rows for name, value in row.items() if name != "path" for part in _WORD.findall(value)}
-        hints = (nearest(word, known) for word in words if not any(word.casefold() in text(row) for row in rows))
+        n_saying = {word: sum(word.casefold() in text(row) for row in rows) for word in words}
+        hints = (nearest(word, known) for word, n in n_saying.items() if not n)
         raise RecipeError(
             f"none of the {noun} says this",
             where="rlhf recipes",
-            got=" ".join(words),
-            expected="words of names and descriptions",
+            got=", ".join(f"{word} in {n}" for word, n in n_saying.items()),
+            expected="words that the name and the description of one have, all of them",
             hint=next(filter(None, hints), f"rlhf recipes{'' if noun == 'recipes' else f' --{noun}'} lists all"),
         )
     return found
