@@ -1,15 +1,16 @@
 """Steps per second of each environment of the catalogue: by itself, through one worker process, through all cores.
 
     OMP_NUM_THREADS=1 python benchmarks/environment_speed.py [--json] [--seconds 2] [--repeats 3] [--kinds babyai]
+                                                             [--at-once 8]
 
 Random admissible actions on the first task of the first split, episodes of at most 30 steps; starts and closes count.
 All ways play the very same episodes, as many as take the environment by itself the given seconds, and take turns, so
-that a busy neighbour slows all of them. A worker has as many episodes under way as it takes at a time, which is what
-a rollout gives it; the environment by itself plays one after another, and once more as many in turn, which is slower
-where they do not fit into a cache together. With one worker, what a step costs there on the processor is compared
-with what it costs the environment by itself, for a crowded machine gives two processes another share of its time than
-one. What a step costs when nothing else is under way to hide the journey is said apart. Kinds that run on the event
-loop need no workers, and the table says so.
+that a busy neighbour slows all of them. A worker has as many episodes under way as it takes at a time, which is what a
+rollout gives it, or as many as are asked for; the environment by itself plays one after another, and once more as many
+in turn, which is slower where they do not fit into a cache together. With one worker, what a step costs there on the
+processor is compared with what it costs the environment by itself, for a crowded machine gives two processes another
+share of its time than one. What a step costs when nothing else is under way to hide the journey is said apart. Kinds
+that run on the event loop need no workers, and the table says so.
 """
 
 from __future__ import annotations
@@ -100,12 +101,12 @@ async def pace(environment: Any, task: Any, n_episodes: int, at_once: int, seed:
     return Pace(n_steps, time.perf_counter() - begin, processor_s(pids, without) - before)
 
 
-async def measured(raw: Any, seconds: float, repeats: int) -> dict[str, Any]:
+async def measured(raw: Any, seconds: float, repeats: int, at_once: int | None) -> dict[str, Any]:
     """The ways, in turns."""
     task = next(iter(raw.tasks(properties_of(raw).splits[0])))
     lasting = 1_000_000  # a worker that is replaced would take its account with it
-    one = Processes(environment=raw, n_workers=1, episodes_per_worker=lasting)
-    many = Processes(environment=raw, episodes_per_worker=lasting)
+    one = Processes(environment=raw, n_workers=1, episodes_at_once=at_once, episodes_per_worker=lasting)
+    many = Processes(environment=raw, episodes_at_once=at_once, episodes_per_worker=lasting)
     in_one, in_many = most_at_once(one) or 1, most_at_once(many) or 1
     ways = {"raw": (raw, 1), "turns": (raw, in_one), "alone": (one, 1), "one": (one, in_one), "many": (many, in_many)}
     found: dict[str, list[Pace]] = {way: [] for way in ways}
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--at-once", type=int)
     parser.add_argument("--kinds", nargs="*", default=[k for k in CATALOG["environment"] if k not in WRAPPERS])
     asked = parser.parse_args()
     # The names of these scripts are not to be taken for those of packages, here or in the workers.
@@ -175,7 +177,7 @@ def main() -> None:
     for kind in asked.kinds:
         try:
             raw = build_part("environment", {"kind": kind, **KEYS.get(kind, {})}, "environment", base=Path.cwd())
-            rows[kind] = asyncio.run(measured(raw, asked.seconds, asked.repeats))
+            rows[kind] = asyncio.run(measured(raw, asked.seconds, asked.repeats, asked.at_once))
         except MissingPackageError as error:
             rows[kind] = {"skipped": f"{error.got} is not installed"}
         except RecipeError as error:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from environments.base import Environment, can_demonstrate, most_at_once
 from environments.minihack import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
 from environments.minihack_play import SHELF, View
-from environments.pool import Processes
+from environments.pool import SHARED, Processes
 from environments.transcript import awaited
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
@@ -224,7 +224,7 @@ def test_many_games_in_turn_leave_nothing_and_do_not_grow(place: Path) -> None:
     for _ in range(2):
         asyncio.run(in_turn(games, 5))
     held, kept = process.memory_info().rss, len(list(place.iterdir()))
-    assert kept == 32, "the shelf has as many worlds as a worker has games, and the others are closed"
+    assert kept == SHARED, "the shelf has as many worlds as a worker has games, and the others are closed"
     for _ in range(4):
         asyncio.run(in_turn(games, 5))
     assert process.memory_info().rss - held < 60 * 2**20, "where worlds that stayed would be 4 x 36 of 2 MB"
@@ -237,7 +237,7 @@ def test_a_worker_plays_many_games_at_a_time_and_leaves_nothing(place: Path) -> 
     pool = Processes(environment=MONSTER, n_workers=1)
     games = [(MONSTER, task) for task in MONSTER.tasks("test")[:8]]
     try:
-        assert most_at_once(pool) == 32
+        assert most_at_once(pool) == SHARED
         served = [(pool, task) for _, task in games]
         assert asyncio.run(in_turn(served)) == alone(games)
         pids = pool._pool().pids()

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from environments import textworld_make
 from environments.base import Environment, Oracle
 from environments.check import check_environment
+from environments.pool import SHARED
 from environments.textworld import PARAMETERS, TextWorld
 from environments.textworld_play import NOT_UNDERSTOOD, SHELF, Play, clean, readable
 from rlhf.data import Task
@@ -253,6 +254,21 @@ def test_episodes_in_threads_equal_those_alone() -> None:
     SHELF.clear()
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(lambda job: play_at_random(*job, n=15), jobs)) == alone
+
+
+def test_as_many_loaded_games_are_kept_as_a_worker_has_under_way() -> None:
+    SHELF.clear()
+    game = COIN._made(first(COIN))
+    taken = [SHELF.take(game) for _ in range(SHARED)]
+    for one in taken:
+        one.begin()  # one that was never begun is not kept
+        SHELF.give_back(one)
+    again = [SHELF.take(game) for _ in range(SHARED)]
+    try:
+        assert {id(one) for one in again} == {id(one) for one in taken}
+    finally:
+        for one in again:
+            one.close()
 
 
 def test_episodes_leave_nothing_open() -> None:
