@@ -152,8 +152,8 @@ def trained(name: str, suite: Suite, out: Path) -> Path | None:
     return run if rlhf(["train", *words], log) else None
 
 
-def evaluated(name: str, policy: str, out: Path) -> bool:
-    """Evaluate a policy on a suite where that is not done; whether it is."""
+def evaluated(name: str, policy: str, out: Path, n: int | None = None) -> bool:
+    """Evaluate a policy on a suite, at most `n` tasks of each part, where that is not done; whether it is."""
     folder = out / f"{name}-{policy}"
     if (folder / "summary.json").is_file():
         return True
@@ -163,9 +163,9 @@ def evaluated(name: str, policy: str, out: Path) -> bool:
             if run is None:
                 return False
             target, checkpoint = recipe_and_checkpoint(str(run / FIRST if policy == "untrained" else run), None)
-            asked = Asked(target=target, checkpoint=str(checkpoint), suite=name)
+            asked = Asked(target=target, checkpoint=str(checkpoint), suite=name, n=n)
         else:
-            asked = Asked(target=policy, suite=name)
+            asked = Asked(target=policy, suite=name, n=n)
         evaluate(asked, out=folder)
     except RlhfError as error:
         print(f"{name} {policy}: {error}", file=sys.stderr, flush=True)
@@ -211,6 +211,7 @@ def main() -> None:
     known = [one.name for one in list_suites()]
     parser.add_argument("--suites", nargs="+", default=known, choices=known)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
+    parser.add_argument("--n", type=int, help="at most so many tasks of each part, for suites that take hours")
     parser.add_argument("--out", type=Path, default=Path("runs") / "suites")
     parser.add_argument("--page", type=Path, help=f"write the tables between the two lines {MARK} of this page")
     asked = parser.parse_args()
@@ -218,7 +219,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     for policy in asked.policies:
         for name in asked.suites:
-            done = evaluated(name, policy, asked.out)
+            done = evaluated(name, policy, asked.out, asked.n)
             print(f"{name} {policy}: {'done' if done else 'not done'}", file=sys.stderr, flush=True)
     page = asked.page.read_text("utf-8") if asked.page is not None else ""
     shown = tables(known, asked.out, page)
