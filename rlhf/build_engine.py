@@ -17,7 +17,7 @@ from rlhf.recipe.trainer_checks import is_taken_apart
 from rlhf.rollout.copied_engine import CopiedEngine
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.engines import VllmSettings, kv_bytes_per_token
-from rlhf.rollout.role_adapters import adapter_names
+from rlhf.rollout.role_adapters import adapter_names, refuse_roles
 from rlhf.rollout.transfer import memory_folder
 from rlhf.rollout.transformers_engine import TransformersEngine
 from rlhf.rollout.vllm_engine import VllmEngine
@@ -121,8 +121,14 @@ def context_of(recipe: Recipe, policy: Policy) -> int:
 
 
 def adapter_rank(settings: VllmSettings, policy: Policy) -> int:
-    """Rank of the adapters that are delivered beside a frozen base; 0 where full weights are delivered."""
-    if not policy.is_lora or settings.lora != "adapter":
+    """Rank of the adapters that are delivered beside a frozen base; 0 where full weights are delivered.
+
+    Adapters of roles, which cannot be merged into those, are a ModelError.
+    """
+    if not policy.is_lora:
+        return 0
+    if settings.lora != "adapter":
+        refuse_roles(policy.model)
         return 0
     return max(int(config.r) for config in policy.model.peft_config.values())
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _OF_ROLES = ("supervised", "policy_gradient")
 _ONE_SET = ("critic", "reward_refresh", "judge_renewal")
 
+_SHARED_ONE = "plain actions have the adapter that is shared; remove the role"
+_UNSAID = "let the agent say in which roles it calls the policy, in an attribute `roles`, or remove the role"
+
 
 def _adapters(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give path and settings of the policy's adapters and of those of critics."""
@@ -83,6 +86,15 @@ def _no_base(where: str, lora: Any, whose: str, expected: str) -> RecipeError:
 
 
 def _check_roles(recipe: Recipe) -> None:
+    for path, critic in _adapters(recipe):
+        if path != "policy.lora" and critic.roles:
+            raise RecipeError(
+                "a critic is asked in no role",
+                where=f"{path}.roles",
+                got=", ".join(critic.roles),
+                expected="nothing",
+                hint="remove the key",
+            )
     lora, known = recipe.policy.lora, [role for role in roles_of(recipe) if role]
     if lora is None or not lora.roles:
         return
@@ -93,14 +105,11 @@ def _check_roles(recipe: Recipe) -> None:
                 where=f"policy.lora.roles[{i}]",
                 got=repr(role),
                 expected=", ".join(map(repr, known)) or f"no roles: an agent of kind {kind_of('agent', recipe.agent)}",
-                hint=nearest(role, known) or "plain actions have the adapter that is shared; remove the role",
+                hint=nearest(role, known) or (_SHARED_ONE if roles_of(recipe) else _UNSAID),
             )
     delivered = getattr(recipe.engine, "lora", "adapter")
     if delivered != "adapter":
         raise _one_set("engine.lora", delivered, "adapter", "they cannot be merged into one set of weights")
-    for path, critic in _adapters(recipe):
-        if path != "policy.lora" and critic.roles:
-            raise _one_set(f"{path}.roles", ", ".join(critic.roles), "nothing", "a critic is asked in no role")
     for i, stage in enumerate(recipe.stages):
         kind = kind_of("stage", stage)
         if kind not in _OF_ROLES:

@@ -84,6 +84,24 @@ def route(model: Any, names: Sequence[str]) -> Any:
     return model
 
 
+def refuse_names(model: Any, names: Sequence[str]) -> None:
+    """Raise ModelError for a role by whose name PEFT would take a part of PEFT's `model` for its adapter.
+
+    PEFT tells the tensors of adapters apart by the parts of their names: with an adapter `0`, the shared one would be
+    written without its first layer.
+    """
+    parts = {part for path, _ in model.named_modules() for part in path.split(".")} | {"weight", "bias"}
+    for name in names:
+        if name in parts or hasattr(nn.ModuleDict, name):
+            raise ModelError(
+                "a role with an adapter is called as a part of the model",
+                where="policy.lora.roles",
+                got=repr(name),
+                expected="a name that no module of the model has",
+                hint="give the role another name, or remove it from policy.lora.roles",
+            )
+
+
 def role_adapters(model: Any) -> RoleAdapters | None:
     """What tells the roles of `model`, or of the module within a trainer's wrapper, apart; None: they share all."""
     found: RoleAdapters | None = getattr(getattr(model, "module", model), "role_adapters", None)

@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.errors import MissingPackageError, ModelError
-from rlhf.rollout.role_adapters import SHARED, refuse_roles, route
+from rlhf.rollout.role_adapters import SHARED, refuse_names, refuse_roles, route
 from rlhf.settings import STRICT
 
 
@@ -38,7 +38,7 @@ class Lora:
     pretrained policy, the plain trainer and the embedded engine."""
     roles: tuple[str, ...] = ()
     """Roles of the agent that have an adapter of their own, such as [plan]; all others share one. One base, and one
-    forward pass, serve them all; it needs the embedded engine."""
+    forward pass, serve them all. A role that is called as a part of the model is refused."""
 
     def __post_init__(self) -> None:
         for name in self.roles:
@@ -69,6 +69,7 @@ class Lora:
         try:
             adapted = get_peft_model(model, config)
             roles = sorted(self.roles)  # as they are found in the folder of a checkpoint
+            refuse_names(adapted, roles)
             for name in roles:
                 adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]))
             return route(adapted, roles) if roles else adapted

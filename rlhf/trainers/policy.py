@@ -18,7 +18,7 @@ from rlhf.errors import CheckpointError, ModelError
 from rlhf.processes import current
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.rollout.held_engine import having, held_by
-from rlhf.rollout.role_adapters import adapter_names, adapter_of, route
+from rlhf.rollout.role_adapters import adapter_names, adapter_of, refuse_names, route
 from rlhf.settings import STRICT
 from rlhf.trainers.checkpoint import way_out
 from rlhf.trainers.lora import Lora as Lora
@@ -335,7 +335,8 @@ def _adapted(base: Any, saved: Path) -> Any:
 
     try:
         model = PeftModel.from_pretrained(base, str(saved), is_trainable=True)
-        roles = sorted(path.parent.name for path in saved.glob("*/adapter_config.json"))
+        roles = _roles_in(saved)
+        refuse_names(model, roles)
         for role in roles:
             model.load_adapter(str(saved / role), role, is_trainable=True)
         return route(model, roles) if roles else model
@@ -343,6 +344,12 @@ def _adapted(base: Any, saved: Path) -> Any:
         raise ModelError(
             "the adapter cannot be loaded", got=_first_line(error), expected="an adapter of the base model"
         ) from error
+
+
+def _roles_in(saved: Path) -> list[str]:
+    """Roles of which an adapter lies in a folder within. Checkpoints that Hugging Face's trainers left are none."""
+    folders = (path.parent for path in saved.glob("*/adapter_config.json"))
+    return sorted(folder.name for folder in folders if not (folder / "trainer_state.json").is_file())
 
 
 def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:

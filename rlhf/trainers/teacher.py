@@ -64,6 +64,7 @@ class Teacher:
                 expected=f"at most {context}",
                 hint=f"set limits.max_context: {context}, or use another teacher",
             )
+        rows = [replace(row, adapter="") for row in rows]  # adapters of roles are the policy's
         budget = stage.max_tokens_per_microbatch
         return trainer.scores(rows, (), temperature=stage.temperature, max_tokens=budget, model=self.model)["logprobs"]
 
