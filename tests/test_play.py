@@ -272,7 +272,10 @@ def test_agents_of_one_s_own_are_played_too(strange: str, tmp_path: Path) -> Non
     ("agent", "told"),
     [
         ("planer", ["error --agent.kind: no agent is called 'planer'", "did you mean 'planner'?"]),
-        ("{kind: chat, fromat: tagged}", ["error --agent.fromat: ChatAgent has no key 'fromat'", "did you mean 'format'?"]),
+        (
+            "{kind: chat, fromat: tagged}",
+            ["error --agent.fromat: ChatAgent has no key 'fromat'", "did you mean 'format'?"],
+        ),
         ("remembering", ["error --agent.kind: this agent is shown what a run has stored", "`rlhf memory RUN`"]),
     ],
 )
