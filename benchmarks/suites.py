@@ -64,6 +64,8 @@ REPLIES = {
 REPLY = 12
 #: Turns that the demonstrations of a suite may have together: short episodes are shown more often than long ones.
 TURNS = 8000
+#: Suite -> demonstrations, where each takes seconds to plan.
+SHOWN = {"scienceworld": 60}
 #: Suite -> share of random actions in its demonstrations, so that what follows a mistake is shown too: an oracle solves
 #: a puzzle at its first attempt, and nobody would have seen a second one.
 STRAYS = {"countdown": 0.3, "knights_and_knaves": 0.3, "sat": 0.3}
@@ -92,7 +94,11 @@ def recipe_of(suite: Suite) -> dict[str, Any]:
             "max_concurrent": min(part.limits.max_concurrent for part in suite.parts),
         },
         "evaluation": {"n_tasks": 20},
-        "stages": stages_of(sum(turns) / len(turns), STRAYS.get(suite.name, STRAY if shown_a_list(suite) else 0.0)),
+        "stages": stages_of(
+            sum(turns) / len(turns),
+            STRAYS.get(suite.name, STRAY if shown_a_list(suite) else 0.0),
+            SHOWN.get(suite.name),
+        ),
     }
 
 
@@ -101,15 +107,17 @@ def shown_a_list(suite: Suite) -> bool:
     return all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
 
 
-def stages_of(turns: float, random_share: float) -> list[dict[str, Any]]:
+def stages_of(turns: float, random_share: float, n_shown: int | None = None) -> list[dict[str, Any]]:
     """What the small model learns from, where an episode has up to `turns` turns in the mean of the parts.
+
+    Demonstrations are `n_shown`, or as many as have about `TURNS` turns together.
 
     A small batch makes many updates of few demonstrations: to copy a name from the context is learnt late and at once.
     """
     return [
         {
             "kind": "supervised",
-            "n_demonstrations": int(min(max(TURNS // turns, 200), 1000)),
+            "n_demonstrations": n_shown or int(min(max(TURNS // turns, 200), 1000)),
             "random_share": random_share,
             "observation_weight": 0.5,
             "epochs": 4,
