@@ -15,6 +15,7 @@ from rlhf.evaluation.attempts import read_attempts
 from rlhf.recipe.suites import dump_suite, load_suite
 from tests import recipe_parts
 from tests.commands import last_json, run
+from tests.environments import troubled
 from tests.trainers import runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +67,19 @@ def test_chance_and_the_oracle_are_policies(suite: Path) -> None:
     # the two attempts of chance at one task are two, and say more together
     assert chance["pass"]["2"]["all"]["value"] < chance["success"]["value"] < chance["pass"]["2"]["at"]["value"]
     assert oracle["tokens_mean"] is None and set(oracle["per_solved"]) == {"turns"}
+
+
+def test_an_oracle_that_takes_its_time_uses_up_none_of_its_episodes(tmp_path: Path) -> None:
+    shutil.copy(troubled.__file__, tmp_path / "troubled.py")
+    path = tmp_path / "slow.yaml"
+    served = "{kind: processes, environment: {kind: './troubled.py:Troubled', plan_s: 0.6}}"
+    limits = "{max_turns: 3, max_tokens: 8, max_concurrent: 8, episode_timeout_s: 4.0}"
+    part = f"{{environment: {served}, tasks: {{split: test, n: 10}}}}"
+    path.write_text(
+        f"agent: {{kind: chat}}\nrewards: {{r: {{kind: environment}}}}\nlimits: {limits}\nparts: {{p: {part}}}\n"
+    )
+    found = last_json(run("evaluate", "oracle", "--suite", path, "--json"))["summary"]
+    assert found["n_errors"] == 0 and found["success"]["value"] == 1.0  # 6 s of planning in all
 
 
 def test_one_command_gives_the_same_files_twice(suite: Path, tmp_path: Path) -> None:

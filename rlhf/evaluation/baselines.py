@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -157,7 +158,7 @@ class RandomAgent:
 
 @dataclass(frozen=True)
 class Planned:
-    """An environment whose oracle is asked as each episode starts, where the environment's own calls run.
+    """An environment whose oracle is asked as each episode starts, where the environment's own calls run, or before.
 
     Attributes:
         inner: the environment; it has a method `plan`.
@@ -201,12 +202,25 @@ class Planned:
         """Those of the environment."""
         return self.inner.tasks(split)
 
+    def prepare(self, tasks: Sequence[Task]) -> None:
+        """Plan for tasks before their episodes begin, where a plan would hold up all others while their clocks run.
+
+        That is so where processes serve the environment. What fails here fails again as its episode starts, which then
+        says so.
+        """
+        for task in tasks if self.keeps_limits else ():
+            with suppress(Exception):
+                self._plan(task)
+
     def start(self, task: Task) -> Any:
-        """Plan, and begin one attempt."""
+        """Plan where that is not done, and begin one attempt."""
+        self._plan(task)
+        return self.inner.start(task)
+
+    def _plan(self, task: Task) -> None:
         if task.id not in self.plans:
             planner: Any = self.inner
             self.plans[task.id] = tuple(planner.plan(task, []) or ())
-        return self.inner.start(task)
 
 
 @dataclass(frozen=True)

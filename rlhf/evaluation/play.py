@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
 from rlhf.evaluation.answers import answers_of
+from rlhf.evaluation.baselines import Planned
 from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.collect import Collector
@@ -85,6 +86,8 @@ async def play_part(
         if number in there:
             solved = list(_stored(there[number]))
         else:
+            if isinstance(collector.environment, Planned):
+                collector.environment.prepare(block)
             found = await patient.collect(block, group_size=made, grouping=rollout, sampling=sampling, step=STEP)
             groups, spent = found.groups, None
             if strategy is not None:

@@ -29,6 +29,7 @@ class Troubled:
     n_tasks: int = 50
     begins: str = ""
     max_steps: int = 9
+    plan_s: float = 0.0
 
     @property
     def properties(self) -> Properties:
@@ -45,6 +46,7 @@ class Troubled:
 
     def plan(self, task: Task, taken: Sequence[str]) -> list[str]:
         trouble(taken[-1] if taken else "")
+        time.sleep(self.plan_s)
         return ["win"]
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
