@@ -144,7 +144,7 @@ def _with_old(sample: Sample) -> Sample:
 def _stored(sample: Sample) -> dict[str, Any]:
     values = {f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in _NUMBERS}
     arrays = {name: torch.tensor(value) for name, value in values.items() if isinstance(value, np.ndarray)}
-    return {**arrays, "adapter": sample.adapter}
+    return {**arrays, **({"adapter": sample.adapter} if sample.adapter else {})}
 
 
 def _restored(row: Mapping[str, Any]) -> Sample:

@@ -132,7 +132,12 @@ def test_trajectories_stay_whole_and_a_stored_buffer_draws_the_same(
     first = ReplayBuffer(Replay(max_age=max_age, max_share=1.0), 6)
     for number, step in enumerate(steps):
         made = [
-            row(a, i, sampler_logprobs=np.where(np.arange(4) > 0, np.float32(-number - i / 8), np.float32(0)))
+            row(
+                a,
+                i,
+                sampler_logprobs=np.where(np.arange(4) > 0, np.float32(-number - i / 8), np.float32(0)),
+                adapter="plan" if i % 2 else "",
+            )
             for i, (a, n) in enumerate(step)
             for _ in range(n)
         ]
@@ -143,6 +148,7 @@ def test_trajectories_stay_whole_and_a_stored_buffer_draws_the_same(
         second.load_state_dict(torch.load(file, weights_only=True))
         found, again = finished(first, made, number), finished(second, made, number)
         assert len(found) == len(again) and all(same(a, b) for a, b in zip(found, again, strict=True))
+        assert [s.adapter for s in found] == [s.adapter for s in again]
         of: dict[int, list[Sample]] = {}
         for s in found[len(made) :]:
             of.setdefault(s.sequence, []).append(s)
