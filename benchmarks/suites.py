@@ -9,7 +9,7 @@ again, and what was interrupted goes on, so the command may be stopped and given
 Rows of the page stay where nothing newer is in --out.
 
 `trained` is a small model made from scratch: by a recipe that comes along where RECIPES names one, else by a short one
-for the suite's own parts, in which 0.3 million parameters imitate 200 to 1,000 demonstrations and play 2 to 5 steps of
+for the suite's own parts, in which 0.3 million parameters imitate at most 1,000 demonstrations and play 2 to 5 steps of
 GiGPO. `untrained` is the same model before its first update. They show what a figure of a suite means, and not how far
 one could get.
 """
