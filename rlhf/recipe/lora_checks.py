@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import RecipeError, nearest
+from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
-from rlhf.recipe.role_checks import roles_of
+from rlhf.recipe.role_checks import never_called, roles_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -100,13 +100,8 @@ def _check_roles(recipe: Recipe) -> None:
         return
     for i, role in enumerate(lora.roles):
         if role not in known:
-            raise RecipeError(
-                "the agent never calls the policy in this role",
-                where=f"policy.lora.roles[{i}]",
-                got=repr(role),
-                expected=", ".join(map(repr, known)) or f"no roles: an agent of kind {kind_of('agent', recipe.agent)}",
-                hint=nearest(role, known) or (_SHARED_ONE if roles_of(recipe) else _UNSAID),
-            )
+            way_out = _SHARED_ONE if roles_of(recipe) else _UNSAID
+            raise never_called(f"policy.lora.roles[{i}]", role, known, way_out)
     delivered = getattr(recipe.engine, "lora", "adapter")
     if delivered != "adapter":
         raise _one_set("engine.lora", delivered, "adapter", "they cannot be merged into one set of weights")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from agents.critic import ActorCritic
@@ -34,13 +34,18 @@ def _check_trained(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         for role in stage.trains or ():
             if roles and role not in roles:
-                raise RecipeError(
-                    "the agent never calls the policy in this role",
-                    where=f"{path}.trains",
-                    got=repr(role),
-                    expected=", ".join(map(repr, roles)),
-                    hint=_ASKING if role == MEMORY else nearest(role, roles) or _PLAIN,
-                )
+                raise never_called(f"{path}.trains", role, roles, _PLAIN)
+
+
+def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> RecipeError:
+    """What is said of a role that is none of `roles`, those in which the agent calls the policy."""
+    return RecipeError(
+        "the agent never calls the policy in this role",
+        where=where,
+        got=repr(role),
+        expected=", ".join(map(repr, roles)) or "a role that the agent says it has, and it says of none",
+        hint=(_ASKING if role == MEMORY and roles else nearest(role, roles)) or way_out,
+    )
 
 
 def _caution_reviews(recipe: Recipe) -> Iterator[str]:

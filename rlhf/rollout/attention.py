@@ -279,11 +279,11 @@ def planned_forward(
     position_ids: Tensor,
     plan: AttentionPlan,
     select: Tensor | None,
-    adapters: Tensor | None = None,
+    adapters: Ints | None = None,
 ) -> Tensor:
     """Logits `[N, V]` of tokens `[T]` at places `select` `[N]` (None: all) under `plan`.
 
-    Where roles have adapters of their own, `adapters` are their numbers, int64 `[T]`; None: the shared one reads all.
+    Where roles have adapters of their own, `adapters` are their numbers, `[T]`; None: the shared one reads all.
 
     Raises:
         ModelError: the model was not prepared, or drops the plan on the way to its attention layers.
@@ -299,7 +299,7 @@ def planned_forward(
         )
     routed = role_adapters(model)
     if routed is not None:
-        routed.say(adapters)
+        routed.say(adapters, token_ids.device)
     output = model(
         input_ids=token_ids[None],
         position_ids=position_ids[None],
@@ -356,12 +356,11 @@ def packed_forward(
     # One text read by two adapters is no common beginning.
     keys = keys if numbers is None else keys + (numbers << 32)
     plan = RowPlan(lengths, token_ids.device, shared_prefixes(keys, np.asarray(lengths, np.int64)))
-    read_by = None if numbers is None else torch.from_numpy(numbers).to(token_ids.device)
     if plan.n_computed == plan.n_tokens:
-        return planned_forward(model, token_ids, plan.position_ids, plan, select, read_by)
+        return planned_forward(model, token_ids, plan.position_ids, plan, select, numbers)
     select = plan.token_of if select is None else plan.token_of[select]
-    read_by = None if read_by is None else read_by[plan.kept]
-    return planned_forward(model, token_ids[plan.kept], plan.position_ids, plan, select, read_by)
+    numbers = None if numbers is None else numbers[plan.kept.cpu().numpy()]
+    return planned_forward(model, token_ids[plan.kept], plan.position_ids, plan, select, numbers)
 
 
 def _numbers(model: nn.Module, lengths: Sequence[int], adapters: Sequence[str] | None) -> Ints | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,8 @@ from rlhf.errors import EngineError, ModelError, nearest
 
 #: PEFT's name of the adapter that roles without one of their own share; `Prompt.adapter` is empty for it.
 SHARED = "default"
+
+Ints = npt.NDArray[np.int64]
 
 
 class RoleAdapters:
@@ -35,8 +39,7 @@ class RoleAdapters:
 
     def __init__(self, model: Any, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._masks: list[Tensor | None] = [None] * (1 + len(self.names))
-        self._only = 0
+        self.say(None)
         for path, layer in model.named_modules():
             if not hasattr(layer, "lora_B"):
                 continue
@@ -51,20 +54,27 @@ class RoleAdapters:
             for number, name in enumerate((SHARED, *self.names)):
                 layer.lora_B[name].register_forward_hook(_Own(self, number))
 
-    def say(self, numbers: Tensor | None) -> None:
-        """From now on, tokens are read by the adapters of these numbers, int64 `[T]`; None: all by the shared one."""
-        kinds = [0] if numbers is None else torch.unique(numbers).tolist()
-        self._only = int(kinds[0]) if len(kinds) == 1 else -1
-        self._masks = [None] * len(self._masks)
-        if self._only < 0 and numbers is not None:
-            self._masks = [(numbers == i)[None, :, None] for i in range(len(self._masks))]
+    def say(self, numbers: Ints | None, device: torch.device | str = "cpu") -> None:
+        """From now on, tokens are read by the adapters of these numbers, `[T]`; None: all by the shared one.
+
+        Args:
+            numbers: on the host, where they are looked at.
+            device: where the model runs.
+        """
+        of_each = np.zeros(1, np.int64) if numbers is None else numbers
+        self._own = [_own_tokens(of_each == i, device) for i in range(1 + len(self.names))]
 
     def of_tokens(self, added: Tensor, number: int) -> Tensor:
         """What an adapter adds, `[1, T, M]`, without what it would add to the tokens of others."""
-        mask = self._masks[number]
-        if mask is not None:
-            return added * mask
-        return added if self._only == number else added * 0.0
+        own = self._own[number]
+        return added if own is None else added * own
+
+
+def _own_tokens(own: npt.NDArray[np.bool_], device: torch.device | str) -> Tensor | float | None:
+    """What an adapter's output is multiplied by, where `own` `[T]` are its tokens; None: by nothing."""
+    if own.all():
+        return None
+    return torch.from_numpy(own)[None, :, None].to(device) if own.any() else 0.0
 
 
 class _Own:

@@ -304,24 +304,23 @@ class TransformersEngine:
         select = np.zeros(max(1, -(-n_selected // _ROW_STEP)) * _ROW_STEP, np.int64)
         select[:n_selected] = (np.cumsum(counts) - 1)[segments.samples]
         token_ids, position_ids = torch.from_numpy(rows).to(device)
-        adapters = self._read_by(segments, n_tokens, device)
         if self._model.training:
             self._model.eval()
         begin = time.perf_counter()
         at = torch.from_numpy(select).to(device)
-        logits = planned_forward(self._model, token_ids, position_ids, plan, at, adapters)
+        logits = planned_forward(self._model, token_ids, position_ids, plan, at, self._read_by(segments, n_tokens))
         self.stats.forward_s += time.perf_counter() - begin
         self.stats.n_forward += 1
         self.stats.n_prefill_tokens += n_new - int((counts == 1).sum())
         return logits[:n_selected]
 
-    def _read_by(self, segments: Segments, n_tokens: int, device: torch.device) -> Tensor | None:
+    def _read_by(self, segments: Segments, n_tokens: int) -> Ints | None:
         """Number of the adapter that reads each token of a pass, `[n_tokens]`; None where the shared one reads all."""
         numbers = self._table.adapters(segments)
         if not numbers.any():
             return None
         # What fills up the last rows goes with the last token, so that a pass of one adapter stays one.
-        return torch.from_numpy(np.pad(numbers, (0, n_tokens - len(numbers)), mode="edge")).to(device)
+        return np.pad(numbers, (0, n_tokens - len(numbers)), mode="edge")
 
     def _sample(self, segments: Segments, logits: Tensor) -> None:
         """One new token for each segment that samples, and answers to those that end."""
