@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ _NEVER = 10**9
 _MOST_THINGS = 12
 _DIED = "You have died."
 # What the map shows well enough by itself.
-_NOT_TOLD = frozenset({"floor of a room", "dark part of a room", "stone", "wall", "corridor", "lit corridor"})
+_NOT_TOLD = frozenset({"", "floor of a room", "dark part of a room", "stone", "wall", "corridor", "lit corridor"})
 
 
 @dataclass(frozen=True)
@@ -109,22 +109,23 @@ class View:
         return "\n".join(filter(None, parts))
 
     def _map(self) -> str:
-        columns = [x for x, _ in self.cells]
-        rows = [y for _, y in self.cells]
-        if not columns:
+        if not self.cells:
             return ""
-        lines = (
-            "".join(self.cells.get((x, y), " ")[0] for x in range(min(columns), max(columns) + 1)).rstrip()
-            for y in range(min(rows), max(rows) + 1)
-        )
-        return "\n".join(lines)
+        columns, rows = zip(*self.cells, strict=True)
+        left, top, width = min(columns), min(rows), max(columns) - min(columns) + 1
+        lines = [[" "] * width for _ in range(top, max(rows) + 1)]
+        for (x, y), (character, _) in self.cells.items():
+            lines[y - top][x - left] = character
+        return "\n".join("".join(line).rstrip() for line in lines)
 
     def _things(self) -> str:
         """The nearest of each kind of thing, and how many more there are of it."""
         found: dict[str, list[tuple[int, int, int, int]]] = {}
         for (x, y), (_, what) in self.cells.items():
+            if what in _NOT_TOLD:
+                continue
             right, down = x - self.at[0], y - self.at[1]
-            if what and what not in _NOT_TOLD and (right, down) != (0, 0):
+            if (right, down) != (0, 0):
                 found.setdefault(what, []).append((max(abs(right), abs(down)), abs(right) + abs(down), down, right))
         nearest = sorted((min(places), what, len(places)) for what, places in found.items())[:_MOST_THINGS]
         told = [
@@ -189,13 +190,12 @@ class World:
     def _view(self, observation: Mapping[str, Any], reward: float = 0.0) -> View:
         stats = observation["blstats"]
         rows, columns = (observation["chars"] != 32).nonzero()
-        shown = zip(
-            zip(columns.tolist(), rows.tolist(), strict=True),
-            observation["chars"][rows, columns].tolist(),
-            np.asarray(observation["screen_descriptions"])[rows, columns],
-            strict=True,
-        )
-        cells = {at: (chr(character), _words(what)) for at, character, what in shown}
+        told = np.asarray(observation["screen_descriptions"])[rows, columns]
+        at = zip(columns.tolist(), rows.tolist(), strict=True)
+        characters = map(chr, observation["chars"][rows, columns].tolist())
+        # As one word each, most of which are alike.
+        meant = map(_meaning, told.view(f"S{told.shape[1]}")[:, 0].tolist())
+        cells = dict(zip(at, zip(characters, meant, strict=True), strict=True))
         internal = self._env.last_observation[self._env._internal_index]
         return View(
             message=_words(observation["message"]),
@@ -245,7 +245,12 @@ def _import(module: str) -> Any:
 
 
 def _words(characters: Any) -> str:
-    return bytes(characters).split(b"\0", 1)[0].decode("latin-1").strip()
+    return _meaning(bytes(characters))
+
+
+@lru_cache(maxsize=4096)
+def _meaning(characters: bytes) -> str:
+    return characters.split(b"\0", 1)[0].decode("latin-1").strip()
 
 
 def _place(right: int, down: int) -> str:
