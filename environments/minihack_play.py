@@ -65,12 +65,63 @@ _NOT_TOLD = frozenset({"", "floor of a room", "dark part of a room", "stone", "w
 
 
 @dataclass(frozen=True)
+class Cells:
+    """Cells that are seen or remembered, one after another.
+
+    As four rows, and not as a table of pairs, they take a tenth of the room. Where many games take turns, each finds
+    what it left in slower memory, and what it left is freed when it moves.
+
+    Attributes:
+        columns: of each cell.
+        rows: of each cell.
+        characters: of each cell, as the map shows it.
+        meanings: what each character means there.
+    """
+
+    columns: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    characters: str = ""
+    meanings: tuple[str, ...] = ()
+
+    def table(self) -> Mapping[tuple[int, int], tuple[str, str]]:
+        """Character and meaning of each cell by column and row."""
+        places = zip(self.columns, self.rows, strict=True)
+        return dict(zip(places, zip(self.characters, self.meanings, strict=True), strict=True))
+
+    def map(self) -> str:
+        """The characters in their places; empty where nothing is seen."""
+        if not self.columns:
+            return ""
+        left, top, width = min(self.columns), min(self.rows), max(self.columns) - min(self.columns) + 1
+        lines = [[" "] * width for _ in range(top, max(self.rows) + 1)]
+        for x, y, character in zip(self.columns, self.rows, self.characters, strict=True):
+            lines[y - top][x - left] = character
+        return "\n".join("".join(line).rstrip() for line in lines)
+
+    def things(self, at: tuple[int, int]) -> str:
+        """The nearest of each kind of thing by distance from `at`, and how many more there are of it."""
+        found: dict[str, list[tuple[int, int, int, int]]] = {}
+        for x, y, what in zip(self.columns, self.rows, self.meanings, strict=True):
+            if what in _NOT_TOLD:
+                continue
+            right, down = x - at[0], y - at[1]
+            if (right, down) != (0, 0):
+                found.setdefault(what, []).append((max(abs(right), abs(down)), abs(right) + abs(down), down, right))
+        nearest = sorted((min(places), what, len(places)) for what, places in found.items())[:_MOST_THINGS]
+        told = [
+            f"{what} {_place(right, down)}{f' and {n - 1} more' if n > 1 else ''}"
+            for (_, _, down, right), what, n in nearest
+        ]
+        return "; ".join(told) or "nothing"
+
+
+@dataclass(frozen=True)
 class View:
     """What is seen after an action, or how the game ended.
 
     Attributes:
         message: what the game says.
-        cells: of each cell that is seen or remembered, its character and what that means.
+        seen: the cells that are seen or remembered.
         at: column and row of the agent.
         hit_points: those left and those at most.
         carried: what is carried.
@@ -82,7 +133,7 @@ class View:
     """
 
     message: str
-    cells: Mapping[tuple[int, int], tuple[str, str]]
+    seen: Cells
     at: tuple[int, int]
     hit_points: tuple[int, int]
     carried: tuple[str, ...]
@@ -101,38 +152,17 @@ class View:
         return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
 
     @cached_property
+    def cells(self) -> Mapping[tuple[int, int], tuple[str, str]]:
+        """Of each cell that is seen or remembered, its character and what that means."""
+        return self.seen.table()
+
+    @cached_property
     def text(self) -> str:
         """The view in words: message, map, things by distance, hit points."""
         if self.over:
             return "Solved." if self.won else f"{self.message} The game is over.".strip()
-        parts = [self.message, self._map(), f"You see: {self._things()}.", "HP {} of {}.".format(*self.hit_points)]
-        return "\n".join(filter(None, parts))
-
-    def _map(self) -> str:
-        if not self.cells:
-            return ""
-        columns, rows = zip(*self.cells, strict=True)
-        left, top, width = min(columns), min(rows), max(columns) - min(columns) + 1
-        lines = [[" "] * width for _ in range(top, max(rows) + 1)]
-        for (x, y), (character, _) in self.cells.items():
-            lines[y - top][x - left] = character
-        return "\n".join("".join(line).rstrip() for line in lines)
-
-    def _things(self) -> str:
-        """The nearest of each kind of thing, and how many more there are of it."""
-        found: dict[str, list[tuple[int, int, int, int]]] = {}
-        for (x, y), (_, what) in self.cells.items():
-            if what in _NOT_TOLD:
-                continue
-            right, down = x - self.at[0], y - self.at[1]
-            if (right, down) != (0, 0):
-                found.setdefault(what, []).append((max(abs(right), abs(down)), abs(right) + abs(down), down, right))
-        nearest = sorted((min(places), what, len(places)) for what, places in found.items())[:_MOST_THINGS]
-        told = [
-            f"{what} {_place(right, down)}{f' and {n - 1} more' if n > 1 else ''}"
-            for (_, _, down, right), what, n in nearest
-        ]
-        return "; ".join(told) or "nothing"
+        parts = [self.message, self.seen.map(), f"You see: {self.seen.things(self.at)}."]
+        return "\n".join(filter(None, [*parts, "HP {} of {}.".format(*self.hit_points)]))
 
 
 class World:
@@ -175,7 +205,7 @@ class World:
             return self._view(observation, float(reward))
         # What the package shows now is of the menus through which it has left the game.
         won = int(told["end_status"]) == _SOLVED and reward > 0
-        return View("" if won else _DIED, {}, (0, 0), (0, 0), (), False, b"", float(reward), True, won)
+        return View("" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", float(reward), True, won)
 
     def numbers(self, view: View) -> Mapping[str, int]:
         """What may be said now, and the package's number for it."""
@@ -191,15 +221,17 @@ class World:
         stats = observation["blstats"]
         rows, columns = (observation["chars"] != 32).nonzero()
         told = np.asarray(observation["screen_descriptions"])[rows, columns]
-        at = zip(columns.tolist(), rows.tolist(), strict=True)
-        characters = map(chr, observation["chars"][rows, columns].tolist())
-        # As one word each, most of which are alike.
-        meant = map(_meaning, told.view(f"S{told.shape[1]}")[:, 0].tolist())
-        cells = dict(zip(at, zip(characters, meant, strict=True), strict=True))
+        seen = Cells(
+            tuple(columns.tolist()),
+            tuple(rows.tolist()),
+            observation["chars"][rows, columns].tobytes().decode("latin-1"),
+            # As one word each, most of which are alike.
+            tuple(map(_meaning, told.view(f"S{told.shape[1]}")[:, 0].tolist())),
+        )
         internal = self._env.last_observation[self._env._internal_index]
         return View(
             message=_words(observation["message"]),
-            cells=cells,
+            seen=seen,
             at=(int(stats[0]), int(stats[1])),
             hit_points=(int(stats[10]), int(stats[11])),
             carried=tuple(map(_words, observation["inv_strs"][: observation["inv_letters"].nonzero()[0].size])),

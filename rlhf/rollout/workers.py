@@ -22,8 +22,10 @@ import inspect
 import itertools
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
+from types import CoroutineType
 from typing import Any
 from weakref import WeakSet
 
@@ -62,15 +64,56 @@ class InlineLane:
     """Calls on the present event loop. A call that blocks, blocks everything; one that awaits is limited."""
 
     async def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
-        """Return what `function` returns or awaits. Raises CallTimeout, CallError."""
+        """Return what `function` returns or awaits. Raises CallTimeout, CallError.
+
+        A clock is set only where something is waited for: setting it takes as long as a short step.
+        """
+        try:
+            value = function(*args)
+            if isinstance(value, CoroutineType):
+                is_over, value = _begun(value)
+            else:
+                is_over = not inspect.isawaitable(value)
+        except (Exception, SystemExit) as error:
+            raise CallError(describe(error)) from error
+        if is_over:
+            return value
         try:
             async with asyncio.timeout(timeout_s):
-                return _unwrap(await _settle(function, args, (Exception, SystemExit)))
+                return _unwrap(await _settle(lambda: value, (), (Exception, SystemExit)))
         except TimeoutError:
             raise CallTimeout(f"no answer within {timeout_s:g} s") from None
 
     async def leave(self) -> None:
         """Do nothing: there is no thread."""
+
+
+def _begun(coroutine: CoroutineType[Any, Any, Any]) -> tuple[bool, Any]:
+    """Run a coroutine until it waits: whether it came to its end, and what it returned, or else the rest of it."""
+    try:
+        return False, _Begun(coroutine, coroutine.send(None))
+    except StopIteration as end:
+        return True, end.value
+
+
+class _Begun:
+    """A coroutine that waits for something already; to await this is to go on with it."""
+
+    def __init__(self, coroutine: CoroutineType[Any, Any, Any], waits_for: Any) -> None:
+        self._coroutine, self._waits_for = coroutine, waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        go_on: Callable[[], Any]
+        while True:
+            try:
+                sent = yield self._waits_for
+                go_on = partial(self._coroutine.send, sent)
+            except BaseException as error:
+                go_on = partial(self._coroutine.throw, error)
+            try:
+                self._waits_for = go_on()
+            except StopIteration as done:
+                return done.value
 
 
 class LimitedLane:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from environments.base import Environment, can_demonstrate, most_at_once
 from environments.minihack import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
-from environments.minihack_play import SHELF, View
+from environments.minihack_play import SHELF, Cells, View
 from environments.pool import SHARED, Processes
 from environments.transcript import awaited
 from rlhf.data import Task
@@ -87,15 +87,10 @@ def test_splits_are_ranges_of_seeds() -> None:
 
 def test_a_view_is_the_message_the_map_and_the_things_by_distance() -> None:
     # Drawn by hand: the agent at (5, 3), a boulder next to it, two jackals of which the nearer is two cells away.
-    cells = {
-        (5, 3): ("@", "human rogue"),
-        (6, 3): ("0", "boulder"),
-        (5, 1): ("d", "jackal"),
-        (9, 4): ("d", "jackal"),
-        (4, 4): (">", "staircase down"),
-        (5, 4): (".", "floor of a room"),
-    }
-    view = View("You hear a door.", cells, (5, 3), (7, 12), (), False, b"")
+    words = ("human rogue", "boulder", "jackal", "jackal", "staircase down", "floor of a room")
+    seen = Cells((5, 6, 5, 9, 4, 5), (3, 3, 1, 4, 4, 4), "@0dd>.", words)
+    view = View("You hear a door.", seen, (5, 3), (7, 12), (), False, b"")
+    assert len(view.cells) == 6 and view.cells[9, 4] == ("d", "jackal")
     assert view.text == (
         "You hear a door.\n d\n\n @0\n>.   d\n"
         "You see: boulder 1 east; staircase down 1 south 1 west; jackal 2 north and 1 more.\nHP 7 of 12."

@@ -11,7 +11,15 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from environments.check import check_environment
-from environments.reasoning_gym import EVALUATED, NO_REFERENCE, UNSTABLE, ReasoningGym, is_plain_formula, is_plain_list
+from environments.reasoning_gym import (
+    EVALUATED,
+    NO_REFERENCE,
+    SLOW,
+    UNSTABLE,
+    ReasoningGym,
+    is_plain_formula,
+    is_plain_list,
+)
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -145,6 +153,20 @@ def test_every_generator_starts_and_its_references_are_right(dataset: str) -> No
         assert n_known == len(tasks)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "inline", "isolated"),
+    [
+        ("chain_sum", True, False),
+        ("rubiks_cube", False, False),
+        ("countdown", False, True),
+        ("word_ladder", False, True),
+    ],
+)
+def test_where_a_generator_is_served(dataset: str, inline: bool, isolated: bool) -> None:
+    declared = ReasoningGym(dataset=dataset).properties
+    assert (declared.inline, declared.isolated) == (inline, isolated)
+
+
 def test_what_the_page_says_of_generators() -> None:
     assert len(all_generators()) == 105
-    assert NO_REFERENCE | UNSTABLE | set(EVALUATED) <= set(all_generators())
+    assert NO_REFERENCE | UNSTABLE | SLOW | set(EVALUATED) <= set(all_generators())

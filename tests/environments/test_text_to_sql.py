@@ -154,6 +154,10 @@ def test_the_transcript_of_the_page() -> None:
     assert is_shown(transcript(play(world, task, actions), actions))
 
 
+def test_queries_that_may_take_long_run_in_threads() -> None:
+    assert TextToSql().properties.inline and not TextToSql(max_work=500_001).properties.inline
+
+
 def test_all_promises_are_kept() -> None:
     report = check_environment(TextToSql())
     assert report.ok, str(report)

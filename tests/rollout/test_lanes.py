@@ -1,0 +1,118 @@
+"""Calls on the event loop: what answers at once does, and what waits goes on where it was, within its limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from rlhf.rollout.workers import CallError, CallTimeout, InlineLane
+
+
+def called(function: Callable[..., Any], *args: Any, timeout_s: float = 10.0) -> Any:
+    return asyncio.run(InlineLane().call(function, *args, timeout_s=timeout_s))
+
+
+def itself(value: Any) -> Any:
+    return value
+
+
+async def counts(n: int, seen: list[int]) -> int:
+    for i in range(n):
+        seen.append(i)
+        await asyncio.sleep(0.001 * (i % 2))
+    return n
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_a_coroutine_goes_on_where_it_waited(n: int) -> None:
+    seen: list[int] = []
+    assert called(counts, n, seen) == n
+    assert seen == list(range(n))
+
+
+def test_what_is_no_coroutine_is_awaited_too() -> None:
+    async def main() -> list[Any]:
+        lane, future = InlineLane(), asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.001, future.set_result, "late")
+        task = asyncio.ensure_future(counts(2, []))
+        return [await lane.call(itself, one, timeout_s=10.0) for one in ("plain", future, task)]
+
+    assert asyncio.run(main()) == ["plain", "late", 2]
+
+
+def test_an_error_of_what_is_waited_for_reaches_the_coroutine() -> None:
+    async def careful() -> str:
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.001, future.set_exception, KeyError("lost"))
+        try:
+            await future
+        except KeyError:
+            await asyncio.sleep(0)
+            return "found again"
+        return "not raised"
+
+    assert called(careful) == "found again"
+
+
+def fails_at_once() -> Coroutine[Any, Any, None]:
+    async def fails() -> None:
+        raise ValueError("at once")
+
+    return fails()
+
+
+async def fails_later() -> None:
+    await asyncio.sleep(0)
+    raise ValueError("later")
+
+
+async def has_a_limit_of_its_own() -> None:
+    async with asyncio.timeout(0.001):
+        await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(fails_at_once, "at once"), (fails_later, "later"), (has_a_limit_of_its_own, "TimeoutError")],
+)
+def test_errors_are_the_call_s(function: Callable[..., Any], says: str) -> None:
+    with pytest.raises(CallError, match=says):
+        called(function)
+
+
+def test_what_waits_too_long_is_cancelled_and_cleans_up() -> None:
+    ends: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ends.append("cleaned")
+
+    with pytest.raises(CallTimeout, match=r"0\.01 s"):
+        called(waits, timeout_s=0.01)
+    assert ends == ["cleaned"]
+
+
+def test_a_cancelled_caller_cancels_the_call() -> None:
+    ends: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            ends.append("told")
+            raise
+
+    async def main() -> None:
+        task = asyncio.ensure_future(InlineLane().call(waits, timeout_s=10.0))
+        await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert ends == ["told"]
