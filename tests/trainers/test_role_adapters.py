@@ -323,8 +323,18 @@ def recipe(folder: Path, stages: list[dict[str, Any]] | None = None, **changes: 
     return runs.write(folder, [{**GRADIENT, "advantage": {"kind": "two_level"}}] if stages is None else stages, **given)
 
 
-def test_a_run_trains_both_and_a_resumed_one_ends_where_it_does(tmp_path: Path) -> None:
-    gradient = {**GRADIENT, "advantage": {"kind": "two_level"}, "checkpoint_every": 1, "steps": 3}
+#: What else a stage keeps between steps.
+KEPT = {
+    "replay": {"max_share": 0.5},
+    "reference_reset": {"kl_above": 1e-9},
+    "loss": {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1},
+    "checkpoint_in_background": True,
+}
+
+
+@pytest.mark.parametrize("keys", [{}, KEPT], ids=["alone", "with all that a stage keeps"])
+def test_a_run_trains_both_and_a_resumed_one_ends_where_it_does(tmp_path: Path, keys: dict[str, Any]) -> None:
+    gradient = {**GRADIENT, "advantage": {"kind": "two_level"}, "checkpoint_every": 1, "steps": 3, **keys}
     path, calls = recipe(tmp_path, [SUPERVISED, gradient]), list[int]()
     with words.on_every_step(path, lambda: calls.append(1)):
         whole = runs.run(path, tmp_path / "whole")
