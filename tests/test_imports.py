@@ -63,6 +63,31 @@ finally:
     assert python(code).strip().endswith("heavy: []")
 
 
+#: Says on standard output when the code of models begins to load, which takes seconds.
+TELLING = """
+import sys
+
+class Telling:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers":
+            print("<loads transformers>", flush=True)
+
+sys.meta_path.insert(0, Telling())
+"""
+
+
+def test_a_recipe_is_checked_without_the_code_of_models() -> None:
+    code = "sys.argv = ['rlhf', 'check', 'recipe', 'quickstart']\nfrom rlhf.cli import main\nmain()"
+    told = python(TELLING + code)
+    assert "environment (babyai)" in told and "<loads transformers>" not in told
+
+
+def test_a_recipe_is_shown_before_the_code_of_models_loads() -> None:
+    told = python(TELLING + "sys.argv = ['rlhf', 'show', 'quickstart']\nfrom rlhf.cli import main\nmain()")
+    shown, _, figures = told.partition("<loads transformers>")
+    assert "name: quickstart" in shown and "parameters" in figures
+
+
 def test_help_answers_in_under_a_second() -> None:
     def seconds() -> float:
         start = time.perf_counter()

@@ -38,7 +38,10 @@ def show(
     loaded = load(recipe, overrides or [])
     refuse_absent_models(loaded)
     check_processes(loaded, nproc)
-    from rlhf.commands.arithmetic import arithmetic  # loads torch: after what may be wrong is told
+    console = results()
+    if not as_json:  # the figures take a model's shapes, whose code takes seconds to load: there is something to read
+        console.print(dump(loaded), markup=False, soft_wrap=True)
+    from rlhf.commands.arithmetic import arithmetic
 
     figures, warnings = arithmetic(loaded, nproc), cautions(loaded)
     measured = _tried(loaded, trial, nproc) if trial else None
@@ -46,8 +49,6 @@ def show(
         shown = {"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings}
         print_json(shown | ({"trial": measured} if measured else {}))
         return
-    console = results()
-    console.print(dump(loaded), markup=False, soft_wrap=True)
     _print_figures(console, figures, measured)
     for warning in warnings:
         console.print(f"[yellow]caution[/] {warning}", soft_wrap=True)

@@ -20,9 +20,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from rlhf.errors import ModelError
 from rlhf.rollout.role_adapters import number_of, role_adapters
@@ -223,6 +220,8 @@ def _packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend in one layer, as transformers calls it; query `[1, H, T, D]`, result `[1, T, H, D]`."""
     if packed_plan is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -239,8 +238,13 @@ def _packed_attention(
     return packed_plan.attend(cast(int, module.layer_idx), q, k, v, scale, dropout)[None], None
 
 
-AttentionInterface.register(ATTENTION_NAME, _packed_attention)
-AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+def _make_known() -> None:
+    """Tell transformers of the function: once there is a model, as reading a recipe should not wait for model code."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION_NAME, _packed_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
 def use_packed_attention(model: nn.Module) -> None:
@@ -270,6 +274,7 @@ def use_packed_attention(model: nn.Module) -> None:
             where=name,
             expected="a model class of transformers 5 with _supports_attention_backend, such as Qwen3, Qwen2 or Llama",
         )
+    _make_known()
     base.set_attn_implementation(ATTENTION_NAME)
 
 
