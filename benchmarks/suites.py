@@ -50,6 +50,9 @@ RECIPES = {
     "textworld_express": "coin-gigpo",
 }
 
+#: Suite -> the suite whose small model is judged by it, because it has nothing to train on itself.
+LENT = {"bfcl": "tools"}
+
 #: Suite -> tokens of a reply, where its actions are longer than a few words.
 REPLIES = {
     "collaborate": 32,
@@ -167,7 +170,8 @@ def evaluated(name: str, policy: str, out: Path, n: int | None = None) -> bool:
         return True
     try:
         if policy in ("untrained", "trained"):
-            run = trained(name, load_suite(name), out)
+            learnt = LENT.get(name, name)
+            run = trained(learnt, load_suite(learnt), out)
             if run is None:
                 return False
             target, checkpoint = recipe_and_checkpoint(str(run / FIRST if policy == "untrained" else run), None)

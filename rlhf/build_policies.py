@@ -118,7 +118,7 @@ async def at_play(found: Contender, progress: RichProgress) -> AsyncIterator[Cal
         environment: Any = Planned(part.environment) if found.kind == "oracle" else part.environment
         agent: Any = part.agent
         if found.kind in BASELINES:
-            agent = OracleAgent(environment) if found.kind == "oracle" else RandomAgent()
+            agent = OracleAgent(environment) if found.kind == "oracle" else RandomAgent(environment)
         return Collector(
             environment=environment,
             agent=agent,

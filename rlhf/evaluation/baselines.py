@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from agents.base import History, PolicyHandle
@@ -27,10 +28,14 @@ from rlhf.data import (
     Task,
     WeightsForm,
 )
-from rlhf.errors import AgentError, DataError, DeliveryError, EngineError, RecipeError
+from rlhf.errors import AgentError, DataError, DeliveryError, EngineError, EnvError, RecipeError
+from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.workers import CallError, CallTimeout
 
 _BITS = 31
+#: Tasks whose oracle's actions chance borrows, the first of an environment's first split.
+N_BORROWED = 20
 
 
 class WholeMessages(Renderer):
@@ -135,24 +140,61 @@ class OnlyDice(WholeMessages):
 
 @dataclass(frozen=True)
 class RandomAgent:
-    """Takes one of the possible actions, each as likely as any other. Its policy is `Dice`."""
+    """Takes one of the possible actions, each as likely as any other. Its policy is `Dice`.
+
+    Where none are listed, because actions are written, it takes one that the oracle takes in another task: what
+    somebody may answer who knows what answers are like, and not what was asked.
+
+    Attributes:
+        environment: what it acts in.
+        borrowed: task -> what the oracle does in it.
+    """
+
+    environment: Environment
+    borrowed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    async def prepare(self, task: Task, timeout_s: float) -> None:
+        """Ask the oracle, before episodes and their clocks begin, if nothing is listed as `task` opens.
+
+        What fails here fails again as an episode starts, which then says so.
+        """
+        if self.borrowed or not can_demonstrate(self.environment):
+            return
+        lanes = lanes_of(self.environment)
+        lane = lanes.open()
+        with suppress(CallError, CallTimeout, EnvError):
+            episode = await lane.call(self.environment.start, task, timeout_s=timeout_s)
+            if not episode.opening.admissible_actions:
+                self.borrowed.update(self._plans())
+            await lane.call(episode.close, timeout_s=timeout_s)
+        await lane.leave()
+        await lanes.close()
+
+    def _plans(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        planner: Any = self.environment
+        for task in islice(planner.tasks(properties_of(planner).splits[0]), N_BORROWED):
+            with suppress(Exception):
+                yield task.id, tuple(planner.plan(task, []) or ())
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Choose.
 
         Raises:
-            AgentError: the environment does not list what is possible.
+            AgentError: the environment neither lists what is possible nor has an oracle.
         """
-        if not history.admissible_actions:
+        possible = history.admissible_actions or tuple(
+            action for task, plan in self.borrowed.items() if task != history.task.id for action in plan
+        )
+        if not possible:
             raise AgentError(
                 "there is nothing to choose from",
                 where=history.task.id,
-                got="no admissible actions",
+                got="no admissible actions, and no oracle's in other tasks",
                 expected="an environment that lists them",
-                hint="a random policy is defined only where StepResult.admissible_actions is given",
+                hint="chance needs StepResult.admissible_actions, or an environment with a method `plan(task, taken)`",
             )
         reply = await policy.generate((Message(Role.USER, "draw"),))
-        choice = random.Random(reply.generation.token_ids[0]).choice(history.admissible_actions)
+        choice = random.Random(reply.generation.token_ids[0]).choice(possible)
         return Action(choice, (reply.generation,))
 
 

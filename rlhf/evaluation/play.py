@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
 from rlhf.evaluation.answers import answers_of
-from rlhf.evaluation.baselines import Planned
+from rlhf.evaluation.baselines import Planned, RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.collect import Collector
@@ -88,6 +88,8 @@ async def play_part(
         else:
             if isinstance(collector.environment, Planned):
                 collector.environment.prepare(block)
+            if isinstance(collector.agent, RandomAgent):
+                await collector.agent.prepare(tasks[0], collector.limits.start_timeout_s)
             found = await patient.collect(block, group_size=made, grouping=rollout, sampling=sampling, step=STEP)
             groups, spent = found.groups, None
             if strategy is not None:
