@@ -18,7 +18,7 @@ from environments.base import properties_of
 from rlhf.build import programs_record, versions
 from rlhf.build_early import refuse_unreferenced
 from rlhf.build_guard import refuse_trained
-from rlhf.build_policies import Contender, at_play, contender
+from rlhf.build_policies import at_play
 from rlhf.build_processes import stopped_by_term
 from rlhf.build_store import refuse_other_kind
 from rlhf.data import Task
@@ -32,6 +32,7 @@ from rlhf.evaluation.summary import summarize
 from rlhf.progress import RichProgress
 from rlhf.recipe.asked import Asked
 from rlhf.recipe.builder import plain_part
+from rlhf.recipe.contender import Contender, contender
 from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
 from rlhf.recipe.text import parse, to_text
 from rlhf.rollout.collect import Collector
@@ -43,6 +44,7 @@ _MOST_NAMED = 4
 def evaluate(
     asked: Asked,
     *,
+    found: Contender | None = None,
     out: Path | None = None,
     price_in: float | None = None,
     price_out: float | None = None,
@@ -52,6 +54,7 @@ def evaluate(
 
     Args:
         asked: whom, and on what.
+        found: what that is, where it has been found out already.
         out: folder of the evaluation; without one nothing is kept.
         price_in: money for a million tokens read.
         price_out: money for a million tokens sampled.
@@ -63,7 +66,7 @@ def evaluate(
     Raises:
         RlhfError: any problem; the attempts made are kept.
     """
-    found = contender(asked)
+    found = found or contender(asked)
     console = console or Console(stderr=True)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))

@@ -76,6 +76,20 @@ sys.meta_path.insert(0, Telling())
 """
 
 
+@pytest.mark.parametrize("arguments", [["random"], ["random", "--suite", "quik"], ["oracle", "a=1", "--suite", "sat"]])
+def test_what_cannot_be_evaluated_is_told_without_torch(arguments: list[str]) -> None:
+    code = f"""
+import sys
+sys.argv = ["rlhf", "evaluate", *{arguments!r}]
+from rlhf.cli import main
+try:
+    main()
+except SystemExit as left:
+    print(left.code, sorted({{"torch", "transformers"}} & set(sys.modules)))
+"""
+    assert python(code).strip() == "2 []"
+
+
 def test_a_recipe_is_checked_without_the_code_of_models() -> None:
     code = "sys.argv = ['rlhf', 'check', 'recipe', 'quickstart']\nfrom rlhf.cli import main\nmain()"
     told = python(TELLING + code)

@@ -102,10 +102,13 @@ def evaluate(
     _refuse_half(asked)
     _refuse_idle(asked, checkpoint, priced)
     asked = _resolved(asked, checkpoint)
-    from rlhf.build_evaluation import evaluate as measure
+    from rlhf.recipe.contender import contender
+
+    found = contender(asked)
+    from rlhf.build_evaluation import evaluate as measure  # loads torch: after what may be wrong is told
 
     quiet_libraries()
-    summary = measure(asked, out=out, price_in=price_in, price_out=price_out, console=errors())
+    summary = measure(asked, found=found, out=out, price_in=price_in, price_out=price_out, console=errors())
     _report(summary, asked, out, as_json)
 
 
