@@ -183,6 +183,28 @@ def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("near.yam", "near.yaml"),
+        ("nearr.yaml", "near.yaml"),
+        ("near", "near.yaml"),
+        ("sub/mine.yaml", "sub/main.yml"),
+        ("sub/quickstrat", "quickstart"),  # nothing there is like it
+        ("quickstart.yam", "quickstart"),  # more like it than `quick`
+        ("quickstrat", "quickstart"),
+    ],
+)
+def test_the_nearest_file_is_named(given: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for name in ("near.yaml", "quick.yaml", "near.txt", "sub/main.yml"):
+        (tmp_path / name).write_text("seed: 0\n")
+    assert f"did you mean '{named}'?" in refused("train", given)
+    if Path(named).suffix and given != "near":
+        assert f"did you mean '{named}'?" in refused("evaluate", "random", "--suite", given)
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("policy: [1, 2\nseed: 0\n", ("this is no YAML", "line 2")),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import rlhf
-from rlhf.errors import RecipeError, meant, nearest
+from rlhf.errors import RecipeError, closest, meant
 from rlhf.evaluation.folder import nearest_beside, same_name
 
 
@@ -75,7 +75,11 @@ def find(path_or_name: str | Path) -> Path:
             hint="give the whole name or the path",
         )
     run = nearest_beside(path) if not path.suffix else ""
-    hints = [nearest(path.stem, _names(listed)), run]
+    names, beside = {name: name for name in _names(listed)}, files_beside(path)
+    # In a folder that is named, what lies there; here, what is most like it, a file where an ending was written.
+    merged = names | beside if path.suffix else beside | names
+    near = [merged] if path.parent == Path() else [names, beside]
+    hints = [*(_nearest_of(path.stem, known) for known in near), run]
     if (same := same_name(path)) is not None and (same / "recipe.yaml").is_file():
         hints = [meant(str(same))]
     raise RecipeError(
@@ -85,6 +89,18 @@ def find(path_or_name: str | Path) -> Path:
         expected="a YAML file, a run folder, or a name from `rlhf recipes`",
         hint=next(filter(None, hints if path.parent == Path() else hints[::-1]), "give the path of a recipe"),
     )
+
+
+def files_beside(path: Path) -> dict[str, str]:
+    """The YAML files in the folder of `path`, as they would be written in its place, by their names without ending."""
+    found = sorted(file for ending in ("yml", "yaml") for file in path.parent.glob(f"*.{ending}") if file.is_file())
+    return {file.stem: str(file) for file in found}
+
+
+def _nearest_of(name: str, known: Mapping[str, str]) -> str:
+    """Ask whether what `known` gives for the nearest of its names was meant; '' where none is near."""
+    found = closest(name, known)
+    return "" if found is None else meant(known[found])
 
 
 def _names(listed: list[Listed]) -> Iterator[str]:

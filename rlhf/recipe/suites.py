@@ -30,7 +30,7 @@ from rewards.suite import names as suite_names
 from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
-from rlhf.recipe.files import Listed, first_comment
+from rlhf.recipe.files import Listed, files_beside, first_comment
 from rlhf.recipe.model import Recipe, plain_rewards, rewards_of
 from rlhf.recipe.split_checks import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
@@ -307,6 +307,10 @@ def load_suite(path_or_name: str, overrides: Sequence[str] = ()) -> Suite:
 
 def _nearest_suite(name: str, listed: Iterable[str]) -> str:
     """Name the nearest suite, which may be one of answers, for another command; '' where none is near."""
+    path = Path(name).expanduser()
+    beside = files_beside(path) if path.suffix or path.parent != Path() else {}
+    if (file := closest(path.stem, beside)) is not None:
+        return meant(beside[file])
     found, of_answers = closest(name, [*listed, *suite_names()]), suite_names()
     if found in of_answers:
         return f"`rlhf check reward TARGET --suite {found}` judges a verifier; that suite has answers and no tasks"
