@@ -13,6 +13,7 @@ from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
 from tests import test_self_play as self_play
+from tests.commands import run
 from tests.trainers import runs
 
 AGENT = {"kind": "critic", "critic_system": "", "actor": {"system": ""}, "max_rounds": 1}
@@ -121,3 +122,18 @@ def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
     inner = STAGE | {"advantage": {"kind": "task_normalised", "inner": {"kind": "reviews"}}}
     [said] = cautions(load(write(tmp_path, inner, agent={"kind": "chat"})))
     assert said.startswith("stages[0].advantage.inner pays a critic of proposals") and "kind chat" in said
+
+
+def test_a_run_is_evaluated_with_an_agent_of_fewer_roles(tmp_path: Path) -> None:
+    policy = {**runs.BASE["policy"], "lora": {"rank": 4, "roles": [CRITIC]}}
+    path = write(tmp_path / "r", STAGE | {"steps": 1, "trains": [CRITIC]}, policy=policy)
+    done = runs.run(path, tmp_path / "run")
+    chat = "agent={kind: chat, system: ''}"
+    said = run("evaluate", done.folder, chat, "-n", "4", "--out", tmp_path / "e")
+    assert said.exit_code == 0, said.output
+    found = [g for r in read_trajectories(tmp_path / "e" / "trajectories") for g in r.trajectory.generations]
+    assert found and {(g.role, g.prompt.adapter) for g in found} == {("", "")}
+    assert run("evaluate", "--verify", tmp_path / "e").exit_code == 0
+    for command in ("train", "evaluate"):  # what is not trained yet
+        said = run(command, path, chat, "--out", tmp_path / "other")
+        assert said.exit_code == 2 and "policy.lora.roles[0]: the agent never calls" in said.output

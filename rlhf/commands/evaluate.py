@@ -159,7 +159,7 @@ def _resolved(asked: Asked, checkpoint: Path | None) -> Asked:
     given = [*asked.overrides, *([f"evaluation.split={asked.split}"] if asked.split and not asked.suite else [])]
     from rlhf.recipe import load
 
-    loaded = load(name, given)
+    loaded = load(name, given, is_trained=folder is not None)
     refuse_ignored(given, folder, "an evaluation", SECTIONS)
     refuse_absent_engine(loaded)
     return replace(asked, target=name, checkpoint=None if folder is None else str(folder))

@@ -28,12 +28,13 @@ from rlhf.recipe.text import read, to_text
 __all__ = ["Listed", "Recipe", "dump", "find", "list_recipes", "load"]
 
 
-def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained: bool = False) -> Recipe:
     """Load a recipe.
 
     Args:
         path_or_name: a YAML file, a run folder, or a name from `list_recipes`.
         overrides: `key=value` with dotted keys, such as `stages.1.steps=5`; a value replaces what was there.
+        is_trained: whether the policy is there already, and is only to be evaluated: its agent may be another one.
 
     Raises:
         RecipeError: anything that cannot be run as written.
@@ -42,7 +43,7 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     path = find(path_or_name)
     # A run is named by its recipe; the file of a run folder is always called recipe.yaml and carries its name inside.
     recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
-    check_pairs(recipe)
+    check_pairs(recipe, is_trained=is_trained)
     return recipe
 
 

@@ -15,7 +15,7 @@ from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
-from rlhf.recipe.lora_checks import LORA_CHECKS
+from rlhf.recipe.lora_checks import CALLED_CHECKS, LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.memory_checks import MEMORY_CHECKS
 from rlhf.recipe.opponent_checks import OPPONENT_CAUTIONS, OPPONENT_CHECKS
@@ -35,10 +35,15 @@ if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
 
-def check_pairs(recipe: Recipe) -> None:
-    """Raise RecipeError for the first pair of parts that cannot work together."""
+def check_pairs(recipe: Recipe, *, is_trained: bool = False) -> None:
+    """Raise RecipeError for the first pair of parts that cannot work together.
+
+    A policy that is trained already may be asked by another agent, which calls it in fewer roles: then nothing trains
+    on the others, and an adapter that reads nothing changes nothing.
+    """
     for check in _CHECKS:
-        check(recipe)
+        if not (is_trained and check in _OF_TRAINING):
+            check(recipe)
 
 
 def cautions(recipe: Recipe) -> list[str]:
@@ -322,6 +327,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *GUIDANCE_CHECKS,
     *CRITIC_CHECKS,
     _check_lora,
+    *CALLED_CHECKS,
     *LORA_CHECKS,
     *START_CHECKS,
     *STAGE_CHECKS,
@@ -335,6 +341,10 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     *SPLIT_CHECKS,
     _check_context,
 )
+
+
+#: What is asked of roles for the sake of training them.
+_OF_TRAINING = (*CALLED_CHECKS, *ROLE_CHECKS)
 
 
 def _caution_warmup(recipe: Recipe) -> Iterator[str]:

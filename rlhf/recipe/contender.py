@@ -84,7 +84,7 @@ def _contender(asked: Asked) -> Contender:
         return Contender("program", asked.target, suite)
     if suite is not None and is_model(asked.target):
         return _model(asked, suite)
-    recipe = load(asked.target, asked.overrides)
+    recipe = load(asked.target, asked.overrides, is_trained=asked.checkpoint is not None)
     suite = suite_of_recipe(recipe) if suite is None else suite.taken_by(recipe)
     checkpoint = Path(asked.checkpoint) if asked.checkpoint else None
     return Contender("model", asked.checkpoint or asked.target, _changed(suite, asked), recipe, checkpoint)

@@ -95,13 +95,9 @@ def _check_roles(recipe: Recipe) -> None:
                 expected="nothing",
                 hint="remove the key",
             )
-    lora, known = recipe.policy.lora, [role for role in roles_of(recipe) if role]
+    lora = recipe.policy.lora
     if lora is None or not lora.roles:
         return
-    for i, role in enumerate(lora.roles):
-        if role not in known:
-            way_out = _SHARED_ONE if roles_of(recipe) else _UNSAID
-            raise never_called(f"policy.lora.roles[{i}]", role, known, way_out)
     delivered = getattr(recipe.engine, "lora", "adapter")
     if delivered != "adapter":
         raise _one_set("engine.lora", delivered, "adapter", "they cannot be merged into one set of weights")
@@ -117,6 +113,14 @@ def _check_roles(recipe: Recipe) -> None:
                 raise _one_set(f"stages[{i}].{key}", "given", "null", "it works with one set of weights")
 
 
+def _check_called(recipe: Recipe) -> None:
+    lora, known = recipe.policy.lora, [role for role in roles_of(recipe) if role]
+    for i, role in enumerate(lora.roles if lora is not None else ()):
+        if role not in known:
+            way_out = _SHARED_ONE if roles_of(recipe) else _UNSAID
+            raise never_called(f"policy.lora.roles[{i}]", role, known, way_out)
+
+
 def _one_set(where: str, got: str, expected: str, why: str) -> RecipeError:
     return RecipeError(
         f"adapters of roles do not go with this: {why}",
@@ -128,3 +132,4 @@ def _one_set(where: str, got: str, expected: str, why: str) -> RecipeError:
 
 
 LORA_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_dora, _check_quantized, _check_roles)
+CALLED_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_called,)
