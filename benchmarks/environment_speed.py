@@ -50,6 +50,8 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
 #: Kinds that are others in another coat.
 WRAPPERS = ("graded", "mixed", "processes")
 MAX_STEPS = 30
+#: What is written where nothing is listed.
+WRITTEN = {"TextToSql": ("SELECT 1", "SELECT name FROM sqlite_master", "VALUES (1, 2), (3, 4)")}
 #: Where every step waits for its journey, as few episodes are played as one in so many.
 ALONE_OF = 16
 #: Episodes under way in threads.
@@ -128,10 +130,11 @@ class Way:
 async def one_episode(environment: Any, task: Any, seed: str, call: Call) -> int:
     """Play at random; return the number of steps."""
     rng = random.Random(seed)
+    written = WRITTEN.get(type(getattr(environment, "environment", environment)).__name__, ("look", "1", "yes"))
     episode = await call(environment.start, task)
     now, n = episode.opening, 0
     while n < MAX_STEPS and not (now.terminated or now.truncated):
-        now = await call(episode.step, rng.choice(now.admissible_actions or ("look", "1", "yes")))
+        now = await call(episode.step, rng.choice(now.admissible_actions or written))
         n += 1
     await call(episode.close)
     return n
@@ -151,7 +154,7 @@ def ways_of(raw: Any, at_once: int | None, in_workers: bool) -> dict[str, Way]:
     plain = Way(raw, call=by_itself)
     if not (in_workers or properties_of(raw).isolated):
         room = 1 if lanes_of(raw).inline else at_once or IN_THREADS
-        return {"raw": plain, "turns": Way(raw, room, in_turn), "one": Way(raw, room)}
+        return {"raw": plain, "turns": Way(raw, room, in_turn if room > 1 else by_itself), "one": Way(raw, room)}
     lasting = 1_000_000  # a worker that is replaced would take its account with it
     one = Processes(environment=raw, n_workers=1, episodes_at_once=at_once, episodes_per_worker=lasting)
     many = Processes(environment=raw, episodes_at_once=at_once, episodes_per_worker=lasting)

@@ -141,7 +141,7 @@ class Properties:
         deterministic: one task and one list of actions give one transcript, in any process.
         replayable: replaying the actions of an episode reaches the same state, so (task, actions) is a snapshot.
         thread_safe: episodes may run in several threads at once.
-        inline: a step takes well under a millisecond and cannot hang, so it may run on the event loop.
+        inline: a step takes well under a millisecond, some at worst, and cannot hang, so it runs on the event loop.
         oracle: `plan` is offered.
         splits: names that `tasks` accepts.
         package: distribution and version the episodes come from, for the run's record.

@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
 from environments.drawn import Attempts, Judged, SplitByContent, digest, plan_answer, split_of
+from environments.worlds import words
 from rlhf.data import Task
 from rlhf.errors import EnvError, MissingPackageError, nearest
 from rlhf.settings import STRICT
@@ -43,6 +44,7 @@ UNSTABLE: frozenset[str] = frozenset(
 
 _LISTS = re.compile(r"""[\[\]\s,0-9A-Z'"_-]*""")
 _FORMULA = re.compile(r"(?:[0-9]{1,6}|[xyzX]|C|asin|acos|atan|sin|cos|tan|exp|log|sqrt|pi|E|[\s+\-*/^().])*")
+_NUMBER = re.compile(r"\s*[-+]?[0-9,]{0,30}\.?[0-9]{0,30}(?:[eE][-+]?[0-9]{1,2})?(?:/[0-9,]{1,30})?\s*")
 _POWER = re.compile(r"\*\*")
 _EXPONENT = r"(?:-?[0-9]{1,2}|\(-?[0-9]{1,2}(?:/[0-9]{1,2})?\))"
 _SMALL_POWER = re.compile(rf"\*\*\s*{_EXPONENT}(?!\s*[0-9.]|\s*\*\*)")
@@ -52,6 +54,11 @@ _POWER_OF_NUMBER = re.compile(r"[0-9)]\s*\*\*")
 def is_plain_list(answer: str) -> bool:
     """Whether an answer is made of brackets, numbers and capitals: `eval` can do nothing with it but read it."""
     return _LISTS.fullmatch(answer) is not None
+
+
+def is_plain_number(answer: str) -> bool:
+    """Whether an answer is a number or a fraction of a few digits, with an exponent of two at most."""
+    return _NUMBER.fullmatch(answer) is not None
 
 
 def is_plain_formula(answer: str) -> bool:
@@ -64,11 +71,19 @@ def is_plain_formula(answer: str) -> bool:
     return plain and len(_SMALL_POWER.findall(answer)) == powers and len(_POWER_OF_NUMBER.findall(answer)) <= 2
 
 
-#: Generators whose scorer may take its time: long answers need 10 to 100 ms, those of all others under 5.
-SLOW: frozenset[str] = frozenset({"propositional_logic", "rubiks_cube"})
+#: Generators that take 10 ms and more to score a long answer, or to make a problem. Those of all others take less.
+SLOW: frozenset[str] = frozenset(
+    words(
+        "advanced_geometry futoshiki game_of_life game_of_life_halting polynomial_equations propositional_logic rearc "
+        "rubiks_cube sokoban sudoku zebra_puzzles"
+    )
+)  # fmt: skip
 
 #: Generators whose scorer takes any text for right; here the answer has to be the reference.
 CREDULOUS: frozenset[str] = frozenset({"game_of_life_halting"})
+
+#: Generators whose scorer makes a number of an answer, for which a few characters can ask for billions of digits.
+COUNTED: frozenset[str] = frozenset({"coin_flip"})
 
 #: Generators whose scorer evaluates an answer, and what an answer must be like to reach it.
 EVALUATED: Mapping[str, Callable[[str], bool]] = {
@@ -78,6 +93,9 @@ EVALUATED: Mapping[str, Callable[[str], bool]] = {
         is_plain_formula,
     ),
 }
+
+
+_PLAIN: Mapping[str, Callable[[str], bool]] = {**EVALUATED, **dict.fromkeys(COUNTED, is_plain_number)}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -109,7 +127,7 @@ class ReasoningGym(SplitByContent):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; to score takes microseconds, but of some generators."""
+        """What this environment promises; most scorers take microseconds, and 10 ms for the longest answers."""
         isolated = self.dataset in UNSTABLE or self.dataset in EVALUATED
         return replace(
             super().properties,
@@ -162,7 +180,7 @@ class ReasoningGym(SplitByContent):
 
     def score(self, task: Task, answer: str) -> float:
         """The package's score of an answer, within [0, 1]; 0 where it is not of a form that may be scored."""
-        if not answer.strip() or len(answer) > _LONGEST or not EVALUATED.get(self.dataset, bool)(answer):
+        if not answer.strip() or len(answer) > _LONGEST or not _PLAIN.get(self.dataset, bool)(answer):
             return 0.0
         if self.dataset in CREDULOUS:
             return float(answer.strip().lower() == str(self.instance(task)["answer"]).lower())

@@ -16,6 +16,7 @@ a limit never turns one transcript into another.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -30,8 +31,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties
+from environments.base import Properties, StepResult
 from environments.splits import Seeded
+from environments.sql_queries import MOST, cost, is_quick
 from environments.worlds import NAMES, PLACES, Attempt, draw_for, name_of, words
 from rewards.sql import is_ordered, query_of
 from rlhf.data import Task
@@ -56,7 +58,7 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
 _COUNTED = 1_000
-#: Work that nobody needs a thread for: at most 20 ms, and 0.4 s where all of it is spent on patterns and long texts.
+#: Work of a quick query that nobody needs a thread for: some milliseconds.
 _AT_ONCE = 500_000
 _QUERY = re.compile(r"^(select|with|values)\b", re.IGNORECASE)
 _SUBMIT = re.compile(r"^\W*(?:submit|answer)\b[\s:]*", re.IGNORECASE)
@@ -141,7 +143,7 @@ class TextToSql(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; queries that may take long run in threads."""
+        """What this environment promises; what may take long is done in threads."""
         package = f"sqlite {sqlite3.sqlite_version}"
         return replace(super().properties, inline=self.max_work <= _AT_ONCE, package=package)
 
@@ -259,6 +261,7 @@ class TextToSqlEpisode(Attempt):
         super().__init__(settings.max_steps)
         self._problem, self._settings, self._name = problem, settings, name_of(problem)
         self._tried: list[str] = []
+        self._late: asyncio.Future[StepResult] | None = None
         self.database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         self.database.executescript(problem.setup)
         self._wanted = self.database.execute(problem.query).fetchall()
@@ -267,8 +270,18 @@ class TextToSqlEpisode(Attempt):
         self.database.set_authorizer(_allowed)
         self.opening = self.opened(f"{problem.question}\n{problem.tables}")
 
+    async def step(self, action: str) -> StepResult:
+        """Do one action, in a thread where that may take long."""
+        if self._settings.max_work > _AT_ONCE or is_quick(action):
+            return self.act(action)
+        self._late = asyncio.ensure_future(asyncio.to_thread(self.act, action))
+        return await asyncio.shield(self._late)
+
     async def close(self) -> None:
-        """Close the database; may be done twice."""
+        """Close the database once nothing runs on it; may be done twice."""
+        if self._late is not None and not self._late.done():
+            self.database.interrupt()
+            await asyncio.wait([self._late])
         self.database.close()
 
     def do(self, action: str) -> tuple[str, bool]:
@@ -289,6 +302,8 @@ class TextToSqlEpisode(Attempt):
 
     def _run(self, query: str) -> tuple[list[tuple[Any, ...]] | None, str]:
         """Return rows, None where it failed, and what to show."""
+        if len(query) <= _LIMITS[sqlite3.SQLITE_LIMIT_SQL_LENGTH] and cost(query) > MOST:
+            return None, "Error: the named queries multiply."
         left = self._settings.max_work // _COUNTED
 
         def counted() -> bool:
@@ -300,7 +315,7 @@ class TextToSqlEpisode(Attempt):
         try:
             cursor = self.database.execute(query)
             rows = cursor.fetchmany(self._settings.max_rows + 1)
-        except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+        except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError, MemoryError) as error:
             return None, "Error: the query takes too long." if left < 0 else f"Error: {str(error)[:120]}"
         header = " | ".join(column[0] for column in cursor.description or ())
         cursor.close()

@@ -13,7 +13,8 @@ from rlhf.build_early import check_template
 from rlhf.build_engine import make_publisher
 from rlhf.build_pairs import check_rewards
 from rlhf.build_store import agent_of
-from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, RandomAgent, WholeMessages
+from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, WholeMessages
+from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.endpoint import EndpointEngine
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from agents.base import History
-from environments.base import Properties
-from environments.countdown import Countdown
-from environments.pool import Processes
-from rlhf.data import Prompt, SamplingParams, Task
-from rlhf.errors import AgentError
 from rlhf.evaluation.attempts import read_attempts
-from rlhf.evaluation.baselines import N_BORROWED, Dice, RandomAgent
 from rlhf.recipe.suites import dump_suite, load_suite
 from tests import recipe_parts
 from tests.commands import last_json, run
@@ -60,43 +49,6 @@ class Asks:
 '''
 
 
-class OneSplit(Countdown):
-    """All tasks are of the split that is judged, as those of benchmarks are."""
-
-    @property
-    def properties(self) -> Properties:
-        return replace(super().properties, splits=("test",))
-
-
-@dataclass(frozen=True)
-class Silent:
-    """Lists nothing and knows nothing, or does not begin."""
-
-    fails: bool = False
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task("silent/0", seed=0)]
-
-    def start(self, task: Task) -> Any:
-        if self.fails:
-            raise OSError("out of order")
-        return troubled.Troubled().start(task)
-
-    def plan(self, task: Task, taken: Any) -> None:
-        return None
-
-
-class Drawn:
-    """A policy whose generation is one number of `Dice`."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    async def generate(self, messages: Any) -> Any:
-        generation = await Dice().generate(Prompt((0,)), SamplingParams(max_tokens=1, seed=self.seed))
-        return SimpleNamespace(generation=generation)
-
-
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     path = tmp_path / "houses.yaml"
@@ -115,36 +67,6 @@ def test_chance_and_the_oracle_are_policies(suite: Path) -> None:
     # the two attempts of chance at one task are two, and say more together
     assert chance["pass"]["2"]["all"]["value"] < chance["success"]["value"] < chance["pass"]["2"]["at"]["value"]
     assert oracle["tokens_mean"] is None and set(oracle["per_solved"]) == {"turns"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "split"),
-    [(Countdown(), "train"), (Processes(environment=Countdown(), n_workers=1), "train"), (OneSplit(), "test")],
-    ids=["here", "in a worker", "of one split"],
-)
-def test_chance_borrows_from_other_tasks_where_nothing_is_listed(environment: Any, split: str) -> None:
-    tasks = list(environment.tasks("test"))[:6]
-    agent = RandomAgent(environment)
-    asyncio.run(agent.prepare(tasks[0], timeout_s=60.0))
-    plans = {task.id: environment.plan(task, []) for task in list(environment.tasks(split))[:N_BORROWED]}
-    assert agent.borrowed == plans and all(plans.values())
-    for task in tasks:
-        drawn = {asyncio.run(agent.act(History(task, "", (), ()), Drawn(i))).text for i in range(400)}
-        assert drawn == {action for other, plan in plans.items() if other != task.id for action in plan}
-    getattr(environment, "close", bool)()
-
-
-def test_chance_needs_a_list_or_an_oracle(tmp_path: Path) -> None:
-    agent = RandomAgent(Silent())
-    asyncio.run(agent.prepare(Task("silent/0", seed=0), timeout_s=1.0))
-    with pytest.raises(AgentError, match="nothing to choose from"):
-        asyncio.run(agent.act(History(Task("silent/0", seed=0), "", (), ()), Drawn(0)))
-
-
-def test_a_start_that_fails_before_the_episodes_fails_again_in_them(tmp_path: Path) -> None:
-    agent = RandomAgent(Silent(fails=True))
-    asyncio.run(agent.prepare(Task("silent/0", seed=0), timeout_s=1.0))
-    assert agent.borrowed == {}
 
 
 def test_an_oracle_that_takes_its_time_uses_up_none_of_its_episodes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Policies that are no models: chance, an environment's oracle, and agents that are programs.
+"""Policies that are no models: an environment's oracle, agents that are programs, and what they take for an engine.
 
 They are played by the same episodes as models are. What chance needs is drawn by an engine from the seed of the call,
 so that it is a function of seed, task, attempt and turn, as what a model samples is.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 from agents.base import History, PolicyHandle
@@ -28,14 +27,10 @@ from rlhf.data import (
     Task,
     WeightsForm,
 )
-from rlhf.errors import AgentError, DataError, DeliveryError, EngineError, EnvError, RecipeError
-from rlhf.rollout.episode import lanes_of
+from rlhf.errors import DataError, DeliveryError, EngineError, RecipeError
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.workers import CallError, CallTimeout
 
 _BITS = 31
-#: Tasks whose oracle's actions chance borrows, the first of an environment's first split.
-N_BORROWED = 20
 
 
 class WholeMessages(Renderer):
@@ -136,66 +131,6 @@ class OnlyDice(WholeMessages):
     def decode(self, ids: Sequence[int]) -> str:
         """Numbers as they are."""
         return " ".join(map(str, ids))
-
-
-@dataclass(frozen=True)
-class RandomAgent:
-    """Takes one of the possible actions, each as likely as any other. Its policy is `Dice`.
-
-    Where none are listed, because actions are written, it takes one that the oracle takes in another task: what
-    somebody may answer who knows what answers are like, and not what was asked.
-
-    Attributes:
-        environment: what it acts in.
-        borrowed: task -> what the oracle does in it.
-    """
-
-    environment: Environment
-    borrowed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    async def prepare(self, task: Task, timeout_s: float) -> None:
-        """Ask the oracle, before episodes and their clocks begin, if nothing is listed as `task` opens.
-
-        What fails here fails again as an episode starts, which then says so.
-        """
-        if self.borrowed or not can_demonstrate(self.environment):
-            return
-        lanes = lanes_of(self.environment)
-        lane = lanes.open()
-        with suppress(CallError, CallTimeout, EnvError):
-            episode = await lane.call(self.environment.start, task, timeout_s=timeout_s)
-            if not episode.opening.admissible_actions:
-                self.borrowed.update(self._plans())
-            await lane.call(episode.close, timeout_s=timeout_s)
-        await lane.leave()
-        await lanes.close()
-
-    def _plans(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        planner: Any = self.environment
-        for task in islice(planner.tasks(properties_of(planner).splits[0]), N_BORROWED):
-            with suppress(Exception):
-                yield task.id, tuple(planner.plan(task, []) or ())
-
-    async def act(self, history: History, policy: PolicyHandle) -> Action:
-        """Choose.
-
-        Raises:
-            AgentError: the environment neither lists what is possible nor has an oracle.
-        """
-        possible = history.admissible_actions or tuple(
-            action for task, plan in self.borrowed.items() if task != history.task.id for action in plan
-        )
-        if not possible:
-            raise AgentError(
-                "there is nothing to choose from",
-                where=history.task.id,
-                got="no admissible actions, and no oracle's in other tasks",
-                expected="an environment that lists them",
-                hint="chance needs StepResult.admissible_actions, or an environment with a method `plan(task, taken)`",
-            )
-        reply = await policy.generate((Message(Role.USER, "draw"),))
-        choice = random.Random(reply.generation.token_ids[0]).choice(possible)
-        return Action(choice, (reply.generation,))
 
 
 @dataclass(frozen=True)

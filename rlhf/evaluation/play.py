@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
 from rlhf.evaluation.answers import answers_of
-from rlhf.evaluation.baselines import Planned, RandomAgent
+from rlhf.evaluation.baselines import Planned
+from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.collect import Collector
@@ -81,15 +82,16 @@ async def play_part(
     played: list[ScoredGroup] = []
     made, rollout = (attempts, Independent()) if strategy is None else (attempts * strategy.n, strategy.rollout)
     size = block_size(made, collector.limits)
-    for number, first in enumerate(range(0, len(tasks), size)):
+    firsts = range(0, len(tasks), size)
+    if isinstance(collector.agent, RandomAgent) and len(there) < len(firsts):
+        await collector.agent.prepare(tasks, collector.limits)
+    for number, first in enumerate(firsts):
         block = tasks[first : first + size]
         if number in there:
             solved = list(_stored(there[number]))
         else:
             if isinstance(collector.environment, Planned):
                 collector.environment.prepare(block)
-            if isinstance(collector.agent, RandomAgent):
-                await collector.agent.prepare(tasks[0], collector.limits.start_timeout_s)
             found = await patient.collect(block, group_size=made, grouping=rollout, sampling=sampling, step=STEP)
             groups, spent = found.groups, None
             if strategy is not None:

@@ -23,8 +23,8 @@ import itertools
 import threading
 import traceback
 from collections.abc import Callable, Generator
-from functools import partial
 from pathlib import Path
+from time import monotonic
 from types import CoroutineType
 from typing import Any
 from weakref import WeakSet
@@ -68,32 +68,27 @@ class InlineLane:
 
         A clock is set only where something is waited for: setting it takes as long as a short step.
         """
+        begun = monotonic()
         try:
             value = function(*args)
-            if isinstance(value, CoroutineType):
-                is_over, value = _begun(value)
-            else:
-                is_over = not inspect.isawaitable(value)
+            if type(value) is CoroutineType and not value.cr_suspended:
+                try:
+                    waits_for = value.send(None)
+                except StopIteration as end:
+                    return end.value
+                value = _Begun(value, waits_for)
+            elif not inspect.isawaitable(value):
+                return value
         except (Exception, SystemExit) as error:
             raise CallError(describe(error)) from error
-        if is_over:
-            return value
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(begun + timeout_s - monotonic()):
                 return _unwrap(await _settle(lambda: value, (), (Exception, SystemExit)))
         except TimeoutError:
             raise CallTimeout(f"no answer within {timeout_s:g} s") from None
 
     async def leave(self) -> None:
         """Do nothing: there is no thread."""
-
-
-def _begun(coroutine: CoroutineType[Any, Any, Any]) -> tuple[bool, Any]:
-    """Run a coroutine until it waits: whether it came to its end, and what it returned, or else the rest of it."""
-    try:
-        return False, _Begun(coroutine, coroutine.send(None))
-    except StopIteration as end:
-        return True, end.value
 
 
 class _Begun:
@@ -103,17 +98,16 @@ class _Begun:
         self._coroutine, self._waits_for = coroutine, waits_for
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        go_on: Callable[[], Any]
         while True:
             try:
-                sent = yield self._waits_for
-                go_on = partial(self._coroutine.send, sent)
-            except BaseException as error:
-                go_on = partial(self._coroutine.throw, error)
-            try:
-                self._waits_for = go_on()
-            except StopIteration as done:
-                return done.value
+                try:
+                    sent = yield self._waits_for
+                except BaseException as error:
+                    self._waits_for = self._coroutine.throw(error)
+                else:
+                    self._waits_for = self._coroutine.send(sent)
+            except StopIteration as end:
+                return end.value
 
 
 class LimitedLane:

@@ -12,6 +12,7 @@ pytest.importorskip("reasoning_gym")
 
 from environments.check import check_environment
 from environments.reasoning_gym import (
+    COUNTED,
     EVALUATED,
     NO_REFERENCE,
     SLOW,
@@ -105,6 +106,15 @@ def test_no_text_of_an_answer_is_run(dataset: str, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_a_number_that_would_have_a_billion_digits_is_no_answer() -> None:
+    world = ReasoningGym(dataset="coin_flip", **FEW)
+    for i in range(10):
+        task = Task("mine", seed=i)
+        assert [world.score(task, text) for text in ("1e999999999", "1e-999999999", "1/1e99999999")] == [0.0] * 3
+        assert world.score(task, world.instance(task)["answer"]) == 1.0
+        assert world.score(task, "5e-1") == world.score(task, "0.5") == world.score(task, " 1/2 ")
+
+
 def test_anything_is_no_answer_to_whether_life_goes_on() -> None:
     world = ReasoningGym(dataset="game_of_life_halting", **FEW)
     for i in range(10):
@@ -169,4 +179,4 @@ def test_where_a_generator_is_served(dataset: str, inline: bool, isolated: bool)
 
 def test_what_the_page_says_of_generators() -> None:
     assert len(all_generators()) == 105
-    assert NO_REFERENCE | UNSTABLE | SLOW | set(EVALUATED) <= set(all_generators())
+    assert NO_REFERENCE | UNSTABLE | SLOW | COUNTED | set(EVALUATED) <= set(all_generators())

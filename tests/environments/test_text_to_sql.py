@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from environments.base import StepResult
 from environments.check import check_environment
+from environments.sql_queries import cost, is_quick
 from environments.text_to_sql import Problem, TextToSql, TextToSqlEpisode, draw
 from environments.worlds import draw_for
 from rewards.sql import SqlResult
@@ -156,6 +160,70 @@ def test_the_transcript_of_the_page() -> None:
 
 def test_queries_that_may_take_long_run_in_threads() -> None:
     assert TextToSql().properties.inline and not TextToSql(max_work=500_001).properties.inline
+
+
+def doubling(n: int) -> str:
+    """Named queries of which each is twice the one before."""
+    names = [f"q{i}" for i in range(n)]
+    named = [f"{b} AS (SELECT x FROM {a} UNION ALL SELECT x FROM {a})" for a, b in pairwise(names)]
+    return f"WITH q0 AS (SELECT 1 AS x), {', '.join(named)} SELECT COUNT(*) FROM {names[-1]}"
+
+
+def test_named_queries_that_multiply_are_refused_before_they_are_compiled() -> None:
+    _, results = ask(doubling(5), doubling(20))
+    assert [result.reply for result in results] == ["COUNT(*)\n16", "Error: the named queries multiply."]
+
+
+@pytest.mark.parametrize(
+    ("query", "n"),
+    [
+        ("SELECT a FROM t", 1),
+        ("WITH q AS (SELECT 1 UNION SELECT 2) SELECT * FROM q", 3),
+        ("WITH q (x) AS NOT MATERIALIZED (SELECT 1), \"R S\" AS (SELECT * FROM 'q', [q]) SELECT * FROM `r s`, Q", 11),
+        ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c", 4),
+        ("WITH q AS (WITH p AS (SELECT 1) SELECT * FROM p, p) SELECT * FROM q /* q q q */ -- q", 12),
+        ("WITH q AS (SELECT 1", 2),
+    ],
+)
+def test_what_queries_that_name_queries_cost(query: str, n: int) -> None:
+    assert cost(query) == n
+
+
+@pytest.mark.parametrize(
+    ("query", "quick"),
+    [
+        ("SELECT name, SUM(points) AS n FROM t JOIN u ON (u.id = t.id) GROUP BY t.id ORDER BY n DESC, name", True),
+        ("SELECT COUNT(*) FROM t WHERE id IN (SELECT id FROM u) AND name = 'like (with'", True),
+        ("SELECT a FROM t WHERE a LIKE '%x'", False),
+        ("SELECT instr(hex(a), 'b') FROM t", False),
+        ("WITH q AS (SELECT 1) SELECT * FROM q", False),
+    ],
+)
+def test_which_queries_are_quick(query: str, quick: bool) -> None:
+    assert is_quick(query) is quick
+
+
+#: Patterns over long texts, over all rows that the limits allow: seconds.
+LONG = f"{FOREVER} COUNT(*) FROM c WHERE " + " OR ".join(
+    ["x || replace(hex(zeroblob(480)), '0', 'a') GLOB '*[!-~][!-~][!-~][!-~]b'"] * 8
+)
+
+
+def test_a_query_that_takes_long_holds_up_nobody_and_ends_with_its_episode() -> None:
+    async def main() -> tuple[int, float]:
+        episode = TextToSqlEpisode(TextToSql()._problem(0), TextToSql())
+        asked, n = asyncio.ensure_future(episode.step(LONG)), 0
+        while not asked.done() and n < 20:
+            await asyncio.sleep(0.005)
+            n += 1
+        begun = time.monotonic()
+        asked.cancel()
+        await episode.close()
+        await episode.close()
+        return n, time.monotonic() - begun
+
+    n, closed_s = asyncio.run(main())
+    assert n == 20 and closed_s < 5.0
 
 
 def test_all_promises_are_kept() -> None:

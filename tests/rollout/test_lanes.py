@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
+import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -116,3 +120,47 @@ def test_a_cancelled_caller_cancels_the_call() -> None:
 
     asyncio.run(main())
     assert ends == ["told"]
+
+
+def test_the_limit_counts_from_the_call_on() -> None:
+    async def works_and_waits() -> None:
+        time.sleep(0.05)
+        await asyncio.sleep(0.2)
+
+    with pytest.raises(CallTimeout):
+        called(works_and_waits, timeout_s=0.04)
+
+
+def test_a_call_that_was_cut_keeps_nothing_alive() -> None:
+    class Held:
+        pass
+
+    seen: list[weakref.ref[Held]] = []
+
+    async def waits() -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        await asyncio.sleep(10)
+
+    async def main() -> None:
+        with suppress(CallTimeout):
+            await InlineLane().call(waits, timeout_s=0.01)
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_coroutine_that_somebody_awaits_already_stays_theirs() -> None:
+    async def main() -> list[Any]:
+        shared = counts(3, [])
+        first = asyncio.ensure_future(InlineLane().call(itself, shared, timeout_s=10.0))
+        await asyncio.sleep(0)
+        with pytest.raises(CallError, match="being awaited already"):
+            await InlineLane().call(itself, shared, timeout_s=10.0)
+        return await first
+
+    assert asyncio.run(main()) == 3
