@@ -94,7 +94,8 @@ def test_tokens_that_nobody_sampled_change_nothing(kind, step, n_extra):
         grown = {name: np.pad(getattr(s, name), (0, n_extra)) for name in ("mask", "sampler_logprobs", "advantages")}
         return replace(s, token_ids=np.pad(s.token_ids, (0, n_extra), constant_values=VOCABULARY - 1), **grown)
 
-    assert torch.equal(gradient(kind, [padded(s) for s in samples]), gradient(kind, samples))
+    # Rows of other lengths are multiplied in another order, which a processor may round in another way.
+    assert torch.allclose(gradient(kind, [padded(s) for s in samples]), gradient(kind, samples), rtol=1e-9, atol=1e-12)
 
 
 def test_places_number_the_policy_tokens_of_a_trajectory_across_its_rows():

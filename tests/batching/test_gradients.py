@@ -116,7 +116,9 @@ def test_trailing_tokens_that_nobody_sampled_change_nothing(step, n_extra):
         return replace(s, token_ids=np.pad(s.token_ids, (0, n_extra), constant_values=VOCABULARY - 1), **grown)
 
     before = gradient(samples, Reduction(), PPOClip())
-    assert torch.equal(gradient([padded(s) for s in samples], Reduction(), PPOClip()), before)
+    after = gradient([padded(s) for s in samples], Reduction(), PPOClip())
+    # Rows of other lengths are multiplied in another order, which a processor may round in another way.
+    assert torch.allclose(after, before, rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=25)
