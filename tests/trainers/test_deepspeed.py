@@ -197,7 +197,7 @@ def samples() -> list[Sample]:
 def assert_same(curve: Curve, expected: Curve, atol: float = 1e-4) -> None:
     assert len(curve) == len(expected)
     for got, wanted in zip(curve, expected, strict=True):
-        assert got == pytest.approx(wanted, abs=atol)
+        assert got == pytest.approx(wanted, abs=atol, rel=1e-5)
 
 
 @pytest.mark.parametrize("form", POLICIES)
