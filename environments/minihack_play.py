@@ -161,8 +161,8 @@ class View:
         """The view in words: message, map, things by distance, hit points."""
         if self.over:
             return "Solved." if self.won else f"{self.message} The game is over.".strip()
-        parts = [self.message, self.seen.map(), f"You see: {self.seen.things(self.at)}."]
-        return "\n".join(filter(None, [*parts, "HP {} of {}.".format(*self.hit_points)]))
+        things, points = self.seen.things(self.at), "HP {} of {}.".format(*self.hit_points)
+        return "\n".join(filter(None, [self.message, self.seen.map(), f"You see: {things}.", points]))
 
 
 class World:

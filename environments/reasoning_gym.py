@@ -77,7 +77,7 @@ SLOW: frozenset[str] = frozenset(
         "advanced_geometry futoshiki game_of_life game_of_life_halting polynomial_equations propositional_logic rearc "
         "rubiks_cube sokoban sudoku zebra_puzzles"
     )
-)  # fmt: skip
+)
 
 #: Generators whose scorer takes any text for right; here the answer has to be the reference.
 CREDULOUS: frozenset[str] = frozenset({"game_of_life_halting"})

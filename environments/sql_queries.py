@@ -48,10 +48,9 @@ def cost(query: str) -> int:
     Rather more than fewer: where a name is given counts too, and so does a column of that name. Ten that each name the
     one before twice are more than a thousand. A name within itself, of a recursive query, counts once.
     """
-    found = tokens(query)
-    if "with" not in found:
+    if "with" not in query.lower():
         return 1
-    costs: dict[str, int] = {}
+    found, costs = tokens(query), dict[str, int]()
     for name, first, last in sorted(_named(found), key=lambda one: one[2]):
         own = 1 + sum(costs.get(word, 0) for word in found[first:last] if word != name)
         costs[name] = max(own, costs.get(name, 0))
