@@ -10,7 +10,8 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,21 @@ class PackedBatch:
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     adapters: tuple[str, ...] | None = None
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """The same batch with what lies flat over policy tokens on `device`; ids and lengths of rows stay.
+
+        To a GPU it goes by way of pinned memory and nobody waits; a batch that is there is returned as it is.
+        """
+        if torch.device(device).type == self.targets.device.type:
+            return self
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("token_ids", "lengths")}
+        moved: dict[str, Any] = {
+            name: values.pin_memory().to(device, non_blocking=True)
+            for name, values in arrays.items()
+            if isinstance(values, torch.Tensor)
+        }
+        return replace(self, **moved)
 
 
 def pack_minibatches(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rlhf.errors import ModelError
 from rlhf.rollout.role_adapters import number_of, role_adapters
+from rlhf.rollout.varlen import VarlenPlan, on_device, takes_varlen
 
 #: Name under which transformers knows the function.
 ATTENTION_NAME = "rlhf_packed"
@@ -39,8 +40,10 @@ Ints = npt.NDArray[np.int64]
 class AttentionPlan(Protocol):
     """Who attends to whom in one forward pass."""
 
-    n_calls: int
-    """Layers that have used the plan; 0 after a forward pass means that the model did not hand it on."""
+    is_used: bool
+    """Whether a layer has asked; if none has after a forward pass, the model did not hand the plan on."""
+    by_layer: bool
+    """Whether it has to know which layer asks; compiled layers are one program where it has not."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
         """Attention of one layer: query `[T, H, D]`, key and value `[T, G, D]`, result `[T, H, D]`."""
@@ -69,11 +72,13 @@ class RowPlan:
         position_ids: int64 `[n_computed]`.
     """
 
+    by_layer = False
+
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu", source: Ints | None = None) -> None:
         self.lengths: Ints = np.asarray(lengths, np.int64)
         if not len(self.lengths) or self.lengths.min() < 1:
             raise ValueError(f"row lengths must be at least 1, got {list(lengths)[:8]}")
-        self.n_calls = 0
+        self.is_used = False
         starts = np.cumsum(self.lengths) - self.lengths
         self.n_tokens = int(self.lengths.sum())
         places = np.arange(self.n_tokens)
@@ -114,7 +119,7 @@ class RowPlan:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
         """Attention within rows; see `AttentionPlan.attend`."""
-        self.n_calls += 1
+        self.is_used = True
         if not self._aligned:
             query = _move(query, self._gather, self._inverse)
             key, value = (_move(x, self._gather, self._inverse, shared=self._shared) for x in (key, value))
@@ -235,7 +240,8 @@ def _packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return packed_plan.attend(cast(int, module.layer_idx), q, k, v, scale, dropout)[None], None
+    layer = cast(int, module.layer_idx) if packed_plan.by_layer else 0
+    return packed_plan.attend(layer, q, k, v, scale, dropout)[None], None
 
 
 def _make_known() -> None:
@@ -314,7 +320,7 @@ def planned_forward(
         logits_to_keep=0 if select is None else select,
         packed_plan=plan,
     )
-    if not plan.n_calls:
+    if not plan.is_used:
         raise ModelError(
             "the model does not hand keyword arguments on to its attention layers, so rows would see each other",
             where=type(model).__name__,
@@ -329,6 +335,7 @@ def packed_forward(
     lengths: Sequence[int],
     select: Tensor | None = None,
     adapters: Sequence[str] | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Logits of rows laid end to end; differentiable, and never larger than what is selected.
 
@@ -337,10 +344,11 @@ def packed_forward(
 
     Args:
         model: prepared by `use_packed_attention`.
-        token_ids: int64 `[T]`, all rows one after the other.
+        token_ids: int64 `[T]`, all rows one after the other; best on the CPU, where they are compared.
         lengths: `[R]` tokens of each row; they sum to T.
         select: int64 `[N]` places in `[0, T)` whose logits are wanted; None for all.
         adapters: `[R]` which role's adapter reads each row, empty for the shared one; None: that one reads all.
+        device: where the model runs; None is where its first parameter lies.
 
     Returns:
         `[N, V]` in the model's dtype; row i predicts the token after place `select[i]`.
@@ -352,20 +360,24 @@ def packed_forward(
     """
     if token_ids.ndim != 1 or sum(lengths) != len(token_ids):
         raise ValueError(f"token_ids must be [T] with T = sum(lengths), got {list(token_ids.shape)}, {sum(lengths)}")
+    device = next(model.parameters()).device if device is None else device
     # Tensors without memory have no ids to compare: nothing is shared, which is the most that there can be to compute.
     if token_ids.is_meta:
-        plan = RowPlan(lengths, token_ids.device)
-        return planned_forward(model, token_ids, plan.position_ids, plan, select)
+        bare = RowPlan(lengths, token_ids.device)
+        return planned_forward(model, token_ids, bare.position_ids, bare, select)
     numbers = _numbers(model, lengths, adapters)
-    keys = token_ids.cpu().numpy()
+    ids = token_ids.cpu().numpy()
     # One text read by two adapters is no common beginning.
-    keys = keys if numbers is None else keys + (numbers << 32)
-    plan = RowPlan(lengths, token_ids.device, shared_prefixes(keys, np.asarray(lengths, np.int64)))
-    if plan.n_computed == plan.n_tokens:
-        return planned_forward(model, token_ids, plan.position_ids, plan, select, numbers)
-    select = plan.token_of if select is None else plan.token_of[select]
-    numbers = None if numbers is None else numbers[plan.kept.cpu().numpy()]
-    return planned_forward(model, token_ids[plan.kept], plan.position_ids, plan, select, numbers)
+    source = shared_prefixes(ids if numbers is None else ids + (numbers << 32), np.asarray(lengths, np.int64))
+    plan = (VarlenPlan if takes_varlen(model, device) else RowPlan)(lengths, device, source)
+    kept = source == np.arange(len(source))
+    if select is not None:
+        select = select.to(device, non_blocking=True)
+        select = select if kept.all() else plan.token_of[select]
+    elif not kept.all():
+        select = plan.token_of
+    numbers = None if numbers is None else numbers[kept]
+    return planned_forward(model, on_device(ids[kept], device), plan.position_ids, plan, select, numbers)
 
 
 def _numbers(model: nn.Module, lengths: Sequence[int], adapters: Sequence[str] | None) -> Ints | None:

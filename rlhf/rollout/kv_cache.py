@@ -132,12 +132,14 @@ class SlotPlan:
         device: where the model runs.
     """
 
+    by_layer = True
+
     def __init__(
         self, cache: KVCache, slots: Ints, starts: Ints, counts: Ints, n_tokens: int, device: torch.device
     ) -> None:
         self._cache, self._device = cache, device
         self._n_new = int(counts.sum())
-        self.n_calls = 0
+        self.is_used = False
         firsts = np.cumsum(counts) - counts
         self._slots = np.repeat(slots, counts)
         self._places = np.arange(self._n_new) - np.repeat(firsts - starts, counts)
@@ -159,7 +161,7 @@ class SlotPlan:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
         """Write `key` and `value` into their slots, then attend; see `AttentionPlan.attend`."""
-        self.n_calls += 1
+        self.is_used = True
         keys, values = self._cache.buffers(layer, key, value)
         index = self._write_index(keys)
         for buffer, new in ((keys, key), (values, value)):

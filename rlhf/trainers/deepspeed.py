@@ -52,11 +52,13 @@ class DeepSpeedTrainer(TorchTrainer):
                 expected="zero: 1, 2 or 3",
             )
         self.policy.model.to(getattr(torch, precision))
+        for parameter in self.policy.model.parameters():
+            parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
         on_gpu = torch.cuda.is_available()
         # Without ZeRO the plain stepper bounds the gradient itself.
         limit = self.settings.max_grad_norm if self.kind.zero else None
         self.config = self.kind.config(precision, limit, on_gpu=on_gpu)
-        plain_optimizer = self.settings.build(self.policy.model.parameters())
+        plain_optimizer = self.settings.build(self.policy.model.parameters(), masters=False)
         here = current()
         with here.hearing("the start of DeepSpeed"), boundary(TrainingError, where="trainer", hint="see the message"):
             self._engine, *_ = deepspeed.initialize(
@@ -75,6 +77,9 @@ class DeepSpeedTrainer(TorchTrainer):
             )
         else:
             self._stepper = Stepper(self.settings, self._engine.optimizer, self.total_updates)
+
+    def _optimizer(self) -> Any:
+        return None  # it is made once the weights have their format
 
     @property
     def live(self) -> Any:

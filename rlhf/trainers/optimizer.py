@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass as plain_dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
+from rlhf.trainers.masters import MasterAdamW, is_short
 
 #: Updates in a row that may be skipped because the gradient was not finite.
 MAX_SKIPPED = 5
@@ -39,12 +40,18 @@ class AdamW:
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global norm; None leaves them."""
 
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.AdamW:
-        """Optimiser over the parameters that require a gradient."""
+    def build(self, parameters: Iterable[torch.nn.Parameter], *, masters: bool = True) -> torch.optim.AdamW:
+        """Optimiser over the parameters that require a gradient.
+
+        Args:
+            parameters: of one model.
+            masters: whether those in 16 bits are updated in float32 beside them; False where another sees to that.
+        """
         trainable = [p for p in parameters if p.requires_grad]
-        return torch.optim.AdamW(
-            trainable, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, foreach=True
-        )
+        on_gpu = bool(trainable) and all(p.is_cuda for p in trainable)
+        options: dict[str, Any] = {"fused": True} if on_gpu else {"foreach": True}
+        kind = MasterAdamW if masters and any(map(is_short, trainable)) else torch.optim.AdamW
+        return kind(trainable, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
 
     def lr_at(self, update: int, n_updates: int) -> float:
         """Learning rate of update number `update` of `n_updates`, from 0; a pure function, so resume needs no state."""

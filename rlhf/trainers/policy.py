@@ -18,11 +18,12 @@ from rlhf.errors import CheckpointError, ModelError
 from rlhf.processes import current
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.rollout.held_engine import having, held_by
-from rlhf.rollout.role_adapters import adapter_names, adapter_of, refuse_names, route
+from rlhf.rollout.role_adapters import adapter_names, adapter_of, refuse_names, role_adapters, route
 from rlhf.settings import STRICT
 from rlhf.trainers.checkpoint import way_out
 from rlhf.trainers.lora import Lora as Lora
 from rlhf.trainers.lora import loading_options
+from rlhf.trainers.masters import is_short
 from rlhf.trainers.sharded import device_of, is_laid_out, whole_state
 from rlhf.trainers.tokenizer import train_tokenizer
 
@@ -209,6 +210,13 @@ class Policy:
     def n_parameters(self) -> int:
         """All parameters, frozen ones included."""
         return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def compiles_well(self) -> bool:
+        """Whether torch.compile is known to make this model's layers faster: on a GPU, in 16 bits, one adapter."""
+        first = next(self.model.parameters())
+        is_plain = role_adapters(self.model) is None and getattr(self.model, "quantization_method", None) is None
+        return bool(first.is_cuda and is_short(first) and is_plain)
 
     def recompute(self, on: bool) -> None:
         """Have training compute activations again in its backward pass instead of keeping them, or not any more."""

@@ -16,14 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rlhf.trainers.fused_head import FusedHead, has_kernels
+
 #: Figures that cost a sum over the vocabulary each, so they are asked for by name.
 Figure = Literal["entropy", "log_normalizers", "mean_logprobs"]
 
 #: Logits that exist at a time: 64 MB in float32. Where all of a pass are no more, they are kept for its backward pass.
 PIECE = 2**24
 
-#: Output layers whose result the model changes before it returns it.
+#: Output layers whose result the model changes before it returns it, and those that are known to be left alone.
 _changed: WeakSet[nn.Module] = WeakSet()
+_plain: WeakSet[nn.Module] = WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,8 @@ def read(
         columns: list[Tensor] = []
 
         def figures(hidden: Tensor) -> Tensor:
-            found: Tensor = cast(Any, _Read.apply)(hidden[0], head.weight, targets, temperature, wanted)
+            node = FusedHead if has_kernels(hidden.device) else _Read
+            found: Tensor = cast(Any, node.apply)(hidden[0], head.weight, targets, temperature, wanted)
             columns.append(found.detach())
             return found[None]
 
@@ -173,7 +177,8 @@ def read(
             del head.forward
         if not columns:  # the model handed the call to another
             return Reading.of(returned, targets, temperature, wanted)
-        if torch.allclose(returned.detach(), columns[0], rtol=0.0, atol=0.0, equal_nan=True):
+        if head in _plain or torch.allclose(returned.detach(), columns[0], rtol=0.0, atol=0.0, equal_nan=True):
+            _plain.add(head)
             return Reading._of_columns(returned, wanted)
         _changed.add(head)
     return Reading.of(forward(), targets, temperature, wanted)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
 from rlhf.rollout.role_adapters import leave_alone
+from rlhf.trainers.compiled import CompiledLayers
 from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.reading import Figure, Reading, read, wanted_by
@@ -65,6 +67,7 @@ class TorchTrainer:
     Attributes:
         total_updates: updates the stage will make; the schedule's horizon.
         recomputes: whether the backward pass computes activations again.
+        compiles: whether layers are compiled.
         optimizer: over the policy's trained parameters.
     """
 
@@ -72,12 +75,21 @@ class TorchTrainer:
     settings: AdamW
     total_updates: int
     recomputes: bool = False
+    compiles: bool = False
 
     def __post_init__(self) -> None:
         if self.recomputes:
             self.policy.recompute(True)
-        self.optimizer: Any = self.settings.build(self.policy.model.parameters())
+        self._compiled = CompiledLayers(self.policy.model) if self.compiles else None
+        self.optimizer: Any = self._optimizer()
         self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
+
+    def _optimizer(self) -> Any:
+        return self.settings.build(self.policy.model.parameters())
+
+    def _at_work(self) -> AbstractContextManager[None]:
+        """Inside, layers run as compiled, where they are."""
+        return nullcontext() if self._compiled is None else self._compiled.in_use()
 
     @property
     def live(self) -> Any:
@@ -124,12 +136,12 @@ class TorchTrainer:
     ) -> Reading:
         """What `model` says of the policy tokens, at `temperature`."""
         device = device_of(model)
+        there = batch.to(device)
 
         def forward() -> torch.Tensor:
-            ids, lengths, select = batch.token_ids.to(device), batch.lengths.tolist(), batch.select.to(device)
-            return packed_forward(model, ids, lengths, select, batch.adapters)
+            return packed_forward(model, batch.token_ids, batch.lengths.tolist(), there.select, batch.adapters, device)
 
-        return read(model, forward, batch.targets.to(device), temperature, wanted)
+        return read(model, forward, there.targets, temperature, wanted)
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, temperature: float, max_tokens: int) -> list[Floats]:
@@ -163,7 +175,9 @@ class TorchTrainer:
             return {name: getattr(reading, name).cpu().numpy() for name in found}
 
         packs = pack(samples, max_tokens, n_least=self.n_processes)
-        for members, flat in zip(packs, self._each(packs, look), strict=True):
+        with self._at_work():
+            looked = self._each(packs, look)
+        for members, flat in zip(packs, looked, strict=True):
             ends = np.cumsum([samples[i].n_policy_tokens for i in members])[:-1]
             for name, values in found.items():
                 for i, part in zip(members, np.split(flat[name], ends), strict=True):
@@ -187,6 +201,12 @@ class TorchTrainer:
         lie in more than one of `batches`, unless it needs their ratios only and the old log-probs are the policy's of
         this moment.
         """
+        with self._at_work():
+            return self._updated(batches, loss, temperature, correction)
+
+    def _updated(
+        self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float, correction: Correction | None
+    ) -> dict[str, float]:
         whole = getattr(loss, "needs_whole", None)
         shared: Trajectories | None = None
         tokens: LossInputs | None = None
@@ -247,15 +267,15 @@ class TorchTrainer:
         def of(batch: PackedBatch) -> Computed:
             found = self.read(self.live, batch, wanted, temperature=1.0)
             logp = found.logprobs
-            weights = (batch.weights * batch.advantages).to(logp.device)
+            weights = batch.weights * batch.advantages
             value = -(weights * logp).sum()
             if found.entropy is not None:
                 value = value - entropy_coef * (weights * found.entropy).sum()
-            chosen = (batch.advantages == 1).to(logp.device)
-            mean = -logp.detach()[chosen].sum() / n_actions
+            mean = -(logp.detach() * (batch.advantages == 1)).sum() / n_actions
             return Computed(value, {"supervised/loss": mean})
 
-        return self._step(batches, of, beside=beside)
+        with self._at_work():
+            return self._step(batches, of, beside=beside)
 
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
         if batch.off_policy is not None and not getattr(loss, "takes_off_policy", False):
@@ -266,16 +286,14 @@ class TorchTrainer:
                 expected="a loss with takes_off_policy = True",
                 hint="use loss: {kind: luffy}",
             )
-        wanted = wanted_by(loss)
+        wanted, batch = wanted_by(loss), batch.to(device_of(self.policy.model))
         model = self.live if torch.is_grad_enabled() else self.policy.model
         policy = self.read(model, batch, wanted, temperature=temperature)
         reference: Reading | None = None
         if getattr(loss, "needs_ref", False):
             with self.policy.as_reference() as frozen:
                 reference = self.read(frozen, batch, wanted & {"log_normalizers"}, temperature=temperature)
-        device = policy.logprobs.device
         there: dict[str, Any] = {name: getattr(batch, name) for name in _OF_TOKENS}
-        there = {name: None if values is None else values.to(device) for name, values in there.items()}
         if there["old_logprobs"] is None:
             there["old_logprobs"] = there["sampler_logprobs"]
         return LossInputs(
@@ -318,9 +336,9 @@ class TorchTrainer:
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        own, counted = self._own(batches), []
+        own, counted, device = self._own(batches), [], device_of(self.policy.model)
         for number, (batch, counts) in enumerate(own):
-            found = compute(batch)
+            found = compute(batch.to(device))
             self._backward(found.loss if counts else found.loss * 0.0, is_last=number == len(own) - 1)
             if counts:
                 counted.append(replace(found, loss=found.loss.detach()))
@@ -350,15 +368,20 @@ def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBa
 
 def plain(found: Computed) -> tuple[dict[str, float], dict[str, float], Compared | None]:
     """Return what adds up, what is compared for the largest, and what was compared with the engine, as numbers."""
-    sums, peaks = ({name: float(x) for name, x in values.items()} for values in (found.metrics, found.metrics_max))
-    return sums, peaks, found.compared
+    both = [*found.metrics.values(), *found.metrics_max.values()]
+    numbers = torch.stack([x.detach().double().reshape(()) for x in both]).tolist() if both else []
+    sums = dict(zip(found.metrics, numbers, strict=False))
+    return sums, dict(zip(found.metrics_max, numbers[len(sums) :], strict=True)), found.compared
 
 
 def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInputs, Compared]:
     """Return `inputs` as `correction` has them, and what was compared: the tokens that the engine sampled."""
     policy = inputs.policy_logprobs.detach()
-    sampled = torch.ones_like(policy, dtype=torch.bool) if inputs.off_policy is None else ~inputs.off_policy
     columns = (policy, inputs.sampler_logprobs, inputs.advantages, inputs.sequence_ids)
+    if inputs.off_policy is None:  # a mask on a GPU would have to be counted first
+        sampled: Any = slice(None)
+    else:
+        sampled = ~inputs.off_policy
     tokens = CorrectionInputs(*(values[sampled] for values in columns))
     if correction is None:
         return inputs, (tokens, None)

@@ -35,6 +35,9 @@ class Torch:
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
     fraction of the memory."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile layers by torch.compile, which takes up to a minute in the first step and then trains about twice as
+    fast; auto: on a GPU, in 16 bits."""
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer. Raises TrainingError where several processes would each train a policy of their own."""
@@ -48,7 +51,8 @@ class Torch:
                 expected="deepspeed",
                 hint="set trainer: {kind: deepspeed} in every stage, or start one process",
             )
-        return TorchTrainer(policy, optimizer, total_updates, recomputes=self.gradient_checkpointing)
+        compiles = policy.compiles_well if self.compile == "auto" else self.compile
+        return TorchTrainer(policy, optimizer, total_updates, recomputes=self.gradient_checkpointing, compiles=compiles)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -1,0 +1,50 @@
+"""Layers of a model compiled by torch.compile while a trainer is at work; everyone else calls them as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Programs that one layer may have: with and without gradient, dropout and recomputation.
+_MOST_PROGRAMS = 32
+
+
+class CompiledLayers:
+    """The decoder layers of a transformers model, one program for all of them, with lengths that may change.
+
+    Args:
+        model: the policy's module, adapters and all.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = decoder_layers(model)
+        self._calls: list[Any] = []
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, the layers are called as compiled; also where activations are computed again."""
+        if not self._calls:
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
+            for layer in self._layers:
+                layer.compile(dynamic=True)
+                self._calls.append(layer._compiled_call_impl)
+        self._set(self._calls)
+        try:
+            yield
+        finally:
+            self._set([None] * len(self._layers))
+
+    def _set(self, calls: list[Any]) -> None:
+        for layer, call in zip(self._layers, calls, strict=True):
+            layer._compiled_call_impl = call
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a transformers model, in order: those that can be recomputed one by one."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
