@@ -22,7 +22,10 @@ class TransformersSettings:
 
 
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
-_OF_START = ("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel", "eager")
+_OF_START = (
+    *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
+    *("eager", "compile"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -49,8 +52,10 @@ class VllmSettings:
     """Share of a GPU's memory that the engine may take, weights included; the trainer needs the rest."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """GPUs that share one copy of the model."""
-    eager: bool = True
-    """Start in seconds, without compiling the model; false compiles it, which pays in long runs on a GPU."""
+    eager: Literal["auto"] | bool = "auto"
+    """Run the model without CUDA graphs, which start faster and sample slower; auto uses them where there is a GPU."""
+    compile: bool = False
+    """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Most seconds for one generation."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0
@@ -61,6 +66,8 @@ class VllmSettings:
     """Most nats that engine and trainer may differ after a delivery; null is 1e-3 in float32 and 0.25 in 16 bits."""
 
     def __post_init__(self) -> None:
+        if self.compile and self.eager is True:
+            raise ValueError("compile has no effect with eager: true, which runs the model as it is")
         if not self.servers:
             if self.delivery != "auto":
                 raise ValueError("delivery has no effect without servers: an engine of one's own shares this memory")

@@ -54,7 +54,7 @@ class LocalInstance:
             ModelError: vLLM cannot run the model.
             EngineError: it could not be started for another reason.
         """
-        with environment(engine_environment()), output_into(log) as said:
+        with environment(engine_environment(compile=options.compile)), output_into(log) as said:
             try:
                 from vllm.config.weight_transfer import WeightTransferConfig
                 from vllm.engine.arg_utils import AsyncEngineArgs
