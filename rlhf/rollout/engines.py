@@ -34,8 +34,8 @@ class VllmSettings:
 
     servers: tuple[str, ...] = ()
     """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
-    delivery: Literal["auto", "shared_memory", "http"] = "auto"
-    """How weights reach servers: through the memory of this machine, sent to another, or whichever a server needs."""
+    delivery: Literal["auto", "cuda_ipc", "shared_memory", "http"] = "auto"
+    """How full weights arrive: in the GPU that both use, in this machine's memory, or sent; auto takes the first."""
     at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
     """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
     lora: Literal["adapter", "merged"] = "adapter"
@@ -63,14 +63,14 @@ class VllmSettings:
     buffer_mb: Annotated[int, Field(ge=1)] = 256
     """Memory through which full weights pass, in 2^20 bytes."""
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Most nats that engine and trainer may differ after a delivery; null is 1e-3 in float32 and 0.25 in 16 bits."""
+    """Most nats that engine and trainer may differ after a delivery; null measures it, at least 1e-3 in float32."""
 
     def __post_init__(self) -> None:
         if self.compile and self.eager is True:
             raise ValueError("compile has no effect with eager: true, which runs the model as it is")
         if not self.servers:
-            if self.delivery != "auto":
-                raise ValueError("delivery has no effect without servers: an engine of one's own shares this memory")
+            if self.delivery == "http":
+                raise ValueError("delivery: http needs servers: an engine of one's own shares this memory")
             return
         defaults = {f.name: f.default for f in fields(self)}
         for name in _OF_START:

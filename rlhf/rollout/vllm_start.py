@@ -126,7 +126,8 @@ def server_arguments(options: StartOptions, *, host: str, port: int, name: str) 
 
 def server_environment(*, compile: bool = False) -> dict[str, str]:
     """Variables that a server wants: those of an engine, and leave to be given weights and adapters."""
-    return engine_environment(compile=compile) | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    leave = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    return engine_environment(compile=compile) | leave
 
 
 def engine_environment(*, compile: bool = False) -> dict[str, str]:

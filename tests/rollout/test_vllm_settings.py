@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_the_other_keys_mean_something_with_servers_too(recipe: str, override: s
         (["engine.kind=vllm", "engine.eager=true", "engine.compile=true"], "compile has no effect with eager: true"),
         (["engine.kind=vllm", "engine.at_update=kill"], "abort_and_resume"),
         (["engine.kind=vllm", "engine.buffer_mb=0"], "at least 1"),
-        (["engine.kind=vllm", "engine.delivery=http"], "delivery has no effect without servers"),
+        (["engine.kind=vllm", "engine.delivery=http"], "delivery: http needs servers"),
         (["engine.kind=vllm", SERVERS, "engine.delivery=htp"], "shared_memory"),
         (["engine.kind=transformers", "engine.servers=[http://a:1]"], "servers"),
         (["engine.kind=transformers", "engine.at_update=keep"], "at_update"),
@@ -122,7 +123,7 @@ def test_a_graph_is_there_for_every_batch_of_one_token_a_request(sequences: int,
     sizes = graphs["cudagraph_capture_sizes"]
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and len(sizes) < 35
     assert min(sequences, 512) <= sizes[-1] <= min(512, max(batch, sequences))
-    assert all(b <= max(a + 32, 2 * a) for a, b in zip(sizes, sizes[1:], strict=False))  # little is padded
+    assert all(b <= max(a + 32, 2 * a) for a, b in pairwise(sizes))  # little is padded
     assert graphs["mode"] == 0  # no compiler
     assert "mode" not in options_of(eager=False, compile=True).arguments()["compilation_config"]
     words = server_arguments(options, host="h", port=1, name="n")
