@@ -17,6 +17,8 @@ from rlhf.rollout.transfer import Packer, Slice, view
 #: What torch hands from one process to another of a tensor on a GPU, behind what is known of a buffer of bytes.
 _HANDLE = ("handle", "storage_bytes", "storage_offset", "requires_grad", "counter", "counter_offset", "event", "sync")
 
+_DEVICE = "cuda"
+
 
 def gpu_of(device: torch.device | None = None) -> str:
     """The identity of a GPU, the same in every process of the machine; empty without one."""
@@ -50,7 +52,7 @@ class DeviceOutbox(Packer):
         if self._memory is not None and n_bytes <= len(self._memory):
             return
         self.close()
-        self._memory = torch.empty(max(n_bytes, self._max_bytes), dtype=torch.uint8, device="cuda")
+        self._memory = torch.empty(max(n_bytes, self._max_bytes), dtype=torch.uint8, device=_DEVICE)
         self._address = _exported(self._memory)
 
     def _place(self, found: Slice) -> torch.Tensor:

@@ -131,6 +131,11 @@ class Publisher:
         found: torch.dtype = self.dtype or self.policy.model.dtype
         return found
 
+    @property
+    def _is_exact(self) -> bool:
+        """Whether products are of float32 throughout, which a GPU may round on the way."""
+        return self._format is torch.float32 and device_of(self.policy.model).type == "cpu"
+
     def _weights(self) -> PolicyWeights:
         model, version = self.policy.model, self.policy.version
         form = self.engine.weights_form
@@ -201,7 +206,7 @@ class Publisher:
         if self.tolerance is not None:
             return self.tolerance
         least, most = TOLERANCES[self._format]
-        if self._format is torch.float32 and device_of(self.policy.model).type == "cpu":
+        if self._is_exact:
             return least
         return min(most, max(least, _TIMES * self._seen.get(adapter, gap)))
 
