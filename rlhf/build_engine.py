@@ -147,7 +147,8 @@ def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder
         kv_cache_bytes=_cache_bytes(settings, policy, context, dtype),
         gpu_memory_share=settings.gpu_memory_share,
         tensor_parallel=settings.tensor_parallel,
-        eager=settings.eager,
+        eager=None if settings.eager == "auto" else settings.eager,
+        compile=settings.compile,
     )
 
 

@@ -71,7 +71,8 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
         handle, path = tempfile.mkstemp(prefix=f"rlhf-serve-{port}-", suffix=".log")
         log = Path(path)
-        with _running(command, handle, {FOLDER: str(folder)}) as process:
+        variables = server_environment(compile=options.compile) | {FOLDER: str(folder)}
+        with _running(command, handle, variables) as process:
             if not _answers(url, process):
                 raise start_error(log.read_text(errors="replace"), options, log)
             console.print(
@@ -110,7 +111,7 @@ def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterato
         # left of the group can be ended, for an engine process outlives a server that was killed.
         process = subprocess.Popen(
             command,
-            env=os.environ | server_environment() | variables,
+            env=os.environ | variables,
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -177,6 +177,7 @@ loss/sampler_masked_share       | share      | tokens of weight 0 that still cou
 loss/sampler_rejected_share     | share      | tokens left out, denominators included, by rejection or veto
 loss/sampler_dropped_share      | share      | trajectories of which rejection or veto left nothing
 delivery/canary_gap             | nats       | largest difference of engine and trainer on the canary, after a delivery
+delivery/canary_tolerance      | nats       | most that this may be, from what earlier deliveries showed
 delivery/canary_moved           | nats       | how far the canary moved in the trainer since the last delivery
 collapse/group_std_mean         | 1          | mean deviation of the score within groups; falls as attempts become alike
 collapse/silent_groups_share    | share      | groups whose attempts all scored the same

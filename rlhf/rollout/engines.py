@@ -22,7 +22,10 @@ class TransformersSettings:
 
 
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
-_OF_START = ("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel", "eager")
+_OF_START = (
+    *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
+    *("eager", "compile"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -31,8 +34,8 @@ class VllmSettings:
 
     servers: tuple[str, ...] = ()
     """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
-    delivery: Literal["auto", "shared_memory", "http"] = "auto"
-    """How weights reach servers: through the memory of this machine, sent to another, or whichever a server needs."""
+    delivery: Literal["auto", "cuda_ipc", "shared_memory", "http"] = "auto"
+    """How full weights arrive: in the GPU that both use, in this machine's memory, or sent; auto takes the first."""
     at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
     """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
     lora: Literal["adapter", "merged"] = "adapter"
@@ -49,8 +52,10 @@ class VllmSettings:
     """Share of a GPU's memory that the engine may take, weights included; the trainer needs the rest."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """GPUs that share one copy of the model."""
-    eager: bool = True
-    """Start in seconds, without compiling the model; false compiles it, which pays in long runs on a GPU."""
+    eager: Literal["auto"] | bool = "auto"
+    """Run the model without CUDA graphs, which start faster and sample slower; auto uses them where there is a GPU."""
+    compile: bool = False
+    """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Most seconds for one generation."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0
@@ -58,12 +63,14 @@ class VllmSettings:
     buffer_mb: Annotated[int, Field(ge=1)] = 256
     """Memory through which full weights pass, in 2^20 bytes."""
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Most nats that engine and trainer may differ after a delivery; null is 1e-3 in float32 and 0.25 in 16 bits."""
+    """Most nats that engine and trainer may differ after a delivery; null measures it, at least 1e-3 in float32."""
 
     def __post_init__(self) -> None:
+        if self.compile and self.eager is True:
+            raise ValueError("compile has no effect with eager: true, which runs the model as it is")
         if not self.servers:
-            if self.delivery != "auto":
-                raise ValueError("delivery has no effect without servers: an engine of one's own shares this memory")
+            if self.delivery == "http":
+                raise ValueError("delivery: http needs servers: an engine of one's own shares this memory")
             return
         defaults = {f.name: f.default for f in fields(self)}
         for name in _OF_START:

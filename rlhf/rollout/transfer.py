@@ -12,9 +12,10 @@ import mmap
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,18 +65,15 @@ def token_digest(path: Path) -> str:
         return ""
 
 
-class Outbox:
-    """The sender's end.
+class Packer:
+    """Writes tensors into a buffer one after the other; subclasses say where the buffer is.
 
     Args:
-        path: file to create; readable by this user only.
         max_bytes: of one buffer; a tensor that is larger gets a buffer of its own size.
     """
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        self.path, self._max_bytes = path, max_bytes
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        self._memory: mmap.mmap | None = None
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
 
     def fill(
         self, tensors: Iterable[tuple[str, torch.Tensor]], digest: Digest, dtype: torch.dtype | None = None
@@ -97,16 +95,52 @@ class Outbox:
             tensor = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
             n_bytes = tensor.numel() * tensor.element_size()
             if slices and end + n_bytes > self._max_bytes:
+                self._settle()
                 yield slices
                 slices, end = [], 0
             self._make_room(max(1, end + n_bytes))  # a file without a byte cannot be mapped
             found = Slice(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end, n_bytes)
-            view(self._memory, found).copy_(tensor)
+            self._place(found).copy_(tensor)
             digest.add(name, tensor)
             slices.append(found)
             end += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
         if slices:
+            self._settle()
             yield slices
+
+    def address(self) -> Mapping[str, Any]:
+        """What a receiver must know beside the slices; empty where it knows the buffer."""
+        return {}
+
+    def close(self) -> None:
+        """Free the memory."""
+        raise NotImplementedError
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Make the buffer that large; what was written since the last was sent stays."""
+        raise NotImplementedError
+
+    def _place(self, found: Slice) -> torch.Tensor:
+        """The tensor at a place of the buffer, sharing its memory."""
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """Return when all that was written can be read."""
+
+
+class Outbox(Packer):
+    """The sender's end.
+
+    Args:
+        path: file to create; readable by this user only.
+        max_bytes: see `Packer`.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._memory: mmap.mmap | None = None
 
     def pieces(self, slices: Sequence[Slice]) -> Iterator[tuple[int, bytes]]:
         """Where in the buffer a piece of it begins, and its bytes; together they cover what was just written."""
@@ -135,6 +169,9 @@ class Outbox:
         if self._memory is not None:
             _unmap(self._memory)
         self._memory = memory
+
+    def _place(self, found: Slice) -> torch.Tensor:
+        return view(self._memory, found)
 
 
 class Inbox:
@@ -185,9 +222,11 @@ class Copy:
         self._memory = bytearray()
 
 
-def view(memory: mmap.mmap | bytearray | None, found: Slice) -> torch.Tensor:
-    """The tensor at a place of the buffer, sharing its memory."""
+def view(memory: mmap.mmap | bytearray | torch.Tensor | None, found: Slice) -> torch.Tensor:
+    """The tensor at a place of the buffer, a tensor of bytes or other memory, sharing its memory."""
     dtype: torch.dtype = getattr(torch, found.dtype)
+    if isinstance(memory, torch.Tensor):
+        return memory[found.offset : found.offset + found.n_bytes].view(dtype).view(found.shape)
     if found.n_bytes == 0 or memory is None:
         return torch.empty(found.shape, dtype=dtype)
     count = found.n_bytes // dtype.itemsize

@@ -28,14 +28,15 @@ from rlhf.errors import DeliveryError, EngineError, RlhfError
 from rlhf.rollout.adapter_files import MAX_BYTES
 from rlhf.rollout.fingerprint import Digest
 from rlhf.rollout.seeds import stable_seed
-from rlhf.rollout.transfer import PIECE_BYTES, Outbox, Slice, memory_folder, write_token
+from rlhf.rollout.transfer import PIECE_BYTES, Outbox, Packer, Slice, memory_folder, write_token
+from rlhf.rollout.transfer_cuda import DeviceOutbox, gpu_of
 from rlhf.rollout.vllm_instance import Adapter, Instance, InstanceDownError, PauseMode
 from rlhf.rollout.vllm_receivers import Receivers
 
 AtUpdate = Literal["drain", "keep", "abort_and_resume"]
 
-#: How weights reach an instance; `auto` finds out whether it sees this machine's memory.
-Way = Literal["auto", "shared_memory", "http"]
+#: How weights reach an instance; `auto` finds out whether it sees this process's GPU or this machine's memory.
+Way = Literal["auto", "cuda_ipc", "shared_memory", "http"]
 
 #: How instances pause while weights arrive.
 PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_resume": "abort"}
@@ -67,8 +68,9 @@ class Deliverer:
         self._folder = memory_folder()
         self._token = write_token(self._folder / "token")
         self._far: set[Instance] = set()
+        self._on_gpu: set[Instance] = set()
         self._numbers = itertools.count(1)
-        self._outbox: Outbox | None = None
+        self._outbox: Packer | None = None
         self._adapters: list[Adapter] = []
 
     @property
@@ -76,13 +78,26 @@ class Deliverer:
         """Path of the file that `describe` asks an instance for."""
         return str(self._folder / "token")
 
-    def meet(self, instance: Instance, token: str) -> None:
-        """Note how an instance gets weights: from memory if it knows the token, else by messages.
+    def meet(self, instance: Instance, token: str, gpu: str = "") -> None:
+        """Note how an instance gets weights: in the GPU if both use one, from memory if it knows the token, else sent.
 
         Raises:
-            EngineError: it does not see this machine's memory, and is to be delivered to through that.
+            EngineError: it does not see the memory through which it is to be delivered to.
         """
         self._far.discard(instance)
+        self._on_gpu.discard(instance)
+        if self._way in ("auto", "cuda_ipc") and gpu and gpu == gpu_of():
+            self._on_gpu.add(instance)
+            if self._way == "cuda_ipc":
+                return
+        elif self._way == "cuda_ipc":
+            raise EngineError(
+                "the engine is not on this process's GPU",
+                where=f"engine.delivery cuda_ipc, {instance.name}",
+                got=gpu or "an engine without a GPU, or on several",
+                expected=gpu_of() or "a process with a GPU",
+                hint="set engine.delivery: auto",
+            )
         if self._way == "http" or (self._way == "auto" and token != self._token):
             self._far.add(instance)
         elif token != self._token:
@@ -128,7 +143,8 @@ class Deliverer:
         digest = Digest()
         try:
             await to.each(_start_update)
-            for slices in outbox.fill(weights.parameters() if weights.parameters else (), digest, self._dtype):
+            walk = weights.parameters() if weights.parameters else ()
+            for slices in outbox.fill(walk, digest, self._dtype):
                 await self._send(to, outbox, slices)
         except BaseException:  # an instance left in the middle of an update would refuse every later one
             with suppress(Exception):
@@ -142,8 +158,11 @@ class Deliverer:
             raise DeliveryError("vLLM kept keys and values of older weights", where=where)
         return sent
 
-    async def _connected(self, to: Receivers) -> Outbox:
+    async def _connected(self, to: Receivers) -> Packer:
         """A buffer that every instance knows, where it is or that it comes in messages."""
+        if self._on_gpu.issuperset(to.instances):
+            await to.each(lambda i: i.connect_transfer({"path": "", "on_gpu": True}))
+            return DeviceOutbox(self._buffer_bytes)
         path = self._folder / f"weights-{next(self._numbers)}"
         outbox = Outbox(path, self._buffer_bytes)
         try:
@@ -153,12 +172,12 @@ class Deliverer:
             raise
         return outbox
 
-    async def _send(self, to: Receivers, outbox: Outbox, slices: Sequence[Slice]) -> None:
+    async def _send(self, to: Receivers, outbox: Packer, slices: Sequence[Slice]) -> None:
         """Let every instance load what lies in the buffer."""
-        if self._far.intersection(to.instances):
+        if isinstance(outbox, Outbox) and self._far.intersection(to.instances):
             for place, piece in outbox.pieces(slices):
                 await self._put(to, place, b64encode(piece))
-        await to.each(lambda i: i.update(slices))
+        await to.each(lambda i: i.update(slices, outbox.address()))
 
     async def _put(self, to: Receivers, place: int, data: bytes) -> None:
         async def put(instance: Instance) -> None:

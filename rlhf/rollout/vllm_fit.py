@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf.errors import EngineError
@@ -21,7 +21,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
         instance: to be asked.
         timeout_s: most seconds for the answer.
         token: path of a file by which the instance tells whether it sees this machine's memory. What it found comes
-            back as `token`, empty if its processes do not agree.
+            back as `token`, and the GPU that it is on as `gpu`; each is empty if its processes do not agree.
 
     Raises:
         EngineError: it does not answer, wants a key, or lacks what is needed.
@@ -50,8 +50,13 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
             got=repr(answer)[:200],
             hint=f"{serve}, of the same version as this program",
         )
-    tokens = {str(worker.get("token", "")) if isinstance(worker, dict) else "" for worker in answer}
-    return found | {"token": tokens.pop() if len(tokens) == 1 else ""}
+    return found | {"token": _agreed(answer, "token"), "gpu": _agreed(answer, "gpu")}
+
+
+def _agreed(answers: Sequence[Any], key: str) -> str:
+    """What all processes of an instance say; empty if they differ."""
+    values = {str(worker.get(key, "")) if isinstance(worker, dict) else "" for worker in answers}
+    return values.pop() if len(values) == 1 else ""
 
 
 def check_fit(name: str, found: Mapping[str, Any], shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> None:

@@ -92,8 +92,8 @@ class Instance(Protocol):
         """Take in a piece of the buffer, given in base64, where the instance does not see the buffer itself."""
         ...
 
-    async def update(self, slices: Sequence[Slice]) -> None:
-        """Load what lies in the buffer."""
+    async def update(self, slices: Sequence[Slice], address: Mapping[str, Any]) -> None:
+        """Load what lies in the buffer, which is opened by its address if that is not empty."""
         ...
 
     async def finish_update(self) -> None:
@@ -129,9 +129,10 @@ class Instance(Protocol):
         ...
 
 
-def update_rows(slices: Sequence[Slice]) -> dict[str, Any]:
-    """The message that says what lies in the buffer."""
-    return {"slices": [[s.name, s.dtype, list(s.shape), s.offset, s.n_bytes] for s in slices]}
+def update_rows(slices: Sequence[Slice], address: Mapping[str, Any]) -> dict[str, Any]:
+    """The message that says what lies in the buffer, and how that is opened."""
+    rows = [[s.name, s.dtype, list(s.shape), s.offset, s.n_bytes] for s in slices]
+    return {"slices": rows, "address": dict(address)}
 
 
 def sampling_options(params: SamplingParams, stop_ids: Sequence[int]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from rlhf.rollout.vllm_instance import (
     sampling_options,
     update_rows,
 )
+from rlhf.rollout.vllm_process import detached
 from rlhf.rollout.vllm_start import (
     StartOptions,
     engine_environment,
@@ -54,7 +55,11 @@ class LocalInstance:
             ModelError: vLLM cannot run the model.
             EngineError: it could not be started for another reason.
         """
-        with environment(engine_environment()), output_into(log) as said:
+        with (
+            detached() as variables,
+            environment(engine_environment(compile=options.compile) | variables),
+            output_into(log) as said,
+        ):
             try:
                 from vllm.config.weight_transfer import WeightTransferConfig
                 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -131,9 +136,9 @@ class LocalInstance:
         """Take in a piece of the buffer."""
         await self.call("rlhf_put", place, data.decode())
 
-    async def update(self, slices: Sequence[Slice]) -> None:
+    async def update(self, slices: Sequence[Slice], address: Mapping[str, Any]) -> None:
         """Load what lies in the buffer."""
-        await self.call("update_weights", update_rows(slices))
+        await self.call("update_weights", update_rows(slices, address))
 
     async def finish_update(self) -> None:
         """All have arrived."""

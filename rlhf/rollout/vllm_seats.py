@@ -122,5 +122,5 @@ class Seats:
         """The context of an instance that can sample for the policy; raises EngineError for any other."""
         found = await describe(instance, self._timeout_s, self._deliverer.token)
         check_fit(instance.name, found, *self._fit)
-        self._deliverer.meet(instance, found["token"])
+        self._deliverer.meet(instance, found["token"], found["gpu"])
         return int(found["max_context"])

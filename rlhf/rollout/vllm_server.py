@@ -132,9 +132,9 @@ class ServerInstance:
         # Most of the time goes into making and reading JSON: this route reads it once, and what is sent is made here.
         await self._post("/collective_rpc", b'{"method": "rlhf_put", "args": [%d, "%b"]}' % (place, data))
 
-    async def update(self, slices: Sequence[Slice]) -> None:
+    async def update(self, slices: Sequence[Slice], address: Mapping[str, Any]) -> None:
         """Load what lies in the buffer."""
-        await self._post("/update_weights", {"update_info": update_rows(slices)})
+        await self._post("/update_weights", {"update_info": update_rows(slices, address)})
 
     async def finish_update(self) -> None:
         """All have arrived."""

@@ -25,6 +25,9 @@ MEMORY = "rlhf_memory"
 #: Tokens per block of the key/value cache. vLLM's default on a CPU, 128, finds few prefixes again.
 BLOCK_SIZE = 32
 
+#: Tokens of the largest batch that a CUDA graph is captured of; in larger ones its launch is the smaller part.
+_LARGEST_GRAPH = 512
+
 #: Ranks that vLLM has room for; a smaller adapter uses the next one.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -41,6 +44,8 @@ class StartOptions:
         lora_rank: rank of the adapters that will come; 0 for none.
         n_adapters: how many belong to one version of the policy.
         kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_share`.
+        eager: whether the model runs without CUDA graphs; None is without them on a CPU and with them on a GPU.
+        compile: whether the model is compiled too, where it is not eager.
     """
 
     model: str
@@ -53,8 +58,14 @@ class StartOptions:
     kv_cache_bytes: int | None = None
     gpu_memory_share: float = 0.4
     tensor_parallel: int = 1
-    eager: bool = True
+    eager: bool | None = None
+    compile: bool = False
     transfer: str = MEMORY
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether the model runs without CUDA graphs."""
+        return self.eager if self.eager is not None else not torch.cuda.is_available()
 
     def arguments(self) -> dict[str, Any]:
         """As vLLM's engine takes them."""
@@ -64,7 +75,7 @@ class StartOptions:
             "max_model_len": self.max_context,
             "max_num_seqs": self.max_sequences,
             "max_num_batched_tokens": max(self.max_batch_tokens, self.max_sequences),
-            "enforce_eager": self.eager,
+            "enforce_eager": self.is_eager,
             "block_size": BLOCK_SIZE,
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",
@@ -76,6 +87,8 @@ class StartOptions:
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
         }
+        if not self.is_eager:
+            found["compilation_config"] = self._graphs()
         if self.kv_cache_bytes is not None:
             found["kv_cache_memory_bytes"] = self.kv_cache_bytes
         if self.lora_rank:
@@ -85,11 +98,20 @@ class StartOptions:
             found |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": n_loras, "max_cpu_loras": 2 * n_loras}
         return found
 
+    def _graphs(self) -> dict[str, Any]:
+        """Which CUDA graphs are captured: of every batch size that the requests at a time can make, and of few more."""
+        largest = min(2 * self.max_sequences, _LARGEST_GRAPH, max(self.max_batch_tokens, self.max_sequences))
+        sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, _LARGEST_GRAPH + 1, 32)]
+        found = {"cudagraph_capture_sizes": sorted({size for size in sizes if size < largest} | {largest})}
+        # Without a compiler vLLM cuts the graphs of batches with prompts at the attention while it captures them.
+        return found if self.compile else {"mode": 0, "cudagraph_mode": "FULL_AND_PIECEWISE", **found}
+
 
 def server_arguments(options: StartOptions, *, host: str, port: int, name: str) -> list[str]:
     """The command line of vLLM's own server, with the routes that `ServerInstance` needs."""
     found = options.arguments()
-    found["weight_transfer_config"] = json.dumps(found["weight_transfer_config"])
+    for key in found.keys() & {"weight_transfer_config", "compilation_config"}:
+        found[key] = json.dumps(found[key])
     arguments = ["--host", host, "--port", str(port), "--served-model-name", name, "--enable-scale-out"]
     for key, value in found.items():
         flag = "--" + key.replace("_", "-")
@@ -102,15 +124,22 @@ def server_arguments(options: StartOptions, *, host: str, port: int, name: str) 
     return arguments
 
 
-def server_environment() -> dict[str, str]:
+def server_environment(*, compile: bool = False) -> dict[str, str]:
     """Variables that a server wants: those of an engine, and leave to be given weights and adapters."""
-    return engine_environment() | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    leave = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    return engine_environment(compile=compile) | leave
 
 
-def engine_environment() -> dict[str, str]:
-    """Variables that an engine process wants: on a CPU one process with few threads, and no compiler."""
+def engine_environment(*, compile: bool = False) -> dict[str, str]:
+    """Variables that an engine process wants: on a CPU one process with few threads, and no compiler.
+
+    Args:
+        compile: whether the model is compiled, see `StartOptions`.
+    """
     found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"), "PYTHONWARNINGS": "ignore"}
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        found["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "0" if compile else "1"
+    else:
         # Without a compiler a step costs the same at these sizes, and the start takes seconds instead of a minute.
         found |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
         found |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -31,6 +31,8 @@ from vllm.platforms import current_platform
 from rlhf.rollout import adapter_files
 from rlhf.rollout.fingerprint import Digest
 from rlhf.rollout.transfer import Copy, Inbox, Slice, token_digest
+from rlhf.rollout.transfer_cuda import DeviceInbox, gpu_of
+from rlhf.rollout.vllm_process import detach
 from rlhf.rollout.vllm_start import MEMORY
 
 
@@ -39,22 +41,25 @@ class MemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
     """The sender's file; empty where this machine does not have it, and its bytes come in messages."""
 
     path: str
+    on_gpu: bool = False
 
 
 @dataclass
 class MemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What lies in the buffer now: rows of name, dtype, shape, offset, bytes."""
+    """What lies in the buffer now: rows of name, dtype, shape, offset, bytes. On a GPU also how it is opened."""
 
     slices: list[list[Any]] = field(default_factory=list)
+    address: dict[str, Any] = field(default_factory=dict)
 
 
 class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Loads what the trainer writes into a memory-mapped file, or sends of it."""
+    """Loads what the trainer writes into memory of the machine or of the GPU, or sends of it."""
 
     init_info_cls = MemoryInit
     update_info_cls = MemoryUpdate
-    inbox: Inbox | Copy | None = None
+    inbox: Inbox | DeviceInbox | Copy | None = None
     digest = Digest()
+    in_place = False
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
@@ -68,19 +73,28 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     def init_transfer_engine(self, init_info: MemoryInit) -> None:
         """Note where the sender writes; an earlier sender is forgotten."""
         self.shutdown()
+        if init_info.on_gpu:
+            self.inbox = DeviceInbox(self.device)
+            return
         self.inbox = Inbox(Path(init_info.path)) if init_info.path else Copy()
 
     def start_weight_update(self) -> None:
-        """Begin to replace the model's parameters, layer by layer."""
+        """Begin to replace the model's parameters: where they are, if nothing else is made of them, or by layers."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self.digest = Digest()
-        initialize_layerwise_reload(self.model)
+        self.in_place = self.device.type == "cuda" and is_plain(self.model)
+        if not self.in_place:
+            initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: MemoryUpdate) -> None:
         """Load one buffer."""
         try:
+            if isinstance(self.inbox, DeviceInbox):
+                self.inbox.open(update_info.address)
             self.model.load_weights(self._received(update_info.slices))
+            if self.device.type == "cuda":  # the sender may write the next buffer when this returns
+                torch.cuda.current_stream(self.device).synchronize()
         except BaseException:  # vLLM ends the update here, and would begin the next one in the middle of this one
             self._abandon()
             raise
@@ -100,7 +114,9 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             Slice(n, dtype, tuple(shape), at, size) for n, dtype, shape, at, size in rows
         ):
             self.digest.add(name, tensor)
-            found.append((name, tensor.to(self.device)))
+            # What is loaded by layers waits for the rest of its layer, which may come with the next buffer.
+            is_kept = not self.in_place and isinstance(self.inbox, DeviceInbox)
+            found.append((name, tensor.clone() if is_kept else tensor.to(self.device)))
         return found
 
     def finish_weight_update(self) -> None:
@@ -108,7 +124,8 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         try:
-            finalize_layerwise_reload(self.model, self.model_config)
+            if not self.in_place:
+                finalize_layerwise_reload(self.model, self.model_config)
         except BaseException:
             self._abandon()
             raise
@@ -122,6 +139,8 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Give layers that are not complete the parameters back that they had, so that they can be loaded again."""
         from vllm.model_executor.model_loader.reload import layerwise
 
+        if self.in_place:
+            return
         for layer in self.model.modules():
             info = layerwise.get_layerwise_info(layer)
             if info.can_load() and info.kernel_tensors is not None:
@@ -191,6 +210,7 @@ class Worker:
             "transfer": None if transfer is None else str(transfer.backend),
             "cached_tokens": int((cache.num_gpu_blocks or 0) * cache.block_size),
             "device": str(getattr(self, "device", torch.device("cpu"))),
+            "gpu": gpu_of(getattr(self, "device", torch.device("cpu"))),
             "token": token_digest(Path(token)),
         }
 
@@ -199,6 +219,21 @@ def _shapes(config: Any) -> Mapping[str, Any]:
     """Dimensions that tell one architecture from another."""
     names: Sequence[str] = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     return {name: getattr(config, name, None) for name in names}
+
+
+def is_plain(model: torch.nn.Module) -> bool:
+    """Whether a model computes with its parameters as they were loaded, so that they can be written over in place."""
+    from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
+
+    if hasattr(model, "process_weights_after_loading"):
+        return False
+    for module in model.modules():
+        method = type(getattr(module, "quant_method", None)).__name__
+        if method not in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
+            return False
+        if hasattr(module, "lora_a_stacked") or (is_deferred_attention_layer(module) and type(module) is not Attention):
+            return False
+    return True
 
 
 def spare_generators(runner: Any) -> None:
@@ -234,3 +269,4 @@ if current_platform.is_cpu():
     spare_generators(CPUModelRunner)
 
 WeightTransferEngineFactory.register_engine(MEMORY, MemoryTransfer)
+detach()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from rlhf.cli import app
@@ -14,6 +16,7 @@ from rlhf.commands.arithmetic import arithmetic
 from rlhf.errors import RecipeError
 from rlhf.recipe import dump, load
 from rlhf.rollout.engines import VllmSettings
+from rlhf.rollout.vllm_start import StartOptions, server_arguments
 from tests import recipe_parts
 
 SERVERS = "engine.servers=[http://127.0.0.1:8000, http://127.0.0.1:8001]"
@@ -38,6 +41,8 @@ def memory(recipe: str, *overrides: str) -> dict[str, Any]:
         "gpu_memory_share=0.9",
         "tensor_parallel=2",
         "eager=false",
+        "eager=true",
+        "compile=true",
     ],
 )
 def test_a_key_of_the_start_has_no_effect_on_servers(recipe: str, override: str) -> None:
@@ -82,9 +87,10 @@ def test_the_other_keys_mean_something_with_servers_too(recipe: str, override: s
         (["engine.kind=vllm", "engine.servers=[127.0.0.1:8000]"], "begin with http://"),
         (["engine.kind=vllm", "engine.server=http://a:1"], "servers"),  # the nearest key
         (["engine.kind=vllm", "engine.gpu_memory_share=1"], "less than 1"),
+        (["engine.kind=vllm", "engine.eager=true", "engine.compile=true"], "compile has no effect with eager: true"),
         (["engine.kind=vllm", "engine.at_update=kill"], "abort_and_resume"),
         (["engine.kind=vllm", "engine.buffer_mb=0"], "at least 1"),
-        (["engine.kind=vllm", "engine.delivery=http"], "delivery has no effect without servers"),
+        (["engine.kind=vllm", "engine.delivery=http"], "delivery: http needs servers"),
         (["engine.kind=vllm", SERVERS, "engine.delivery=htp"], "shared_memory"),
         (["engine.kind=transformers", "engine.servers=[http://a:1]"], "servers"),
         (["engine.kind=transformers", "engine.at_update=keep"], "at_update"),
@@ -94,6 +100,34 @@ def test_a_mistake_is_told(recipe: str, overrides: list[str], what: str) -> None
     with pytest.raises(RecipeError) as raised:
         load(recipe, overrides)
     assert raised.value.where.startswith("engine") and what in str(raised.value)
+
+
+def options_of(**settings: Any) -> StartOptions:
+    return StartOptions("m", 1024, "float32", **{"max_sequences": 48, "max_batch_tokens": 8192, **settings})
+
+
+def test_cuda_graphs_are_used_where_there_is_a_gpu_unless_the_recipe_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert options_of().arguments()["enforce_eager"] is (not torch.cuda.is_available())
+    for is_gpu, eager, found in [(0, None, True), (1, None, False), (1, True, True), (0, False, False)]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=bool(is_gpu): there)
+        arguments = options_of(eager=eager).arguments()
+        assert arguments["enforce_eager"] is found and ("compilation_config" in arguments) is not found
+
+
+@pytest.mark.parametrize(("sequences", "batch"), [(1, 8192), (48, 8192), (300, 8192), (2000, 4000), (64, 64)])
+def test_a_graph_is_there_for_every_batch_of_one_token_a_request(sequences: int, batch: int) -> None:
+    options = options_of(max_sequences=sequences, max_batch_tokens=batch, eager=False)
+    graphs = options.arguments()["compilation_config"]
+    sizes = graphs["cudagraph_capture_sizes"]
+    assert sizes == sorted(set(sizes)) and sizes[0] == 1 and len(sizes) < 35
+    assert min(sequences, 512) <= sizes[-1] <= min(512, max(batch, sequences))
+    assert all(b <= max(a + 32, 2 * a) for a, b in pairwise(sizes))  # little is padded
+    assert graphs["mode"] == 0  # no compiler
+    assert "mode" not in options_of(eager=False, compile=True).arguments()["compilation_config"]
+    words = server_arguments(options, host="h", port=1, name="n")
+    assert json.loads(words[words.index("--compilation-config") + 1]) == graphs
 
 
 def test_show_counts_what_the_engine_adds(recipe: str) -> None:

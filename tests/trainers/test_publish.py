@@ -206,6 +206,98 @@ def test_the_tolerance_is_that_of_the_number_format_unless_given():
             asyncio.run(gap_of(**refused))
 
 
+class Off(Copying):
+    """An engine whose log-probs are off by so many nats, and that notes what it is asked."""
+
+    by = 0.0
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.asked: list[tuple[int, ...]] = []
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
+        self.asked.append(prompt.token_ids)
+        found = await super().generate(prompt, params, session)
+        logprobs = tuple(x + self.by for x in found.logprobs)
+        return Generation(found.prompt, found.token_ids, logprobs, found.finish, found.policy_version)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_exact", "offs", "refused"),
+    [
+        (torch.bfloat16, False, [0.02, 0.1, 0.2], 0.3),  # 8 times what was seen, and no more than the bound
+        (torch.bfloat16, False, [0.002, 0.01], 0.09),
+        (torch.bfloat16, False, [], 0.3),
+        (torch.float32, False, [4e-4, 1.1e-3, 3.1e-3], 0.03),  # a GPU in float32
+        (torch.float32, False, [1e-6, 9e-4], 9e-3),
+        (torch.float32, True, [9e-4], 1.1e-3),
+    ],
+)
+def test_what_is_allowed_follows_from_what_was_seen(monkeypatch, dtype, is_exact, offs, refused):
+    monkeypatch.setattr(Publisher, "_is_exact", is_exact)
+    policy = tiny.policy()
+    engine = Off(policy)
+    publisher = Publisher(policy, engine, dtype=dtype)
+
+    async def go():
+        for seed, engine.by in enumerate(offs):
+            await publisher.deliver()
+            assert publisher.figures["delivery/canary_gap"] == pytest.approx(engine.by, abs=1e-5)
+            assert publisher.figures["delivery/canary_gap"] <= publisher.figures["delivery/canary_tolerance"]
+            move(policy, seed)
+        engine.by = refused
+        with pytest.raises(DeliveryError, match="disagree") as told:
+            await publisher.deliver()
+        assert f"at most {publisher.figures['delivery/canary_tolerance']:g} nats" in told.value.expected
+
+    asyncio.run(go())
+
+
+def test_tokens_of_the_canaries_are_drawn_anew_but_for_the_first():
+    policy = tiny.policy()
+    engine = Off(policy)
+    publisher = Publisher(policy, engine)
+
+    async def go():
+        asked = []
+        for seed in range(5):
+            engine.asked = []
+            await publisher.deliver()
+            asked.append(engine.asked)
+            if seed < 4:
+                move(policy, seed)
+        engine.asked = []
+        await publisher.deliver()  # the same version again
+        assert engine.asked == asked[-1]
+        assert {prompts[0] for prompts in asked} == {asked[0][0]}
+        assert [len(prompts) for prompts in asked] == [4, 2, 2, 2, 2]
+        assert len({prompt for prompts in asked for prompt in prompts}) == 1 + 3 + 4
+
+    asyncio.run(go())
+
+
+def test_rows_that_the_fixed_canary_does_not_read_are_read_sooner_or_later():
+    policy = tiny.policy()
+    policy.model.lm_head.weight = torch.nn.Parameter(policy.model.lm_head.weight.detach().clone())
+    engine = Off(policy)
+    publisher = Publisher(policy, engine)
+
+    async def go():
+        await publisher.deliver()
+        read = set(engine.asked[0])
+        unread = [i for i in range(len(policy.tokenizer)) if i not in read]
+        rows = engine.copied.get_input_embeddings().weight
+        engine.keeps = lambda name: "embed_tokens" in name
+        with torch.no_grad():
+            rows[unread] = rows[unread].flip(0).clone()
+        with pytest.raises(DeliveryError, match="disagree"):
+            for _ in range(20):
+                policy.version += 1
+                await publisher.deliver()
+
+    asyncio.run(go())
+
+
 def test_a_context_shorter_than_the_canary_is_enough():
     policy = tiny.policy(max_context=16)
     engine = TransformersEngine(policy.model, max_context=16)

@@ -52,7 +52,7 @@ class FlipsABit(Poison):
         self.path = Path(info["path"])
         await self.inner.connect_transfer(info)
 
-    async def update(self, slices: Any) -> None:
+    async def update(self, slices: Any, address: Any) -> None:
         if self.poisons:
             place = next(s for s in slices if s.name.endswith("o_proj.weight")).offset + 1
             with self.path.open("r+b") as file:
@@ -60,7 +60,7 @@ class FlipsABit(Poison):
                 byte = file.read(1)[0]
                 file.seek(place)
                 file.write(bytes([byte ^ 1]))
-        await self.inner.update(slices)
+        await self.inner.update(slices, address)
 
 
 class FlipsABitOnTheWay(Poison):
@@ -113,10 +113,10 @@ class OnlySaysSo(Around):
         self.digest = Digest()
         await (asyncio.sleep(0) if self.sleeps else self.inner.start_update())
 
-    async def update(self, slices: Any) -> None:
+    async def update(self, slices: Any, address: Any) -> None:
         for name, tensor in self.inbox.read(slices):
             self.digest.add(name, tensor)
-        await (asyncio.sleep(0) if self.sleeps else self.inner.update(slices))
+        await (asyncio.sleep(0) if self.sleeps else self.inner.update(slices, address))
 
     async def finish_update(self) -> None:
         await (asyncio.sleep(0) if self.sleeps else self.inner.finish_update())

@@ -1,0 +1,55 @@
+"""What keeps an engine's processes from the signals that are meant for the run that started them.
+
+Ctrl-C in a terminal, and most batch systems, send a signal to all processes of a group. A run that is told to stop
+writes a checkpoint first, and may need its engine until then; an engine that stops looks like one that has crashed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+#: Set, where an engine is started, for its processes.
+_VARIABLE = "RLHF_ENGINE_DETACHES"
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+#: Seconds between two looks at whether the run is still there.
+_LOOK_S = 1.0
+
+
+@contextmanager
+def detached() -> Iterator[dict[str, str]]:
+    """Processes that are started inside get no SIGINT and no SIGTERM until they call `detach`.
+
+    Yields variables that belong into their environment.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield {_VARIABLE: "1"}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def detach() -> None:
+    """Leave the run's process group, and end when the process that started this one has ended, however it did.
+
+    Does nothing in a process that was not started inside `detached`. From then on SIGTERM ends this process again, as
+    it does when the engine is closed.
+    """
+    if os.environ.get(_VARIABLE) != "1":
+        return
+    with suppress(PermissionError):  # it leads a group already
+        os.setsid()
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="rlhf-parent", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,153 @@
+"""Weights through a buffer of the GPU: what is packed is what is read, and a handle lasts as long as its buffer."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf.errors import EngineError
+from rlhf.rollout import transfer_cuda, vllm_delivery
+from rlhf.rollout.fingerprint import Digest
+from rlhf.rollout.transfer_cuda import DeviceInbox, DeviceOutbox, gpu_of
+from rlhf.rollout.vllm_delivery import Deliverer
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+#: Buffers by their handles, for a GPU that is not there.
+EXPORTED: dict[int, torch.Tensor] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_of_a_cpu() -> Iterator[None]:
+    """Where there is no GPU, its part is played by this process's memory."""
+
+    def export(memory: torch.Tensor) -> dict[str, Any]:
+        EXPORTED[len(EXPORTED)] = memory
+        return {"handle": len(EXPORTED) - 1}
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(transfer_cuda, "_DEVICE", "cpu")
+            patch.setattr(transfer_cuda, "_exported", export)
+            patch.setattr(transfer_cuda, "_imported", lambda address, device: EXPORTED[address["handle"]])
+            patch.setattr(torch.cuda, "ipc_collect", lambda: None)
+            patch.setattr(DeviceOutbox, "_settle", lambda self: None)
+        yield
+
+
+def sent(outbox: DeviceOutbox, inbox: DeviceInbox, tensors: Any, dtype: Any = None) -> list[tuple[str, torch.Tensor]]:
+    """What a receiver reads, copied, whose digest is that of what was sent."""
+    there, here, found = Digest(), Digest(), []
+    for slices in outbox.fill(tensors, there, dtype):
+        inbox.open(outbox.address())
+        for name, tensor in inbox.read(slices):
+            here.add(name, tensor)
+            found.append((name, tensor.clone()))
+    assert there.hexdigest() == here.hexdigest()
+    return found
+
+
+@given(st.lists(st.tuples(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8]),
+                          st.lists(st.integers(0, 7), max_size=3)), max_size=10), st.integers(1, 2000))  # fmt: skip
+@settings(max_examples=60)
+def test_what_is_sent_is_what_is_read(kinds: Any, max_bytes: int) -> None:
+    tensors = [(f"p{i}", (torch.randn(shape) * 9).to(dtype)) for i, (dtype, shape) in enumerate(kinds)]
+    found = sent(DeviceOutbox(max_bytes), DeviceInbox(torch.device(transfer_cuda._DEVICE)), tensors)
+    assert [name for name, _ in found] == [name for name, _ in tensors]
+    assert all(a.dtype == b.dtype and torch.equal(a.cpu(), b) for (_, a), (_, b) in zip(found, tensors, strict=True))
+
+
+def test_the_handle_stays_until_a_tensor_needs_more_room() -> None:
+    outbox, inbox = DeviceOutbox(1000), DeviceInbox(torch.device(transfer_cuda._DEVICE))
+    addresses = []
+    for n in (10, 200, 3, 1000, 10, 1000):  # floats; 1,000 of them are more than a buffer
+        tensors = [("w", torch.arange(float(n)))]
+        assert torch.equal(sent(outbox, inbox, tensors)[0][1].cpu(), tensors[0][1])
+        addresses.append(dict(outbox.address()))
+    assert addresses[0] == addresses[1] == addresses[2] != addresses[3]
+    assert addresses[3] == addresses[4] == addresses[5]
+    inbox.close()
+    with pytest.raises(RuntimeError, match="no buffer"):
+        list(inbox.read([]))
+    outbox.close()
+    assert outbox.address() == {}
+
+
+def test_floats_arrive_in_the_engines_number_format() -> None:
+    value = torch.randn(5, 7)
+    found = sent(DeviceOutbox(10), DeviceInbox(torch.device(transfer_cuda._DEVICE)), [("w", value)], torch.bfloat16)
+    assert torch.equal(found[0][1].cpu(), value.bfloat16())
+
+
+class Somewhere:
+    """An instance, as far as a deliverer looks at one."""
+
+    name = "vllm"
+
+
+def test_an_engine_on_another_gpu_gets_weights_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_delivery, "gpu_of", lambda: "GPU-1")
+    instance: Any = Somewhere()
+    here = {("auto", "GPU-1"), ("cuda_ipc", "GPU-1")}
+    for way, gpu in [*here, ("auto", "GPU-2"), ("auto", ""), ("shared_memory", "GPU-1"), ("http", "GPU-1")]:
+        deliverer = Deliverer(torch.float32, 1000, way)  # type: ignore[arg-type]
+        deliverer.meet(instance, deliverer._token, gpu)
+        assert (instance in deliverer._on_gpu) is ((way, gpu) in here)
+        deliverer.close()
+    deliverer = Deliverer(torch.float32, 1000, "cuda_ipc")
+    with pytest.raises(EngineError, match="not on this process's GPU") as told:
+        deliverer.meet(instance, deliverer._token, "GPU-2")
+    assert (told.value.got, told.value.expected) == ("GPU-2", "GPU-1")
+    deliverer.close()
+
+
+def test_a_cpu_is_no_gpu() -> None:
+    assert gpu_of(torch.device("cpu")) == ""
+    assert bool(gpu_of()) is torch.cuda.is_available()
+
+
+def receive(pipe: Any) -> None:
+    inbox = DeviceInbox(torch.device("cuda", 0))
+    while (message := pipe.recv()) is not None:
+        address, slices = message
+        inbox.open(address)
+        digest = Digest()
+        for name, tensor in inbox.read(slices):
+            digest.add(name, tensor)
+        pipe.send((digest.hexdigest(), gpu_of(torch.device("cuda", 0))))
+    inbox.close()
+
+
+@needs_cuda
+def test_another_process_reads_the_same_memory() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=receive, args=(there,))
+    process.start()
+    outbox = DeviceOutbox(2**20)
+    for n in (1000, 300_000, 500_000, 7):
+        digest = Digest()
+        (slices,) = outbox.fill([("w", torch.randn(n, device="cuda").bfloat16())], digest)
+        here.send((outbox.address(), slices))
+        assert here.recv() == (digest.hexdigest(), gpu_of())
+    here.send(None)
+    process.join(30)
+    outbox.close()
+    assert process.exitcode == 0
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("size", [1, 3, 8193, 10_000_003])
+def test_a_gpu_and_a_cpu_find_the_same_digest(size: int, dtype: torch.dtype) -> None:
+    tensor = (torch.randn(size) * 50).to(dtype)
+    here, there = Digest(), Digest()
+    here.add("w", tensor)
+    there.add("w", tensor.cuda())
+    assert here.hexdigest() == there.hexdigest()
