@@ -29,7 +29,7 @@ _ZERO3_LIVE = 1_000_000_000
 _CHANGES = {
     "weights": "use a smaller model, policy.dtype=bfloat16 or '{stage}.trainer={{kind: deepspeed, zero: 3}}'",
     "gradients": "train adapters, policy.lora={{}}, or spread them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
-    "masters": "set {stage}.trainer.offload_optimizer=true, or start more processes",
+    "masters": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
     "moments": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
     "buffers": "lower {stage}.trainer.bucket_mb",
     "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
@@ -169,7 +169,7 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
     """Return what a trainer holds of the policy in each process, and what an update takes beside it, in bytes.
 
     Of a parameter in bfloat16, eight processes and ZeRO 2: weights 2, gradients 4 / 8, weights in float32 (`masters`)
-    4 / 8, moments 8 / 8. Plain torch in float32: 4, 4, 0 and 8.
+    4 / 8, moments 8 / 8. Plain torch in bfloat16: 2, 4, 4 and 8; in float32: 4, 4, 0 and 8.
 
     Args:
         parameters: of the policy, adapters and what lies under them.
@@ -178,11 +178,13 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
     """
     zero = getattr(kind, "zero", 0)
     trained = [p for p in parameters if p.is_trained]
-    weights, of_trained = (sum(p.n_bytes for p in chosen) for chosen in (parameters, trained))
+    weights, of_trained = sum(p.n_bytes for p in parameters), 4 * sum(p.n for p in trained)
     if not zero:
+        masters = 4 * sum(p.n for p in trained if p.size < 4)
         # The update takes a root of every mean square at once.
         return {
-            "weights": weights, "gradients": of_trained, "masters": 0, "moments": 2 * of_trained, "update": of_trained
+            "weights": weights, "gradients": of_trained, "masters": masters, "moments": 2 * of_trained,
+            "update": of_trained,
         }  # fmt: skip
     if zero == 3:
         weights = sum(

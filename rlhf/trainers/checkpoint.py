@@ -31,6 +31,7 @@ import torch
 from rlhf.errors import CheckpointError
 from rlhf.processes import current
 from rlhf.sampling.sampler import Stateful
+from rlhf.trainers.masters import MasterAdamW
 from rlhf.trainers.moments import numbered
 from rlhf.trainers.snapshot import Snapshot, damage, n_bytes
 from rlhf.trainers.writer import Writer
@@ -308,7 +309,8 @@ def load_trainer(
         moments = saved["optimizer"]
         if optimizer is not None and moments is not None:
             if isinstance(optimizer, torch.optim.Optimizer) and "parameters" in moments:
-                moments = numbered(moments, names, optimizer.state_dict()["param_groups"])
+                groups, masters = optimizer.state_dict()["param_groups"], isinstance(optimizer, MasterAdamW)
+                moments = numbered(moments, names, groups, masters=masters)
             optimizer.load_state_dict(moments)
             _check_shapes(optimizer)
         for name, part in kept.items():

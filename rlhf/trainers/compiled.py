@@ -28,6 +28,8 @@ class CompiledLayers:
     def in_use(self) -> Iterator[None]:
         """Inside, the layers are called as compiled; also where activations are computed again."""
         if not self._calls:
+            # Factors such as an adapter's scale are constants of the program, not inputs computed with on the CPU.
+            torch._dynamo.config.specialize_float = True
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
             for layer in self._layers:
                 layer.compile(dynamic=True)

@@ -67,11 +67,12 @@ class Lora:
             task_type="CAUSAL_LM",
         )
         try:
-            adapted = get_peft_model(model, config)
+            # In 16 bits as the base: the optimiser keeps float32 masters, and engines compute with this format too.
+            adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
             roles = sorted(self.roles)  # as they are found in the folder of a checkpoint
             refuse_names(adapted, roles)
             for name in roles:
-                adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]))
+                adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]), autocast_adapter_dtype=False)
             return route(adapted, roles) if roles else adapted
         except ValueError as error:
             raise ModelError(

@@ -183,17 +183,21 @@ def named(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     steps = {int(values["step"]) for values in found.values() if values}
     if len(steps) > 1 or (steps and not all(found.values())):
         raise ValueError(f"the parameters have been updated {sorted(steps)} times; DeepSpeed counts them together")
-    parameters = {name: {key: values[key] for key in _MOMENTS} for name, values in found.items() if values}
+    kept = (*_MOMENTS, "master")
+    parameters = {name: {key: values[key] for key in kept if key in values} for name, values in found.items() if values}
     return {"n_steps": max(steps, default=0), "parameters": parameters, "scaler": {}}
 
 
-def numbered(saved: Mapping[str, Any], names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what `GatheredMoments.state_dict` made as plain torch's AdamW takes it; weights in float32 are left out.
+def numbered(
+    saved: Mapping[str, Any], names: Sequence[str], groups: Sequence[Mapping[str, Any]], *, masters: bool = False
+) -> dict[str, Any]:
+    """Return what `GatheredMoments.state_dict` made as plain torch's AdamW takes it.
 
     Args:
         saved: by names.
         names: of the trained parameters, in the order of the optimiser.
         groups: its own `param_groups`.
+        masters: whether it keeps weights in float32 beside those in 16 bits.
 
     Raises:
         ValueError: the state of other parameters.
@@ -202,10 +206,10 @@ def numbered(saved: Mapping[str, Any], names: Sequence[str], groups: Sequence[Ma
         differing = sorted(set(names) ^ set(saved["parameters"]))[0]
         raise ValueError(f"another model's state: {differing} is in one of the two only")
     steps = torch.tensor(float(saved["n_steps"]))
+    wanted = (*_MOMENTS, *(("master",) if masters else ()))
     state = {
-        number: {"step": steps.clone(), **{key: saved["parameters"][name][key] for key in _MOMENTS}}
-        for number, name in enumerate(names)
-        if saved["n_steps"]
+        number: {"step": steps.clone(), **{key: values[key] for key in wanted if key in values}}
+        for number, values in enumerate(saved["parameters"][name] for name in (names if saved["n_steps"] else ()))
     }
     return {"state": state, "param_groups": list(groups)}
 

@@ -342,16 +342,25 @@ def _adapted(base: Any, saved: Path) -> Any:
     from peft import PeftModel
 
     try:
-        model = PeftModel.from_pretrained(base, str(saved), is_trainable=True)
+        exact = {"is_trainable": True, "autocast_adapter_dtype": _is_in_float32(saved)}
+        model = PeftModel.from_pretrained(base, str(saved), **exact)
         roles = _roles_in(saved)
         refuse_names(model, roles)
         for role in roles:
-            model.load_adapter(str(saved / role), role, is_trainable=True)
+            model.load_adapter(str(saved / role), role, **exact)
         return route(model, roles) if roles else model
     except Exception as error:  # PEFT, torch and safetensors raise one of their own each
         raise ModelError(
             "the adapter cannot be loaded", got=_first_line(error), expected="an adapter of the base model"
         ) from error
+
+
+def _is_in_float32(saved: Path) -> bool:
+    """Whether the adapter in a folder has float32 weights, whatever its base has."""
+    from safetensors import safe_open
+
+    with safe_open(str(saved / "adapter_model.safetensors"), "pt") as file:
+        return all(file.get_slice(name).get_dtype() == "F32" for name in file.keys())  # noqa: SIM118
 
 
 def _roles_in(saved: Path) -> list[str]:
