@@ -171,6 +171,16 @@ class LocalInstance:
         with self._faults("remove_lora"):
             await self._engine.remove_lora(adapter.number)
 
+    async def sleep(self) -> None:
+        """Give the GPU's memory back."""
+        with self._faults("sleep"):
+            await self._engine.sleep(level=1, mode="wait")
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        with self._faults("wake_up"):
+            await self._engine.wake_up()
+
     async def is_up(self) -> bool:
         """Whether the engine process lives."""
         return self._engine is not None and not self._engine.errored

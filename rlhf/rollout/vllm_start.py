@@ -46,6 +46,7 @@ class StartOptions:
         kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_share`.
         eager: whether the model runs without CUDA graphs; None is without them on a CPU and with them on a GPU.
         compile: whether the model is compiled too, where it is not eager.
+        sleep: whether it can give the GPU's memory back for a while.
     """
 
     model: str
@@ -60,6 +61,7 @@ class StartOptions:
     tensor_parallel: int = 1
     eager: bool | None = None
     compile: bool = False
+    sleep: bool = False
     transfer: str = MEMORY
 
     @property
@@ -87,6 +89,8 @@ class StartOptions:
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
         }
+        if self.sleep:
+            found["enable_sleep_mode"] = True
         if not self.is_eager:
             found["compilation_config"] = self._graphs()
         if self.kv_cache_bytes is not None:
