@@ -159,6 +159,7 @@ def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder
         eager=None if settings.eager == "auto" else settings.eager,
         compile=settings.compile,
         sleep=settings.sleep,
+        texts=bool(recipe.limits.stop_strings),
     )
 
 

@@ -47,6 +47,7 @@ class StartOptions:
         eager: whether the model runs without CUDA graphs; None is without them on a CPU and with them on a GPU.
         compile: whether the model is compiled too, where it is not eager.
         sleep: whether it can give the GPU's memory back for a while.
+        texts: whether stop strings may be asked for, which takes the tokenizer; ids do without it, and start sooner.
     """
 
     model: str
@@ -62,6 +63,7 @@ class StartOptions:
     eager: bool | None = None
     compile: bool = False
     sleep: bool = False
+    texts: bool = True
     transfer: str = MEMORY
 
     @property
@@ -91,6 +93,8 @@ class StartOptions:
         }
         if self.sleep:
             found["enable_sleep_mode"] = True
+        if not self.texts:
+            found["skip_tokenizer_init"] = True
         if not self.is_eager:
             found["compilation_config"] = self._graphs()
         if self.kv_cache_bytes is not None:
@@ -143,6 +147,8 @@ def engine_environment(*, compile: bool = False) -> dict[str, str]:
     found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"), "PYTHONWARNINGS": "ignore"}
     if torch.cuda.is_available():
         found["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "0" if compile else "1"
+        # A process that is forked from one that has looked for a GPU cannot use it.
+        found["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     else:
         # Without a compiler a step costs the same at these sizes, and the start takes seconds instead of a minute.
         found |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
