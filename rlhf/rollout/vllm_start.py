@@ -144,7 +144,7 @@ def engine_environment(*, compile: bool = False) -> dict[str, str]:
     Args:
         compile: whether the model is compiled, see `StartOptions`.
     """
-    found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"), "PYTHONWARNINGS": "ignore"}
+    found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "INFO"), "PYTHONWARNINGS": "ignore"}
     if torch.cuda.is_available():
         found["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "0" if compile else "1"
         # A process that is forked from one that has looked for a GPU cannot use it.
