@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -239,9 +240,12 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
         adapters=adapter_names(policy.model),
     )
     check_template(recipe.agent, renderer)
-    if not isinstance(recipe.engine, TransformersSettings):
-        progress.note("starting the engine")
+    is_embedded, begin = isinstance(recipe.engine, TransformersSettings), time.perf_counter()
+    if not is_embedded:
+        progress.say(f"waiting for the engine{f', which says in {log} what it does' if log else ''}")
     engine = await start_engine(recipe, policy, log=log)
+    if not is_embedded:
+        progress.say(f"the engine is ready after {time.perf_counter() - begin:.0f} s")
     return Collector(
         environment=recipe.environment,
         agent=recipe.agent,

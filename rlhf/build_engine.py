@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from rlhf.errors import EngineError
 from rlhf.recipe import Recipe
 from rlhf.recipe.trainer_checks import is_taken_apart
 from rlhf.rollout.copied_engine import CopiedEngine
@@ -64,6 +65,13 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         )
         return made
     rank = adapter_rank(settings, policy)
+    if settings.sleep and not torch.cuda.is_available():
+        raise EngineError(
+            "the engine has no GPU whose memory it could give back",
+            where="engine.sleep",
+            got="true, and PyTorch finds no GPU",
+            hint="remove the key",
+        )
     instances: list[Instance] = [ServerInstance(url) for url in settings.servers]
     if not instances:
         with model_folder(recipe, policy) as folder:
@@ -78,6 +86,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         delivery_timeout_s=settings.delivery_timeout_s,
         buffer_bytes=settings.buffer_mb * 2**20,
         delivery=settings.delivery,
+        sleeps=settings.sleep,
         version=policy.version,
     )
     config = policy.model.config.get_text_config()
@@ -149,6 +158,8 @@ def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder
         tensor_parallel=settings.tensor_parallel,
         eager=None if settings.eager == "auto" else settings.eager,
         compile=settings.compile,
+        sleep=settings.sleep,
+        texts=bool(recipe.limits.stop_strings),
     )
 
 

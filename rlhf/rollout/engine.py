@@ -53,6 +53,15 @@ class RolloutEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class RestingEngine(Protocol):
+    """An engine that can make room in the GPU while nobody samples."""
+
+    async def rest(self) -> None:
+        """Give memory back, until the next call of `generate` or `load`."""
+        ...
+
+
 def check_prompt(prompt: Prompt, where: str, *, max_context: int, n_vocab: int | None = None) -> int:
     """Tokens of room, at least 1, that a prompt leaves for a generation.
 

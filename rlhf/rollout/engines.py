@@ -24,7 +24,7 @@ class TransformersSettings:
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
 _OF_START = (
     *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
-    *("eager", "compile"),
+    *("eager", "compile", "sleep"),
 )
 
 
@@ -56,6 +56,8 @@ class VllmSettings:
     """Run the model without CUDA graphs, which start faster and sample slower; auto uses them where there is a GPU."""
     compile: bool = False
     """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
+    sleep: bool = False
+    """Give the GPU's memory back while the policy is updated: weights go to the machine's, the cache is dropped."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Most seconds for one generation."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0

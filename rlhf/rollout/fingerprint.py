@@ -78,7 +78,8 @@ def _row_sums(words: torch.Tensor, level: int) -> torch.Tensor:
         return torch.from_numpy(_row_sums_on_cpu(words.numpy(), _factors()[level]))
     factors, found = _factors_on(words.device)[level], []
     whole = len(words) // _ROW * _ROW
-    for part in words[:whole].split(_ROWS_AT_ONCE * _ROW):
+    for begin in range(0, whole, _ROWS_AT_ONCE * _ROW):
+        part = words[begin : min(whole, begin + _ROWS_AT_ONCE * _ROW)]
         found.append((part.view(-1, _ROW) * factors).sum(1))
     if len(words) > whole or not whole:
         found.append((words[whole:] * factors[: len(words) - whole]).sum(0, keepdim=True))

@@ -46,7 +46,8 @@ class DeviceOutbox(Packer):
     def close(self) -> None:
         """Free the memory, once no receiver has it open."""
         self._memory, self._address = None, {}
-        torch.cuda.ipc_collect()
+        cuda: Any = torch.cuda
+        cuda.ipc_collect()
 
     def _make_room(self, n_bytes: int) -> None:
         if self._memory is not None and n_bytes <= len(self._memory):
@@ -93,20 +94,23 @@ class DeviceInbox:
 
 
 def _exported(memory: torch.Tensor) -> dict[str, Any]:
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    _, (_, (n_bytes,), _, offset, _, _, _, *rest) = reduce_tensor(memory)
+    _, (_, (n_bytes,), _, offset, _, _, _, *rest) = _reductions().reduce_tensor(memory)
     values = [b64encode(v).decode() if isinstance(v, bytes) else v for v in rest]
     return {"n_bytes": n_bytes, "offset": offset, **dict(zip(_HANDLE, values, strict=True))}
 
 
 def _imported(address: Mapping[str, Any], device: torch.device) -> torch.Tensor:
-    from torch.multiprocessing.reductions import rebuild_cuda_tensor
-
     values = [b64decode(v) if isinstance(v := address[name], str) else v for name in _HANDLE]
     index = device.index if device.index is not None else torch.cuda.current_device()
-    found: torch.Tensor = rebuild_cuda_tensor(
+    found: torch.Tensor = _reductions().rebuild_cuda_tensor(
         torch.Tensor, (address["n_bytes"],), (1,), address["offset"], torch.storage.TypedStorage, torch.uint8, index,
         *values,
     )  # fmt: skip
     return found
+
+
+def _reductions() -> Any:
+    """How torch itself hands tensors from one process to another."""
+    from torch.multiprocessing import reductions
+
+    return reductions

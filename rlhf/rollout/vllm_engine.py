@@ -59,7 +59,8 @@ class VllmEngine:
         request_timeout_s: most seconds for one call.
         delivery_timeout_s: most seconds for one delivery.
         buffer_bytes: memory through which full weights pass.
-        delivery: whether they pass through memory that this machine shares with an instance, or are sent to it.
+        delivery: whether they pass through memory that both sides share, and which, or are sent.
+        sleeps: whether `rest` gives the GPU's memory back.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class VllmEngine:
         delivery_timeout_s: float = 300.0,
         buffer_bytes: int = 256 * 2**20,
         delivery: Way = "auto",
+        sleeps: bool = False,
         version: int = 0,
     ) -> None:
         self._deliverer = Deliverer(dtype, buffer_bytes, delivery)
@@ -87,6 +89,7 @@ class VllmEngine:
         self._open.set()
         self._n_updates = 0
         self._broken = ""
+        self._sleeps, self._is_asleep = sleeps, False
         self._adapters: Mapping[str, Adapter] = {}
         self._users: dict[str, int] = {}
         self._retired: list[Adapter] = []
@@ -145,6 +148,9 @@ class VllmEngine:
                 vLLM failed.
         """
         where = "VllmEngine.generate"
+        if self._is_asleep:
+            async with self._delivering:
+                await self._wake()
         if self._broken:
             raise EngineError(self._broken, where=where)
         room = check_prompt(prompt, where, max_context=self._max_context, n_vocab=self._n_vocab)
@@ -206,6 +212,7 @@ class VllmEngine:
         async with self._delivering:
             try:
                 async with asyncio.timeout(self._delivery_timeout_s):
+                    await self._wake()
                     fingerprint = await self._deliver(weights, where)
             except BaseException as error:
                 self._halt(f"the delivery of version {weights.version} failed: {type(error).__name__}")
@@ -214,6 +221,20 @@ class VllmEngine:
                     raise
                 raise told from error
             self._fingerprint, self._broken = fingerprint, ""
+
+    async def rest(self) -> None:
+        """Give the GPU's memory back, if it is to be: the next call of `generate` or `load` takes it again."""
+        async with self._delivering:
+            if self._sleeps and not self._is_asleep and not self._broken:
+                self._is_asleep = True
+                await self._seats.receivers().each(lambda i: i.sleep())
+
+    async def _wake(self) -> None:
+        if self._is_asleep:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # what this process keeps for later is what the engine needs now
+            await self._seats.receivers().each(lambda i: i.wake())
+            self._is_asleep = False
 
     async def close(self) -> None:
         """Stop what was started, close connections, free memory. Running and later calls fail."""

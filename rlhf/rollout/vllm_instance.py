@@ -120,6 +120,14 @@ class Instance(Protocol):
         """Free an adapter."""
         ...
 
+    async def sleep(self) -> None:
+        """Give the GPU's memory back; the weights stay, elsewhere. Nothing may run."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        ...
+
     async def is_up(self) -> bool:
         """Whether it answers."""
         ...

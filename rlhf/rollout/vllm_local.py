@@ -6,6 +6,7 @@ random numbers, threads and process groups stay as they are; requests go over a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,8 @@ class LocalInstance:
                 return cls(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)))
             except Exception as error:  # vLLM raises whatever its parts raise; the reason is in what it said
                 raise start_error(f"{error}\n{said()}", options, log) from error
+            finally:  # its other processes go on writing to the log; this one would write to the terminal
+                logging.getLogger("vllm").setLevel(logging.ERROR)
 
     async def sample(
         self,
@@ -170,6 +173,16 @@ class LocalInstance:
         """Free an adapter."""
         with self._faults("remove_lora"):
             await self._engine.remove_lora(adapter.number)
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory back."""
+        with self._faults("sleep"):
+            await self._engine.sleep(level=1, mode="wait")
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        with self._faults("wake_up"):
+            await self._engine.wake_up()
 
     async def is_up(self) -> bool:
         """Whether the engine process lives."""

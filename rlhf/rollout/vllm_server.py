@@ -166,6 +166,12 @@ class ServerInstance:
         with suppress(_NotFoundError):  # a server that was started again never had it
             await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": adapter.name}, is_json=False)
 
+    async def sleep(self) -> None:
+        """Do nothing: a server's GPU is its own."""
+
+    async def wake(self) -> None:
+        """Do nothing."""
+
     async def is_up(self) -> bool:
         """Whether the server answers within the time of a connection."""
         try:

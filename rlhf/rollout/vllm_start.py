@@ -46,6 +46,8 @@ class StartOptions:
         kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_share`.
         eager: whether the model runs without CUDA graphs; None is without them on a CPU and with them on a GPU.
         compile: whether the model is compiled too, where it is not eager.
+        sleep: whether it can give the GPU's memory back for a while.
+        texts: whether stop strings may be asked for, which takes the tokenizer; ids do without it, and start sooner.
     """
 
     model: str
@@ -60,6 +62,8 @@ class StartOptions:
     tensor_parallel: int = 1
     eager: bool | None = None
     compile: bool = False
+    sleep: bool = False
+    texts: bool = True
     transfer: str = MEMORY
 
     @property
@@ -87,6 +91,10 @@ class StartOptions:
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
         }
+        if self.sleep:
+            found["enable_sleep_mode"] = True
+        if not self.texts:
+            found["skip_tokenizer_init"] = True
         if not self.is_eager:
             found["compilation_config"] = self._graphs()
         if self.kv_cache_bytes is not None:
@@ -136,9 +144,11 @@ def engine_environment(*, compile: bool = False) -> dict[str, str]:
     Args:
         compile: whether the model is compiled, see `StartOptions`.
     """
-    found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"), "PYTHONWARNINGS": "ignore"}
+    found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "INFO"), "PYTHONWARNINGS": "ignore"}
     if torch.cuda.is_available():
         found["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "0" if compile else "1"
+        # A process that is forked from one that has looked for a GPU cannot use it.
+        found["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     else:
         # Without a compiler a step costs the same at these sizes, and the start takes seconds instead of a minute.
         found |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}

@@ -77,6 +77,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     """Sample, score, credit, batch, update, deliver."""
     gathered = await gather(run, parts, step)
     groups, collected = gathered.groups, gathered.collected
+    await run.rest()
     start = time.perf_counter()
     seen = parts.critic.look(groups) if parts.critic else None
     with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):

@@ -17,6 +17,7 @@ from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.processes import ProcessError, current
 from rlhf.rollout.collect import Collected, Collector
+from rlhf.rollout.engine import RestingEngine
 from rlhf.sinks import Metrics
 from rlhf.trainers import checkpoint
 from rlhf.trainers.cautions import cautions
@@ -106,6 +107,11 @@ class Run:
         """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
         self.policy.version += not again
         await self.publisher.deliver()
+
+    async def rest(self) -> None:
+        """Let the engine make room in the GPU, until it is asked or delivered to again."""
+        if isinstance(self.collector.engine, RestingEngine):
+            await self.collector.engine.rest()
 
     async def remember(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         """Let the agent's store, if it has one, take in a finished step; returns what is logged of it."""

@@ -43,6 +43,7 @@ def memory(recipe: str, *overrides: str) -> dict[str, Any]:
         "eager=false",
         "eager=true",
         "compile=true",
+        "sleep=true",
     ],
 )
 def test_a_key_of_the_start_has_no_effect_on_servers(recipe: str, override: str) -> None:

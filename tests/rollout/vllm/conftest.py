@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,13 +53,13 @@ def full(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def adapted(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalInstance]:
-    """An instance that takes adapters over the policy of seed 0."""
-    yield from _instance(runner, lora_policy(), tmp_path_factory.mktemp("adapted"))
+    """An instance that takes adapters over the policy of seed 0, and has no tokenizer."""
+    yield from _instance(runner, lora_policy(), tmp_path_factory.mktemp("adapted"), texts=False)
 
 
-def _instance(runner: asyncio.Runner, policy: Policy, folder: Path) -> Iterator[LocalInstance]:
+def _instance(runner: asyncio.Runner, policy: Policy, folder: Path, **options: Any) -> Iterator[LocalInstance]:
     async def start() -> LocalInstance:
-        return start_instance(policy, folder / "model", folder / "engine.log")
+        return start_instance(policy, folder / "model", folder / "engine.log", **options)
 
     found = runner.run(start())
     yield found

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -154,6 +156,59 @@ def test_death_of_the_engine_ends_a_rollout_in_errors_of_the_engine(own, runner)
     assert {f.outcome for f in failures} == {Outcome.ENGINE_ERROR}
     assert Outcome.ENGINE_ERROR not in {t.outcome for t in scored}
     assert all(len(group.scores) == len(group.trajectories) for group in collected.groups)
+
+
+#: A run that is told to stop, and then samples and delivers once more.
+RUN = """
+import asyncio, signal, sys
+from pathlib import Path
+from rlhf.data import SamplingParams
+from tests.rollout.vllm.real_vllm import engine_over, full_weights, policy_like, prompt_of, start_instance
+
+async def go():
+    told = {number: asyncio.Event() for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, event in told.items():
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    policy = policy_like()
+    engine = await engine_over(start_instance(policy, Path(sys.argv[1])), policy=policy)
+    await engine.load(full_weights(policy, 1))
+    print("ready", flush=True)
+    for event in told.values():
+        await event.wait()
+    await asyncio.sleep(1.0)
+    found = await engine.generate(prompt_of(20), SamplingParams(max_tokens=5))
+    await engine.load(full_weights(policy, 2))
+    print("sampled", len(found.token_ids), flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(go())
+"""
+
+
+def test_a_signal_to_the_whole_group_leaves_the_engine_to_the_run_and_its_death_ends_the_engine(tmp_path):
+    program = tmp_path / "run.py"
+    program.write_text(RUN)
+    root = Path(__file__).parents[3]
+    run = subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path / "model")], env=os.environ | {"PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert run.stdout is not None and "ready\n" in run.stdout  # other lines may come first
+        engines = [p for p in psutil.Process(run.pid).children(recursive=True) if "EngineCore" in p.name()]
+        assert engines and all(os.getpgid(p.pid) != run.pid for p in engines)
+        os.killpg(run.pid, signal.SIGTERM)
+        os.killpg(run.pid, signal.SIGINT)
+        assert "sampled 5\n" in run.stdout
+        run.kill()
+        gone, left = psutil.wait_procs(engines, timeout=20)
+        assert len(gone) == len(engines) and not left
+    finally:
+        for process in psutil.Process(run.pid).children(recursive=True) if run.poll() is None else ():
+            process.kill()
+        run.kill()
+        run.wait()
 
 
 def start_error(runner: asyncio.Runner, folder: Path, **settings: Any) -> RlhfError:
