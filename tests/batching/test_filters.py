@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from batch_parts import VOCABULARY, constant_credit, generation, group, steps, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.data import Outcome
 from rlhf.losses.reduction import Reduction
+from tests.batching.batch_parts import VOCABULARY, constant_credit, generation, group, steps, trajectory
 
 LIMITS = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from credit_groups import group, group_of, per_token, per_trajectory, per_turn, score, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from rlhf.credit.progress import Progress, grounded
 from rlhf.credit.step_grpo import StepGRPO
 from rlhf.data import Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
+from tests.credit.credit_groups import group, group_of, per_token, per_trajectory, per_turn, score, turn
 
 # t1 walks s0, s1, s2 and earns 10 at the end; t2 walks s0, s1, s1, s3 and earns nothing.
 # With γ = .95 the discounted returns are t1: 9.025, 9.5, 10; t2: 0.

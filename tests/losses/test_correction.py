@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 from pydantic import ValidationError
 
 from rlhf.catalog import CATALOG
@@ -30,6 +29,7 @@ from rlhf.losses.mismatch import (
 )
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
+from tests.losses.loss_inputs import gradient, inputs
 
 KINDS = [
     Truncated(),

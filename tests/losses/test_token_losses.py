@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 from pydantic import ValidationError
 
 from rlhf.errors import DataError
@@ -19,6 +18,7 @@ from rlhf.losses.nft import NFT
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
 from rlhf.losses.stable_reinforce import StableReinforce
+from tests.losses.loss_inputs import gradient, inputs
 
 log_ratios = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 
 from rlhf.losses.policy_loss import LossInputs, whole_of
 from rlhf.losses.rover import ROVER
 from rlhf.losses.shiq import ShiQ
 from rlhf.losses.trajectories import next_in, sums_from, sums_to
+from tests.losses.loss_inputs import gradient, inputs
 
 N_WORDS = 3
 number = st.floats(-2, 2)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from small_world import CHATML, INLINE, ONE_THREAD, THINKING, THREADS, Corridor, Plain, tokenizer, user
-from trouble import Synchronous, Troubled, blocks, is_slow, raises, waits
 
 from agents.base import History, PolicyHandle
 from agents.chat import ChatAgent
@@ -21,6 +19,8 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scripted import ScriptedEngine
 from rlhf.rollout.seeds import stable_seed
+from tests.rollout.small_world import CHATML, INLINE, ONE_THREAD, THINKING, THREADS, Corridor, Plain, tokenizer, user
+from tests.rollout.trouble import Synchronous, Troubled, blocks, is_slow, raises, waits
 
 FAST = Limits(step_timeout_s=20.0, start_timeout_s=20.0, episode_timeout_s=60.0)
 IMPATIENT = Limits(step_timeout_s=0.4, start_timeout_s=0.4, episode_timeout_s=60.0)
