@@ -48,6 +48,17 @@ def test_by_default_groups_without_any_advantage_go():
     assert counters["batch/n_dropped_trajectories"] == 0
 
 
+def test_silent_groups_that_stay_make_the_others_pull_less():
+    # As many rows in the silent group as in another of two trajectories: counted, they halve the step.
+    samples, groups = step([(0.0, Outcome.SOLVED)] * 2, [(1.0, Outcome.SOLVED), (-1.0, Outcome.SOLVED)])
+    pulls = []
+    for drop in (True, False):
+        rows, _ = Filters(drop_zero_advantage=drop)(samples, groups)
+        [[batch]] = pack_minibatches(rows, 1, Reduction(), 1000)
+        pulls.append(float((batch.weights * batch.advantages.abs()).sum()))
+    assert pulls[0] == 2 * pulls[1]
+
+
 def test_truncated_trajectories_go_if_asked():
     sequences, counters = kept(Filters(drop_zero_advantage=False, drop_truncated=True))
     assert sequences == [0, 0, 1, 1, 2, 2]

@@ -146,6 +146,14 @@ def test_rover_worked_example():
     assert ROVER(next_weight=0)(made).loss.item() == pytest.approx(0.26)
 
 
+@pytest.mark.parametrize("t", [0.5, 2.0])
+def test_a_temperature_of_rover_is_a_scale_of_rewards_and_of_the_learning_rate(t):
+    # The authors' rover_t: (t Q − A − t q̄')² = t² (Q − A / t − q̄')², with Q = .1 and −.1, q̄' = −.1 and 0.
+    made = inputs([-1.9, -1.6], [0.5 / t] * 2, old=[-2.0, -1.5], mean_logprobs=[-3.0, -3.1], old_mean_logprobs=[-3, -3])
+    theirs = sum((t * q - 0.5 - t * after) ** 2 for q, after in ((0.1, -0.1), (-0.1, 0.0))) / 2
+    assert t**2 * ROVER()(made).loss.item() == pytest.approx(theirs)
+
+
 def test_rover_knows_no_next_value_across_trajectories():
     rows = {"old": [-1.0, -1.0], "mean_logprobs": [-5.0, -1.3], "old_mean_logprobs": [-2.0, -1.2]}
     made = inputs([-0.9, -1.1], [0.5, 0.5], sequence_ids=[0, 1], **rows)
