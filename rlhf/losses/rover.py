@@ -29,9 +29,9 @@ class ROVER(Regularized):
     are 0 and the gradient is −2 A ∇log π: with one update per step the policy gradient at another rate, and λ has no
     effect. With several, the means of π_old are computed before the first, in one forward pass without gradient.
 
-    λ is the authors' `next_q_scale_factor`. Their `rover_t` t multiplies Q and q̄' alike and has no key here: it makes t²
-    of this loss with advantages A / t, so scaled rewards and another learning rate do the same. All are 1 by default; in
-    the example t = .5 gives .23125, λ = .5 gives .24125.
+    λ is the authors' `next_q_scale_factor`. Their `rover_t` t multiplies Q and q̄' alike and has no key here: it makes
+    t² of this loss with advantages A / t, so scaled rewards and another learning rate do the same. All are 1 by
+    default; in the example t = .5 gives .23125, λ = .5 gives .24125.
 
     Source: Random policy valuation is enough for LLM reasoning with verifiable rewards, arXiv 2509.24981; its code,
     `dp_actor.py`.
