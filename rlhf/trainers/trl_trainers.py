@@ -164,7 +164,9 @@ def _dpo_class(trl: Any) -> Any:
         def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
 
-    class WithImitation(_over_the_update(ExactDPOTrainer)):  # type: ignore[misc]
+    base: Any = _over_the_update(ExactDPOTrainer)
+
+    class WithImitation(base):  # type: ignore[misc]
         """The imitation term is a mean over the chosen tokens of an update, too."""
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
