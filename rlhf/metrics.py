@@ -153,6 +153,7 @@ batch/padding_share             | share      | computed tokens that are padding
 loss/total                      | 1          | the number that is minimised
 loss/policy                     | 1          | policy-gradient term
 loss/kl_ref                     | nats       | divergence from the frozen reference per token
+loss/kl_bounded_share           | share      | tokens that k3's bounds leave without a gradient to the reference
 reference/n_resets              | resets     | times that the policy became the reference in the stage, before this step
 loss/kl_coef                    | 1          | coefficient of that divergence in the next step, where it is adapted
 loss/kl_teacher                 | nats       | divergence from the teacher per token, k2; 0 on tokens it does not teach

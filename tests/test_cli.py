@@ -193,7 +193,7 @@ def test_a_stopped_run_keeps_what_was_done_and_says_how_to_go_on(
         preexec_fn=lambda: signal.signal(signal.SIGINT, ctrl_c),
     )
     metrics = folder / "metrics.jsonl"
-    give_up = time.monotonic() + 90
+    give_up = time.monotonic() + 600
     while not (metrics.exists() and "policy_gradient" in metrics.read_text() and time.monotonic() < give_up):
         assert process.poll() is None and time.monotonic() < give_up
         time.sleep(0.1)

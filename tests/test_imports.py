@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -104,8 +104,10 @@ def test_a_recipe_is_shown_before_the_code_of_models_loads() -> None:
 
 def test_help_answers_in_under_a_second() -> None:
     def seconds() -> float:
-        start = time.perf_counter()
+        """Of the processor, so that what else runs is no matter."""
+        begun = resource.getrusage(resource.RUSAGE_CHILDREN)
         python("import sys; sys.argv = ['rlhf', '--help']\nfrom rlhf.cli import main\nmain()")
-        return time.perf_counter() - start
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime
 
     assert min(seconds() for _ in range(3)) < 1.0

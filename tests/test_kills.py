@@ -15,7 +15,8 @@ from tests.test_resume import POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal
 from tests.trainers import children, runs
 from tests.trainers.test_archer_runs import CRITIC as ARCHER
 
-N_KILLS = 10
+#: How often a run is killed: once in writing and once at any moment, or at length.
+KILLS = (2, pytest.param(10, marks=pytest.mark.extended))
 
 #: What each kind of stage has besides; whatever keeps state of its own belongs here.
 STAGES: dict[str, dict[str, Any]] = {
@@ -46,13 +47,14 @@ def moments(name: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_killed_ten_times_a_run_equals_an_uninterrupted_one(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("n_kills", KILLS)
+def test_killed_many_times_a_run_equals_an_uninterrupted_one(tmp_path: Path, name: str, n_kills: int) -> None:
     path, out = recipe(tmp_path, name), tmp_path / "killed" / "run"
     whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")
     assert whole.code == 0, whole.err
     out.parent.mkdir()
     drawn, n_killed = moments(name), 0
-    while n_killed < N_KILLS or not (out / "result.json").is_file():
+    while n_killed < n_kills or not (out / "result.json").is_file():
         if (out / "result.json").is_file():  # it came to its end before it was killed often enough
             assert_equal(out, tmp_path / "run")
             shutil.rmtree(out)
@@ -60,7 +62,7 @@ def test_killed_ten_times_a_run_equals_an_uninterrupted_one(tmp_path: Path, name
         if not begun:
             shutil.rmtree(out, ignore_errors=True)
         how = ["--resume", out] if begun else [path, "--out", out]
-        ended = children.run(out.parent, "train", *how, **(next(drawn) if n_killed < N_KILLS else {}))
+        ended = children.run(out.parent, "train", *how, **(next(drawn) if n_killed < n_kills else {}))
         assert ended.code in (0, -signal.SIGKILL) and "Traceback" not in ended.err, ended.err
         n_killed += ended.code != 0
     assert_equal(out, tmp_path / "run")

@@ -78,12 +78,14 @@ def exchange(rank: int, folder: Path) -> Any:
     found["stop"] = here.agree_to_stop()
     begun = time.monotonic()
     if rank == 1:
-        time.sleep(7)
+        while not (folder / "given up").exists():  # else this process would end, and the other hear of that
+            time.sleep(0.05)
         return found
     try:
         here.gather(None, "the late one")
     except ProcessError as error:
         found["late"] = (str(error), time.monotonic() - begun)
+    (folder / "given up").touch()
     return found
 
 
@@ -99,7 +101,7 @@ def test_all_get_what_each_gave(heard: list[dict[str, Any]]) -> None:
 
 def test_a_wait_has_an_end(heard: list[dict[str, Any]]) -> None:
     said, seconds = heard[0]["late"]
-    assert 2.5 < seconds < 7
+    assert seconds > 2.5
     assert "did not come in time" in said and "trainer.timeout_s" in said and "the late one" in said
 
 

@@ -74,8 +74,12 @@ def assert_equal(found: Path, expected: Path) -> None:
 
 COMBINATIONS = pytest.mark.parametrize(
     ("advantage", "lora"),
-    [("grpo", None), ("gigpo", None), ("grpo", LORA), ("gigpo", LORA)],
-    ids=["grpo-full", "gigpo-full", "grpo-lora", "gigpo-lora"],
+    [
+        pytest.param("grpo", None, id="grpo-full"),
+        pytest.param("gigpo", LORA, id="gigpo-lora"),
+        pytest.param("gigpo", None, id="gigpo-full", marks=pytest.mark.extended),
+        pytest.param("grpo", LORA, id="grpo-lora", marks=pytest.mark.extended),
+    ],
 )
 
 
@@ -176,7 +180,13 @@ def run_with_kills(path: Path, folder: Path, at: list[int]) -> int:
     raise AssertionError("the last process was not to be killed")
 
 
-@pytest.mark.parametrize(("advantage", "lora"), [("gigpo", None), ("grpo", LORA)], ids=["gigpo-full", "grpo-lora"])
+@pytest.mark.parametrize(
+    ("advantage", "lora"),
+    [
+        pytest.param("grpo", LORA, id="grpo-lora"),
+        pytest.param("gigpo", None, id="gigpo-full", marks=pytest.mark.extended),
+    ],
+)
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, advantage: str, lora: dict[str, Any] | None) -> None:
     path = recipe(tmp_path, advantage, lora)
     whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")

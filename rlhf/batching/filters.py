@@ -26,7 +26,9 @@ class Filters:
 
     drop_zero_advantage: bool = True
     """Leave out groups in which every token's advantage is 0 (all attempts scored the same): they cost a forward and a
-    backward pass and teach nothing. With a KL or entropy term they would still be regularised; False keeps them."""
+    backward pass and teach nothing. With a KL or entropy term they would still be regularised; False keeps them, and
+    counts them, as GRPO does: where 3 of 4 groups are silent, the others then pull a quarter as hard. Left out, a step
+    is as long however many groups are silent."""
     drop_truncated: bool = False
     """Leave out trajectories that a turn or token limit ended ("overlong filtering"). Off, because not finishing in
     time is mostly the policy's doing and the score says so."""

@@ -26,8 +26,9 @@ class HGPO:
     Degenerate cases: a depth without company, with an unknown state, or reaching back before the first turn is left
     out, and so is one whose a_h is exactly 0, as the authors do; nothing left gives 0, and so does a lone trajectory.
 
-    The authors' code has c = 2, their paper c = 1. With `episode` their code compares episodes per turn, we do per
-    trajectory.
+    The authors' code has c = 2, their paper c = 1. Like theirs, deviations of states are over n and that of `episode`
+    over n − 1. Theirs counts each trajectory once per turn in the mean and deviation of episodes, this one once: scores
+    of 1 and 0 played in 3 and 4 turns are ±.707 here, 1.07 and −.80 there.
 
     Source: Hierarchy-of-Groups Policy Optimization, arXiv 2602.22817; langfengQ/verl-agent, `recipe/hgpo`.
     """
@@ -48,7 +49,7 @@ class HGPO:
     normalize: Literal["mean_std", "mean"] = "mean_std"
     """`mean` only subtracts the mean."""
     ddof: Literal[0, 1] = 0
-    """1 divides the sum of squares by n − 1, 0 by n."""
+    """Of the turns compared in a state: 1 divides the sum of squares by n − 1, 0 by n. Episodes have n − 1 always."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
@@ -58,14 +59,14 @@ class HGPO:
         returns_GK = [discounted_returns(row, self.gamma) for row in turn_rewards(group)]
         found: list[list[list[tuple[float, float]]]] = [[[] for _ in row] for row in returns_GK]  # (weight, a_h)
         if self.episode:
-            for row, advantage in zip(found, self._normalise(totals), strict=True):
+            for row, advantage in zip(found, self._normalise(totals, ddof=1), strict=True):
                 for items in row:
                     items.append((1.0, advantage))
         present = _alike(group, 0)
         for depth in range(self.history + 1 if len(totals) > 1 else 0):
             weight = (depth + self.first_weight) ** self.alpha
             for members in _alike(group, depth):
-                advantages = self._normalise([returns_GK[i][k] for i, k in members])
+                advantages = self._normalise([returns_GK[i][k] for i, k in members], self.ddof)
                 for (i, k), advantage in zip(members, advantages, strict=True):
                     found[i][k].append((weight, advantage))
         n_turns, n_known = sum(map(len, returns_GK)), sum(map(len, present))
@@ -79,8 +80,8 @@ class HGPO:
             },
         )
 
-    def _normalise(self, values: Sequence[float]) -> list[float]:
-        return normalise(values, by_std=self.normalize == "mean_std", ddof=self.ddof, eps=self.eps)
+    def _normalise(self, values: Sequence[float], ddof: int) -> list[float]:
+        return normalise(values, by_std=self.normalize == "mean_std", ddof=ddof, eps=self.eps)
 
 
 def _alike(group: ScoredGroup, depth: int) -> list[list[tuple[int, int]]]:

@@ -31,7 +31,8 @@ class KTAE(Wrapper):
     tf is the id's share of the n tokens of right attempts; y is x of wrong ones, and mean n is over both.
 
     A group with right or with wrong attempts only, or where either sampled nothing, has κ = 0, and so have stop tokens
-    (those of the prompt; the authors name one id). κ is not centred.
+    (those of the prompt; the authors name one id). κ is not centred. The authors' p is from log-gammas: where a p of 1
+    rounds to less F is .135 there and not 0, which changes κ by up to .27.
 
     Source: KTAE, arXiv 2505.16826; xiaolizh1/KTAE, `compute_key_tokens.py`.
     """

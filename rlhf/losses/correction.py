@@ -4,7 +4,9 @@ The trainer recomputes the log-probs of the tokens with the weights that sampled
 They are π_old of the loss, so its ratio is 1 at first and its clipping sees the policy's own movement alone; how far
 the engine was off is in w = π_old / μ (`rlhf.losses.mismatch`), which the kinds here turn into a factor. It multiplies
 the token's weight in the loss: it acts after clipping, on any loss, and on KL and entropy terms as well, whose tokens
-come from the engine too.
+come from the engine too: the mean of k under μ is not that under π_old, that of w · k is. verl weighs the policy's term
+alone; the two differ by kl_coef times the mean of (w − 1) · k, .4 nats where π is (.8, .2) and μ and the reference are
+(.5, .5), and 1e-4 where log-probs differ by 1e-2 and k by as much.
 
 `bypass` takes the engine's log-probs for π_old instead, so that the loss's ratio holds both.
 """
@@ -85,6 +87,19 @@ def _what(array: object) -> str:
     return f"{array.dtype} {list(array.shape)}" if isinstance(array, torch.Tensor) else type(array).__name__
 
 
+def _inverse_mean(
+    weights: torch.Tensor, sequence_ids: torch.Tensor, kept: torch.Tensor | None, over: Level
+) -> torch.Tensor | float:
+    """Return 1 over the mean weight of the kept tokens, or of the trajectories with any; 1 where they have none."""
+    if kept is not None:
+        weights, sequence_ids = weights[kept], sequence_ids[kept]
+    if over != "token":
+        sums, counts, _ = sequence_sums(weights, sequence_ids)
+        weights = sums / counts
+    total = weights.sum()
+    return len(weights) / total if total > 0 else 1.0
+
+
 def _check_order(lower_name: str, lower: float, upper_name: str, upper: float) -> None:
     if not lower < upper:
         raise ValueError(f"{lower_name}: {lower} is not below {upper_name}: {upper}")
@@ -109,16 +124,14 @@ class Dropping:
         kept: torch.Tensor | None = None,
         bounded: torch.Tensor | None = None,
         *,
-        normalize: bool = False,
+        mean_over: Level | None = None,
     ) -> CorrectionOutput:
-        """Apply what the keys of this class ask for to what the kind found."""
+        """Apply what the keys of this class ask for to what the kind found; with `mean_over` the kept mean is 1."""
         if self.veto is not None:
             vetoed = hits_sequence(inputs.log_weights().exp() < self.veto, inputs.sequence_ids)
             kept = ~vetoed if kept is None else kept & ~vetoed
-        if normalize:
-            counted = weights if kept is None else weights[kept]
-            total = counted.sum()
-            weights = weights * (len(counted) / total) if total > 0 else weights
+        if mean_over is not None:
+            weights = weights * _inverse_mean(weights, inputs.sequence_ids, kept, mean_over)
         if self.opsm_delta is not None:
             silent = off_policy_negatives(
                 inputs.sampler_logprobs, inputs.old_logprobs, inputs.advantages, inputs.sequence_ids, self.opsm_delta
@@ -135,13 +148,18 @@ class Weighing(Dropping):
     """Whose w a token gets: its own; `sequence`, the product over its trajectory (no bias but that of the bounds, and a
     variance that grows with its length); `geometric`, the geometric mean over its trajectory."""
     batch_normalize: bool = False
-    """Divide the weights of a step by their mean over its tokens, so that the size of the gradient stays the same."""
+    """Divide the weights of a step by their mean, so that the size of the gradient stays the same: over its tokens with
+    `level: token`, over its trajectories otherwise, however long each is."""
 
     @property
     def per_token(self) -> bool:
         """Whether a token's weight depends on that token alone."""
         whole = self.batch_normalize or self.veto is not None or self.opsm_delta is not None
         return self.level == "token" and not whole
+
+    @property
+    def _mean_over(self) -> Level | None:
+        return self.level if self.batch_normalize else None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -162,7 +180,7 @@ class Truncated(Weighing):
         """Return the weights of the tokens of a step."""
         raw = weights_at(self.level, inputs)
         weights = raw.clamp(max=self.max_weight)
-        return self._output(inputs, weights, bounded=raw > self.max_weight, normalize=self.batch_normalize)
+        return self._output(inputs, weights, bounded=raw > self.max_weight, mean_over=self._mean_over)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -192,7 +210,7 @@ class Clipped(_Bounded):
         """Return the weights of the tokens of a step."""
         raw = weights_at(self.level, inputs)
         weights = raw.clamp(self.min_weight, self.max_weight)
-        return self._output(inputs, weights, bounded=weights != raw, normalize=self.batch_normalize)
+        return self._output(inputs, weights, bounded=weights != raw, mean_over=self._mean_over)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -213,7 +231,7 @@ class Masked(_Bounded):
         """Return the weights of the tokens of a step."""
         raw = weights_at(self.level, inputs)
         inside = (raw >= self.min_weight) & (raw <= self.max_weight)
-        return self._output(inputs, torch.where(inside, raw, 0.0), normalize=self.batch_normalize)
+        return self._output(inputs, torch.where(inside, raw, 0.0), mean_over=self._mean_over)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

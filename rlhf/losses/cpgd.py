@@ -41,9 +41,9 @@ class CPGD(Regularized):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
-        d = log_ratio(inputs.policy_logprobs, inputs.old_logprobs)
+        d = inputs.policy_logprobs - inputs.old_logprobs
         clipped = d.clamp(math.log1p(-self.clip_low), math.log1p(self.clip_high))
-        ratio = d.detach().exp()
+        ratio = log_ratio(inputs.policy_logprobs.detach(), inputs.old_logprobs).exp()
         loss = torch.maximum(-inputs.advantages * d, -inputs.advantages * clipped)
         loss = loss + self.drift_coef * (ratio - 1).clamp(max=self.max_drift) * inputs.policy_logprobs
         return self.output(inputs, loss, clip_metrics(inputs, ratio, self.clip_low, self.clip_high))

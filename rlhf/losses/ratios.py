@@ -11,7 +11,11 @@ MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Return log ρ = new − old in nats, clamped to ±20; `[N]` each. No gradient flows where the clamp binds."""
+    """Return log ρ = new − old in nats, clamped to ±20; `[N]` each. No gradient flows where the clamp binds.
+
+    For what is exponentiated. A loss that is linear or square in the log-ratio takes the difference as it is: it cannot
+    overflow, and the gradient would be missing where it is needed most.
+    """
     return (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.errors import DataError
-from rlhf.losses.kl import KLKind, kl_estimate
+from rlhf.losses.kl import KLKind, is_bounded, kl_estimate
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import ratio_metrics
 from rlhf.settings import STRICT
@@ -84,8 +84,10 @@ class Regularized:
         per_token = policy_loss
         means = dict(metrics or {})
         if self.kl is not None:
-            estimate = kl_estimate(self.kl, inputs.policy_logprobs, given(inputs.ref_logprobs, "ref_logprobs"))
+            policy, reference = inputs.policy_logprobs, given(inputs.ref_logprobs, "ref_logprobs")
+            estimate = kl_estimate(self.kl, policy, reference)
             means["loss/kl_ref"] = inputs.mean_share(estimate)
+            means["loss/kl_bounded_share"] = inputs.mean_share(is_bounded(self.kl, policy, reference).to(policy))
             if self.kl_coef > 0:
                 per_token = per_token + self.kl_coef * estimate
         if self.entropy_coef > 0:

@@ -10,7 +10,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.losses.policy_loss import LossInputs, LossOutput
-from rlhf.losses.ratios import log_ratio
 from rlhf.losses.regularized import Regularized, given
 from rlhf.losses.trajectories import Whole, next_in
 from rlhf.settings import STRICT
@@ -30,6 +29,10 @@ class ROVER(Regularized):
     are 0 and the gradient is −2 A ∇log π: with one update per step the policy gradient at another rate, and λ has no
     effect. With several, the means of π_old are computed before the first, in one forward pass without gradient.
 
+    λ is the authors' `next_q_scale_factor`. Their `rover_t` t multiplies Q and q̄' alike and has no key here: it makes
+    t² of this loss with advantages A / t, so scaled rewards and another learning rate do the same. All are 1 by
+    default; in the example t = .5 gives .23125, λ = .5 gives .24125.
+
     Source: Random policy valuation is enough for LLM reasoning with verifiable rewards, arXiv 2509.24981; its code,
     `dp_actor.py`.
     """
@@ -45,7 +48,7 @@ class ROVER(Regularized):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
-        q = log_ratio(inputs.policy_logprobs, inputs.old_logprobs)
+        q = inputs.policy_logprobs - inputs.old_logprobs
         target = inputs.advantages + self.next_weight * self._next_values(inputs).to(q)
         if self.clip is not None:
             bounded = q.clamp(math.log1p(-self.clip), math.log1p(self.clip))

@@ -31,7 +31,8 @@ class GRESO:
     skipped with probability 1 − max(p^z, min_keep), where p is that of its class: for p = .5 and z = 0, 1, 2, 3, 7 that
     is 0, .5, .75, .875, .99. A task not seen yet has z = 0 and is not skipped; being skipped leaves z as it is; any
     other visit sets it to 0. After a step the p of a class falls by `p_step` if the class made up its target share of
-    the tasks attempted or more, and rises by it if not.
+    the tasks attempted or more, and rises by it if not; not during the first pass over the tasks, in which nothing can
+    be skipped and p has no effect on the shares.
 
     Use it with `selection: {kind: dynamic}`, which draws what is missing after the attempts were made.
 
@@ -45,7 +46,7 @@ class GRESO:
     hard_up_to: float = 0.11
     """Mean up to which a visit was too hard to."""
     p_start: Chance = 0.5
-    """p of both classes in the first step."""
+    """p of both classes until every task has come once."""
     p_step: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """By how much p changes after a step; 0 keeps it."""
     p_min: Chance = 0.05
@@ -118,7 +119,7 @@ class GresoTasks:
         for task_id, kind in visits:
             self._remember(task_id, kind)
         easy, hard = (sum(kind == wanted for _, kind in visits) / max(len(visits), 1) for wanted in (1, -1))
-        if visits:
+        if visits and self.n_passed > len(self.tasks):
             self.p_easy = self.settings.next_p(self.p_easy, easy, self.settings.easy_target)
             self.p_hard = self.settings.next_p(self.p_hard, hard, self.settings.hard_target)
         return {

@@ -26,7 +26,7 @@ class OnPairs:
     """Pairs per optimiser update."""
     pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
     """Pairs of one forward pass; they are padded to the longest. A larger `batch_size` is a multiple of it. Changes
-    memory and speed; of the result only the imitation term of preferences, whose mean is over one forward pass."""
+    memory and speed only: means are over the pairs, or the chosen tokens, of an update."""
     optimizer: AdamW = Field(default_factory=AdamW)
     """How the weights are updated."""
     gradient_checkpointing: bool = False

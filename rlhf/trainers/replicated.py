@@ -13,9 +13,10 @@ from rlhf.processes import current
 
 
 def add_gradients(parameters: Iterable[torch.nn.Parameter], what: str) -> None:
-    """Give every process the sum of the gradients of all; one that had no share has gradients of 0.
+    """Give every process the sum of the gradients of all; one that has none of a parameter counts as 0 there.
 
-    Two processes with gradients of (1, 2) and none: (1, 2) in both.
+    Two processes with gradients of (1, 2) and none: (1, 2) in both. A parameter of which nobody has one keeps none, as
+    in one process: an optimiser leaves it alone, where it would decay it, and its moments, by a gradient of 0.
 
     Args:
         parameters: the same in each, in the same order.
@@ -29,8 +30,15 @@ def add_gradients(parameters: Iterable[torch.nn.Parameter], what: str) -> None:
         return
     import torch.distributed as dist
 
+    own = list(parameters)
+    if not own:
+        return
     with here.hearing(what):
-        for parameter in parameters:
+        given = torch.tensor([float(p.grad is not None) for p in own], device=own[0].device)
+        dist.all_reduce(given)
+        for parameter, n_given in zip(own, given.tolist(), strict=True):
+            if not n_given:
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)

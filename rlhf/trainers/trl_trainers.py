@@ -118,7 +118,40 @@ def train_reward_model(
             **_arguments(model, folder, stage, seed),
             center_rewards_coefficient=stage.centring or None,
         )
-        _run(trl.RewardTrainer, model, tokenizer, rows, stage, on_update, args=config)
+        _run(_over_the_update(trl.RewardTrainer), model, tokenizer, rows, stage, on_update, args=config)
+
+
+def _over_the_update(trainer_class: Any) -> Any:
+    """Return `trainer_class` with means over the pairs of an update.
+
+    Its own are over those of a forward pass, whose means it then averages: the pairs of an epoch's last, shorter pass
+    would count for more.
+    """
+
+    class OverTheUpdate(trainer_class):  # type: ignore[misc]
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            found = super().get_batch_samples(*args, **kwargs)
+            self.batches_of_update = found[0]
+            return found
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            share = _share_of(inputs, self.batches_of_update, _n_pairs)
+            return super().compute_loss(model, inputs, *args, **kwargs) * share
+
+    return OverTheUpdate
+
+
+def _share_of(inputs: Any, batches: Sequence[Any], count: Callable[[Any], int]) -> float:
+    """What the mean over one of `batches` is multiplied by so that the mean of all such is one over what they count."""
+    return count(inputs) * len(batches) / max(sum(map(count, batches)), 1)
+
+
+def _n_pairs(inputs: Any) -> int:
+    return len(inputs["input_ids"]) // 2
+
+
+def _n_chosen_tokens(inputs: Any) -> int:
+    return int(inputs["completion_mask"][: _n_pairs(inputs), 1:].sum())
 
 
 def _dpo_class(trl: Any) -> Any:
@@ -131,7 +164,19 @@ def _dpo_class(trl: Any) -> Any:
         def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
 
-    return ExactDPOTrainer
+    base: Any = _over_the_update(ExactDPOTrainer)
+
+    class WithImitation(base):  # type: ignore[misc]
+        """The imitation term is a mean over the chosen tokens of an update, too."""
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            tokens = _share_of(inputs, self.batches_of_update, _n_chosen_tokens)
+            pairs = _share_of(inputs, self.batches_of_update, _n_pairs)
+            first, *imitation = self.args.loss_weights
+            self.loss_weights = [first, *(weight * tokens / pairs for weight in imitation)]
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    return WithImitation
 
 
 class _PairCollator:

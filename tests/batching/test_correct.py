@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batch_parts import PrefixModel, constant_credit, generation, group, policy_logprobs, steps, trajectory
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,15 @@ from rlhf.losses.mismatch import CorrectionOutput
 from rlhf.losses.policy_loss import LossInputs
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
+from tests.batching.batch_parts import (
+    PrefixModel,
+    constant_credit,
+    generation,
+    group,
+    policy_logprobs,
+    steps,
+    trajectory,
+)
 
 MODEL = PrefixModel()
 #: The log-probs of the made-up engine lie some nats from those of the model, so that every bound binds somewhere.

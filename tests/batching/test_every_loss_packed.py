@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batch_parts import VOCABULARY, PrefixModel, generation, group, policy_logprobs, steps, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from rlhf.kinds import resolve
 from rlhf.losses.policy_loss import LossInputs, whole_of
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.trajectories import trajectories_of
+from tests.batching.batch_parts import VOCABULARY, PrefixModel, generation, group, policy_logprobs, steps, trajectory
 
 MODEL, FROZEN, BEFORE = (PrefixModel(seed) for seed in range(3))
 NEEDED = {"kdrl": {"teacher": "somewhere", "teacher_coef": 0.5}}

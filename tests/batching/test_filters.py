@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from batch_parts import VOCABULARY, constant_credit, generation, group, steps, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.data import Outcome
 from rlhf.losses.reduction import Reduction
+from tests.batching.batch_parts import VOCABULARY, constant_credit, generation, group, steps, trajectory
 
 LIMITS = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
 
@@ -46,6 +46,17 @@ def test_by_default_groups_without_any_advantage_go():
     assert sequences == [2, 2, 3, 3, 4, 4]  # the trajectory with advantage 0 stays: its group has a signal
     assert counters["batch/n_dropped_groups"] == 1
     assert counters["batch/n_dropped_trajectories"] == 0
+
+
+def test_silent_groups_that_stay_make_the_others_pull_less():
+    # As many rows in the silent group as in another of two trajectories: counted, they halve the step.
+    samples, groups = step([(0.0, Outcome.SOLVED)] * 2, [(1.0, Outcome.SOLVED), (-1.0, Outcome.SOLVED)])
+    pulls = []
+    for drop in (True, False):
+        rows, _ = Filters(drop_zero_advantage=drop)(samples, groups)
+        [[batch]] = pack_minibatches(rows, 1, Reduction(), 1000)
+        pulls.append(float((batch.weights * batch.advantages.abs()).sum()))
+    assert pulls[0] == 2 * pulls[1]
 
 
 def test_truncated_trajectories_go_if_asked():

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batch_parts import VOCABULARY, PrefixModel, constant_credit, generation, group, policy_logprobs, steps, trajectory
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,16 @@ from rlhf.losses.policy_loss import LossInputs
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
+from tests.batching.batch_parts import (
+    VOCABULARY,
+    PrefixModel,
+    constant_credit,
+    generation,
+    group,
+    policy_logprobs,
+    steps,
+    trajectory,
+)
 
 REDUCTIONS = [
     Reduction(kind="token_mean"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batch_parts import steps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from rlhf.batching.pack import collate, minibatches, pack, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.errors import DataError
 from rlhf.losses.reduction import Reduction
+from tests.batching.batch_parts import steps
 
 
 def row(length, sequence=0, trained=1, group=0):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from batch_parts import constant_credit, generation, group, trajectory
 
 from rlhf.batching.samples import make_samples
 from rlhf.data import Finish, Generation
 from rlhf.errors import DataError
+from tests.batching.batch_parts import constant_credit, generation, group, trajectory
 
 #: A subgoal is named, pursued twice in the same conversation; the prompts extend each other.
 PLAN = replace(generation([1, 2], [3], -0.25), role="plan")

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from batch_parts import constant_credit, generation, group, steps, trajectory
 from hypothesis import given
 
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import DataError
+from tests.batching.batch_parts import constant_credit, generation, group, steps, trajectory
 
 
 def rows(*generations, layout="trajectory", value=1.0):

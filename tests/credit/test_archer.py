@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from credit_groups import critic, group, per_token
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from rlhf.credit.estimator import credit_of
 from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.data import Values
 from rlhf.errors import DataError
+from tests.credit.credit_groups import critic, group, per_token
 
 numbers = st.floats(-2, 2, allow_nan=False)
 

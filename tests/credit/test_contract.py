@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from credit_groups import critic, estimators, group, group_of, outcome_group, per_token, score, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,17 @@ from rlhf.credit.estimator import AdvantageEstimator, credit_of
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Finish, Generation, Prompt, ScoredGroup, Turn
 from rlhf.errors import DataError
+from tests.credit.credit_groups import (
+    critic,
+    estimators,
+    group,
+    group_of,
+    outcome_group,
+    per_token,
+    score,
+    trajectory,
+    turn,
+)
 
 ESTIMATORS = estimators()
 #: Estimators that no constant added to every score changes; the others use scores as they are.

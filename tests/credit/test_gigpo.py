@@ -5,7 +5,6 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 
 import pytest
-from credit_groups import group, per_turn, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from rlhf.credit.returns import discounted_returns
 from rlhf.credit.similarity import similar_clusters
 from rlhf.data import Action, Credit, Score, ScoredGroup, Turn
 from rlhf.errors import DataError
+from tests.credit.credit_groups import group, per_turn, trajectory, turn
 
 # t1 walks s0, s1, s2 and earns 10 at the end; t2 walks s0, s1, s1, s3 and earns nothing.
 # With γ = .95 the discounted returns are t1: 10 · .95² = 9.025, 9.5, 10; t2: 0.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from credit_groups import critic, estimators, group, taking
 
 from rlhf.credit.estimator import credit_of, without_given
 from rlhf.data import Action, ScoredGroup, Turn, Verdict
+from tests.credit.credit_groups import critic, estimators, group, taking
 
 ESTIMATORS = estimators()
 

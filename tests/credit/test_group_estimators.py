@@ -6,7 +6,6 @@ import itertools
 import math
 
 import pytest
-from credit_groups import group, outcome_group, per_trajectory, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -18,6 +17,7 @@ from rlhf.credit.grpo import GRPO
 from rlhf.credit.rloo import RLOO
 from rlhf.data import Score, ScoredGroup
 from rlhf.errors import DataError
+from tests.credit.credit_groups import group, outcome_group, per_trajectory, trajectory, turn
 
 TRAJECTORY_LEVEL = [GRPO(), GRPO(normalize_std=False), GRPO(ddof=0), DrGRPO(), RLOO()]
 ALL = [*TRAJECTORY_LEVEL, GiGPO(), GiGPO(normalize="mean"), GiGPO(statistics="turn")]

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from credit_groups import group, group_of, outcome_group, per_token, per_trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.credit.reinforce_pp_baseline import ReinforcePPBaseline
 from rlhf.credit.tokens import TokenLine, scan, whiten
 from rlhf.data import Credit
+from tests.credit.credit_groups import group, group_of, outcome_group, per_token, per_trajectory, turn
 
 rewards = st.lists(st.sampled_from([-1.0, -0.1, 0.0, 0.25, 1.0]), min_size=1, max_size=5)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from credit_groups import call, group_of, turn_of
 from pydantic import ValidationError
 
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.reviews import Reviews
 from rlhf.data import Prompt, ScoredGroup, Turn
+from tests.credit.credit_groups import call, group_of, turn_of
 
 #: A turn by the verdicts of its reviews; an actor's call stands before each, and behind the last that sends back.
 Told = list[list[str]]

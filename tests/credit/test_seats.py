@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from credit_groups import call, group_of, turn_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from rlhf.credit.gae import GAE
 from rlhf.credit.hrpo import HRPO
 from rlhf.credit.seats import Seats, seat_of
 from rlhf.data import ScoredGroup, Trajectory, Verdict
+from tests.credit.credit_groups import call, group_of, turn_of
 
 #: A turn: the seat that had it, and its reward.
 Told = tuple[str, float]

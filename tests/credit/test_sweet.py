@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from credit_groups import group, per_token
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.credit.sweet import SWEET
 from rlhf.data import Values
 from rlhf.errors import DataError
+from tests.credit.credit_groups import group, per_token
 
 numbers = st.floats(-2, 2, allow_nan=False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from credit_groups import group_of, outcome_group, per_token, per_trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from rlhf.credit.tree_grpo import TreeGRPO
 from rlhf.credit.treerl import TreeRL
 from rlhf.data import Action, Finish, Generation, Prompt, Turn
 from rlhf.errors import DataError
+from tests.credit.credit_groups import group_of, outcome_group, per_token, per_trajectory
 
 #: The task, n1 below it with a and b, and c: a is right.
 SMALL = ([-1, 0, 1, 1, 0], [2, 3, 4], [1.0, 0.0, 0.0])

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from credit_groups import group, group_of, per_token, per_trajectory, per_turn, score, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from rlhf.credit.progress import Progress, grounded
 from rlhf.credit.step_grpo import StepGRPO
 from rlhf.data import Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
+from tests.credit.credit_groups import group, group_of, per_token, per_trajectory, per_turn, score, turn
 
 # t1 walks s0, s1, s2 and earns 10 at the end; t2 walks s0, s1, s1, s3 and earns nothing.
 # With γ = .95 the discounted returns are t1: 9.025, 9.5, 10; t2: 0.
@@ -44,9 +44,9 @@ def rows(estimator, made):
         (HGPO(history=1, first_weight=1), [[1.0, 1.138071, 0.0], [-1.0, -0.902369, -0.707106, 0.0]]),
         # α = 0: plain means. (1.414213 + 1) / 2.
         (HGPO(history=1, alpha=0), [[1.0, 1.207107, 0.0], [-1.0, -0.853553, -0.707106, 0.0]]),
-        # With episodes, ±1 of weight 1: (1 + 2) / 3; (1 + 2 · 1.414213 + 3) / 6 = 1.138071; 1. t2: (−1 − 1.414213 − 3)
-        # / 6 = −.902369; (−1 − 1.414213) / 3 = −.804738.
-        (HGPO(history=1, episode=True), [[1.0, 1.138071, 1.0], [-1.0, -0.902369, -0.804738, -1.0]]),
+        # With episodes, whose deviation is over n − 1: ±5 / 7.071068 = ±.707107 of weight 1. t1: (.707107 + 2) / 3;
+        # (.707107 + 2 · 1.414213 + 3) / 6; .707107. t2: −the first; −5.12132 / 6; −2.12132 / 3; −.707107.
+        (HGPO(history=1, episode=True), [[0.902369, 1.089255, 0.707107], [-0.902369, -0.853553, -0.707107, -0.707107]]),
     ],
     ids=repr,
 )  # fmt: skip

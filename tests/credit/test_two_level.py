@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from credit_groups import call, group_of, turn_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from rlhf.credit.two_level import PLAN, TwoLevel, options_of
 from rlhf.data import Generation, Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
 from rlhf.metrics import METRICS
+from tests.credit.credit_groups import call, group_of, turn_of
 
 #: A turn: (its calls in order, `p:...` naming a subgoal and `.` acting; its reward; the state it began in).
 Told = tuple[list[str], float, str | None]

@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from credit_groups import group, per_turn
 
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import AdvantageEstimator
 from rlhf.credit.gigpo import GiGPO
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.rloo import RLOO
+from tests.credit.credit_groups import group, per_turn
 
 #: Trajectories of a task of one or two turns: at the gate, left ends the episode; right leads to the yard, where left
 #: or right ends it. States and actions (1 is right); what each earns is set by the test.

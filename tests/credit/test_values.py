@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from credit_groups import critic, estimators, group, group_of, per_token, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.credit.turn_gae import TurnGAE
 from rlhf.data import Action, Credit, Generation, Outcome, Prompt, ScoredGroup, Values
 from rlhf.errors import DataError
+from tests.credit.credit_groups import critic, estimators, group, group_of, per_token, turn
 
 KINDS = (GAE, TurnGAE, BiLevelGAE)
 #: Those that need values of actions; `test_archer.py` and `test_sweet.py` test them.

@@ -6,7 +6,6 @@ import math
 from typing import ClassVar
 
 import pytest
-from credit_groups import group, group_of, outcome_group, per_token, per_trajectory, taking, turn
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -21,6 +20,7 @@ from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.credit.reviews import Reviews
 from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.data import Credit
+from tests.credit.credit_groups import group, group_of, outcome_group, per_token, per_trajectory, taking, turn
 
 WRAPPERS = [TaskNormalised, DurationAware, KTAE, Reviews, lambda **how: HICRA(grams=((7, 7),), **how)]
 NAMES = ["task_normalised", "duration_aware", "ktae", "reviews", "hicra"]

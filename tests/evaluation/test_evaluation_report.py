@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Page
 
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
 from rlhf.errors import DataError
@@ -15,6 +14,7 @@ from rlhf.evaluation.attempts import Attempt, read_attempts
 from rlhf.evaluation.evaluation_report import hardest, write_evaluation_report
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.evaluation.summary import summarize
+from tests.evaluation.pages import Page
 
 EVIL = '</pre><script>alert("x")</script><img src=x onerror=alert(1)> ${x} $style \x1b[31m'
 

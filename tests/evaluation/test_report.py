@@ -11,8 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from pages import Page
-from synthetic import make_run
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.errors import CheckpointError, DataError
@@ -21,6 +19,8 @@ from rlhf.evaluation.report import write_report
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import FailureRecord, TrajectoryRecord, TrajectoryWriter
 from rlhf.sinks import JsonlSink, Metrics
+from tests.evaluation.pages import Page
+from tests.evaluation.synthetic import make_run
 
 EVIL = '</span></pre><script>alert("x")</script><img src=x onerror=alert(1)> ${x} $style \x1b[31m'
 

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic import make_group, make_tokenizer
 
 from rlhf.data import (
     Action,
@@ -37,6 +36,7 @@ from rlhf.evaluation.store import (
     read_successes,
     read_trajectories,
 )
+from tests.evaluation.synthetic import make_group, make_tokenizer
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)

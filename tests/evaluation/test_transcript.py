@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import make_group, make_tokenizer, make_trajectory
 
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.evaluation.store import TrajectoryRecord, TrajectoryWriter
 from rlhf.evaluation.transcript import choose, load_tokenizer, pieces, transcript
+from tests.evaluation.synthetic import make_group, make_tokenizer, make_trajectory
 
 TOKENIZER = make_tokenizer()
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 from pydantic import ValidationError
 
 from rlhf.catalog import CATALOG
@@ -30,6 +29,7 @@ from rlhf.losses.mismatch import (
 )
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
+from tests.losses.loss_inputs import gradient, inputs
 
 KINDS = [
     Truncated(),
@@ -155,6 +155,9 @@ def test_trajectories_are_told_apart_however_their_tokens_lie():
     apart = tokens((0.5, 2.0, 0.5, 3.0), sequences=[4, 9, 4, 9])
     assert weights_at("sequence", apart).tolist() == pytest.approx([0.25, 6, 0.25, 6])
     assert weights_at("geometric", apart).tolist() == pytest.approx([0.5, 6**0.5, 0.5, 6**0.5])
+    # Each counts once in the mean, as in verl: (.25 + 6) / 2, however long it is.
+    longer = corrected(Truncated(level="sequence", max_weight=9, batch_normalize=True), tokens((0.25, 2, 3), [4, 9, 9]))
+    assert longer.weights.tolist() == pytest.approx([0.08, 1.92, 1.92])
 
 
 def test_metrics_of_one_step():

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 
 from rlhf.catalog import CATALOG
 from rlhf.errors import DataError
@@ -20,6 +19,7 @@ from rlhf.losses.a_lol import ALoL
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
+from tests.losses.loss_inputs import gradient, inputs
 
 #: Keys that a loss cannot do without.
 NEEDED = {"kdrl": {"teacher": "somewhere"}}

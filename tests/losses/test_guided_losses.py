@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 
 from rlhf.losses.kdrl import KDRL
 from rlhf.losses.luffy import LUFFY
 from rlhf.losses.ppo_clip import PPOClip
+from tests.losses.loss_inputs import gradient, inputs
 
 logprob = st.floats(-4, -0.01)
 NAN = math.nan

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlhf.losses.kl import kl_estimate
+from rlhf.losses.kl import is_bounded, kl_estimate
 from rlhf.losses.ppo_clip import PPOClip
+from tests.losses.loss_inputs import inputs
 
 logits = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
 
@@ -73,6 +76,45 @@ def test_k3_has_the_gradient_of_the_forward_kl(policy, ref):
 def test_k3_is_never_negative_and_bounded(policy, ref):
     value = kl_estimate("k3", torch.tensor([policy]), torch.tensor([ref])).item()
     assert 0 <= value <= 20  # 10 where π is much the smaller, d = 20 at most where it is the larger
+
+
+@pytest.mark.parametrize("kind", ["k2", "k1+", "k3+"])
+@pytest.mark.parametrize("d", [-35.0, -3.0, 3.0, 35.0])
+def test_the_pull_to_the_reference_grows_with_the_distance(kind, d):
+    # The gradient of d² / 2 is d, as in verl: the further away, the harder the pull.
+    policy = torch.tensor([-40.0 + max(d, 0)], requires_grad=True)
+    estimate = kl_estimate(kind, policy, policy.detach() - d)
+    assert torch.autograd.grad(estimate.sum(), policy)[0].item() == pytest.approx(d)
+    assert not is_bounded(kind, policy, policy.detach() - d).any()
+
+
+@given(st.floats(-100, 0), st.floats(-100, 0))
+def test_tokens_at_a_bound_of_k3_have_no_gradient_and_are_told(policy, ref):
+    leaf = torch.tensor([policy], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([ref], dtype=torch.float64)
+    gradient = torch.autograd.grad(kl_estimate("k3", leaf, reference).sum(), leaf)[0]
+    if abs(policy - ref) > 1e-6:
+        assert is_bounded("k3", leaf, reference).item() == (gradient.item() == 0)
+
+
+def test_the_share_of_tokens_at_a_bound_is_logged():
+    # d of −2.61 has k3 e^2.61 − 1 − 2.61 = 9.99; −2.62 has 10.12.
+    given_ = inputs([-3.0] * 4, [0.0] * 4, ref_logprobs=[-0.39, -0.38, -1.0, -25.0])
+    assert PPOClip(kl="k3")(given_).metrics["loss/kl_bounded_share"] == 0.5
+    assert PPOClip(kl="k2")(given_).metrics["loss/kl_bounded_share"] == 0.0
+
+
+def test_a_correction_makes_the_term_that_of_the_policy():
+    # Tokens come from an engine μ = (.5, .5) while π = (.8, .2) and π_ref = (.5, .5). The factors 1.6 and .4 make the
+    # mean under μ one under π: KL(π ‖ π_ref) = .8 ln 1.6 + .2 ln .4 = .192745. Without them, as in verl, which weighs
+    # the policy's term alone, it is −.223144, of k3 .339356: off by .42 and .15 nats, times kl_coef.
+    policy, half = [math.log(0.8), math.log(0.2)], [math.log(0.5)] * 2
+    given_ = inputs(policy, [0.0, 0.0], ref_logprobs=half, weights=[0.5 * 1.6, 0.5 * 0.4])
+    for kind, plain in (("k1+", -0.223144), ("k3", 0.339356)):
+        loss = PPOClip(kl=kind, kl_coef=1.0)
+        assert loss(given_).loss.item() == pytest.approx(0.192745, abs=1e-6)
+        unweighted = inputs(policy, [0.0, 0.0], ref_logprobs=half)
+        assert loss(unweighted).loss.item() == pytest.approx(plain, abs=1e-6)
 
 
 # --- the coefficient that adapts -------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 from pydantic import ValidationError
 
 from rlhf.errors import DataError
 from rlhf.losses.policy_loss import LossInputs, PolicyLoss
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
+from tests.losses.loss_inputs import gradient, inputs
 
 SYMMETRIC = PPOClip(clip_low=0.2, clip_high=0.2)
 logprob = st.floats(-8, 0)

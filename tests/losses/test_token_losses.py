@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 from pydantic import ValidationError
 
 from rlhf.errors import DataError
@@ -18,7 +17,9 @@ from rlhf.losses.min_entropy import MinEntropy
 from rlhf.losses.nft import NFT
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
+from rlhf.losses.rover import ROVER
 from rlhf.losses.stable_reinforce import StableReinforce
+from tests.losses.loss_inputs import gradient, inputs
 
 log_ratios = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
 
@@ -117,6 +118,14 @@ def test_the_pull_of_cpgd_is_bounded_by_the_advantage(d, advantage):
     made = inputs([d - 9], [advantage], old=[-9.0])
     [slope] = gradient(CPGD(drift_coef=0.0)(made).loss, made)
     assert abs(slope) <= abs(advantage) + 1e-9
+
+
+@pytest.mark.parametrize("d", [15.0, 35.0])
+def test_a_token_that_is_far_off_is_pulled_back_as_hard(d):
+    # −A d for A = −1 and far above π_old; (Q − A)² for ROVER, slope 2 (Q − A). Neither is exponentiated or bounded.
+    made = inputs([d - 40], [-1.0], old=[-40.0], mean_logprobs=[0.0])
+    assert gradient(CPGD(drift_coef=0.0)(made).loss, made) == [1.0]
+    assert gradient(ROVER()(made).loss, made) == pytest.approx([2 * (d + 1)])
 
 
 @given(d=st.floats(-3, 1))

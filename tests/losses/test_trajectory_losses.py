@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 
 from rlhf.losses.a_lol import ALoL
 from rlhf.losses.gspo import GSPO
 from rlhf.losses.rebel import REBEL
 from rlhf.losses.trajectories import trajectories_of
+from tests.losses.loss_inputs import gradient, inputs
 
 lists = st.lists(st.tuples(st.floats(-3, 0), st.floats(-3, 0)), min_size=1, max_size=4)
 

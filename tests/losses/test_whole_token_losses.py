@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_inputs import gradient, inputs
 
 from rlhf.losses.policy_loss import LossInputs, whole_of
 from rlhf.losses.rover import ROVER
 from rlhf.losses.shiq import ShiQ
 from rlhf.losses.trajectories import next_in, sums_from, sums_to
+from tests.losses.loss_inputs import gradient, inputs
 
 N_WORDS = 3
 number = st.floats(-2, 2)
@@ -144,6 +144,14 @@ def test_rover_worked_example():
     assert gradient(loss, made) == pytest.approx([-0.3, -0.6])
     # λ = 0: errors −.4 and −.6
     assert ROVER(next_weight=0)(made).loss.item() == pytest.approx(0.26)
+
+
+@pytest.mark.parametrize("t", [0.5, 2.0])
+def test_a_temperature_of_rover_is_a_scale_of_rewards_and_of_the_learning_rate(t):
+    # The authors' rover_t: (t Q − A − t q̄')² = t² (Q − A / t − q̄')², with Q = .1 and −.1, q̄' = −.1 and 0.
+    made = inputs([-1.9, -1.6], [0.5 / t] * 2, old=[-2.0, -1.5], mean_logprobs=[-3.0, -3.1], old_mean_logprobs=[-3, -3])
+    theirs = sum((t * q - 0.5 - t * after) ** 2 for q, after in ((0.1, -0.1), (-0.1, 0.0))) / 2
+    assert t**2 * ROVER()(made).loss.item() == pytest.approx(theirs)
 
 
 def test_rover_knows_no_next_value_across_trajectories():

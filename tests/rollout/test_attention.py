@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, N_VOCAB, blas_keeps_rows, lora_model, tiny_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -13,6 +12,7 @@ from rlhf.errors import ModelError
 from rlhf.rollout import attention
 from rlhf.rollout.attention import RowPlan, packed_forward, shared_prefixes, use_packed_attention
 from rlhf.rollout.kv_cache import KVCache, SlotPlan
+from tests.rollout.tiny_models import FAMILIES, N_VOCAB, blas_keeps_rows, lora_model, tiny_model
 
 LENGTHS = [5, 17, 1, 100, 64, 63, 5]
 

@@ -5,11 +5,11 @@ import contextlib
 
 import pytest
 import torch
-from tiny_models import gap, make_engine, plain_logprobs, prompt_of, steps, tiny_model
 
 from rlhf.data import Finish, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.rollout.transformers_engine import fingerprint
+from tests.rollout.tiny_models import gap, make_engine, plain_logprobs, prompt_of, steps, tiny_model
 
 
 def test_cancelling_frees_the_slot_and_keeps_the_rest():

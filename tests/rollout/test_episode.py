@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from small_world import CHATML, INLINE, ONE_THREAD, THINKING, THREADS, Corridor, Plain, tokenizer, user
-from trouble import Synchronous, Troubled, blocks, is_slow, raises, waits
 
 from agents.base import History, PolicyHandle
 from agents.chat import ChatAgent
@@ -21,6 +19,8 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scripted import ScriptedEngine
 from rlhf.rollout.seeds import stable_seed
+from tests.rollout.small_world import CHATML, INLINE, ONE_THREAD, THINKING, THREADS, Corridor, Plain, tokenizer, user
+from tests.rollout.trouble import Synchronous, Troubled, blocks, is_slow, raises, waits
 
 FAST = Limits(step_timeout_s=20.0, start_timeout_s=20.0, episode_timeout_s=60.0)
 IMPATIENT = Limits(step_timeout_s=0.4, start_timeout_s=0.4, episode_timeout_s=60.0)
@@ -458,14 +458,17 @@ def test_cancelling_cleans_up(where):
     environment.released.set()
 
 
-@pytest.mark.parametrize("blocking", [lambda: time.sleep(0.4), None], ids=["blocks", "waits"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocks", "waits"])
 def test_a_slow_step_holds_up_nothing_else(blocking):
-    """The event loop goes on while a plain or an async step takes its time."""
+    """The event loop goes on while a plain or an async step takes its time: the step ends once it has."""
+    ticks = []
 
     def trouble(environment):
-        return blocking() if blocking else asyncio.sleep(0.4)
+        return wait_until(lambda: len(ticks) > 10) if blocking else wait()
 
-    ticks = []
+    async def wait():
+        while len(ticks) <= 10:
+            await asyncio.sleep(0.01)
 
     async def tick():
         while True:

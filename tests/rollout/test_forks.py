@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import Corridor, tokenizer
-from test_group import LIMITS, told
 
 from agents.chat import ChatAgent
 from rewards.outcome import Outcome as OutcomeReward
@@ -31,6 +29,8 @@ from rlhf.rollout.grouping import Tree
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.scripted import Said, ScriptedEngine
+from tests.rollout.small_world import Corridor, tokenizer
+from tests.rollout.test_group import LIMITS, told
 
 WORDS = ("go north", "look", "go nowhere", "look around you")
 

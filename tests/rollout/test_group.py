@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
-from trouble import Troubled, blocks, raises, waits
 
 from rlhf.data import Outcome, SamplingParams
 from rlhf.rollout.group import Progress, run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scripted import ScriptedEngine
+from tests.rollout.small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
+from tests.rollout.trouble import Troubled, blocks, raises, waits
 
 LIMITS = Limits(step_timeout_s=20, start_timeout_s=20, episode_timeout_s=60)
 

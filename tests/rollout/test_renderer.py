@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import CHATML, INSTRUCT, OPENING_THINK, THINKING, tokenizer, user
 
 from rlhf.data import Finish, Generation, Message, Prompt, Role
 from rlhf.errors import DataError, ModelError
 from rlhf.rollout.renderer import Renderer
+from tests.rollout.small_world import CHATML, INSTRUCT, OPENING_THINK, THINKING, tokenizer, user
 
 SYSTEM = Message(Role.SYSTEM, "You play a game.")
 

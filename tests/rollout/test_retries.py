@@ -7,8 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from small_world import Corridor, tokenizer
-from test_group import LIMITS, told
 
 from agents.chat import ChatAgent
 from rewards.outcome import Outcome as OutcomeReward
@@ -20,6 +18,8 @@ from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.scripted import ScriptedEngine
 from rlhf.rollout.strategies import ReflectAndRetry, unseen
+from tests.rollout.small_world import Corridor, tokenizer
+from tests.rollout.test_group import LIMITS, told
 
 
 def tried(number: int, outcome: Outcome = Outcome.FAILED, parent: int | None = None) -> Trajectory:

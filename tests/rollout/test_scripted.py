@@ -6,7 +6,6 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_world import tokenizer, user
 
 from rlhf.data import Finish, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import ContextFull, DeliveryError, EngineError
@@ -14,6 +13,7 @@ from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scripted import Said, ScriptedEngine
 from rlhf.rollout.seeds import stable_seed
+from tests.rollout.small_world import tokenizer, user
 
 PROMPT = Prompt((1, 2, 3), stop_ids=(9, 8))
 

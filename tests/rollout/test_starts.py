@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from rich.console import Console
-from small_world import Corridor, CorridorEpisode, tokenizer
 
 from agents.chat import ChatAgent
 from environments.base import StepResult
@@ -29,6 +28,7 @@ from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.scripted import ScriptedEngine
 from rlhf.viewer.terminal import show_trajectory
+from tests.rollout.small_world import Corridor, CorridorEpisode, tokenizer
 
 LIMITS = Limits(max_turns=4)
 TASK = Task("corridor/test/0", reference="secret")

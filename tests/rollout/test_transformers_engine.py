@@ -7,12 +7,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, N_VOCAB, blas_keeps_rows, gap, lora_model, make_engine, prompt_of, tiny_model
 
 from rlhf.data import Finish, Prompt, SamplingParams
 from rlhf.errors import ContextFull, EngineError, ModelError
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.sampling import SamplingRows, distributions, request_key, uniforms
+from tests.rollout.tiny_models import (
+    FAMILIES,
+    N_VOCAB,
+    blas_keeps_rows,
+    gap,
+    lora_model,
+    make_engine,
+    prompt_of,
+    tiny_model,
+)
 
 
 async def episode(engine, number, n_turns=4):

@@ -11,8 +11,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import Corridor, tokenizer
-from test_group import LIMITS, coin, told
 
 from agents.chat import ChatAgent
 from rewards.outcome import Outcome as OutcomeReward
@@ -26,6 +24,8 @@ from rlhf.rollout.group import run_groups
 from rlhf.rollout.grouping import Independent, Tree
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
+from tests.rollout.small_world import Corridor, tokenizer
+from tests.rollout.test_group import LIMITS, coin, told
 
 AGENT = ChatAgent(system="")
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from small_world import THREADS, Corridor, CorridorEpisode
-
 from environments.base import StepResult
 from rlhf.data import Task
+from tests.rollout.small_world import THREADS, Corridor, CorridorEpisode
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,24 @@ def test_tasks_that_taught_nothing_come_less_often() -> None:
 def test_what_is_easy_and_hard_is_counted_over_the_tasks_attempted() -> None:
     found = source(4)
     of = {"0": [1.0, 1.0], "1": [0.0, 0.0], "2": [0.0, 1.0], "3": [0.0, 0.0]}
-    assert visited(found, 4, of) == {
+    expected = {
         "sampling/n_skipped_tasks": 0.0,
         "sampling/easy_share": 0.25,  # at least 1/12
         "sampling/hard_share": 0.5,  # at least 1/6
-        "sampling/p_easy": 0.49,
-        "sampling/p_hard": 0.49,
+        "sampling/p_easy": 0.5,
+        "sampling/p_hard": 0.5,
     }
+    assert visited(found, 4, of) == expected
+    found.streaks = {}  # so that the second pass skips nothing either
+    assert visited(found, 4, of) == expected | {"sampling/p_easy": 0.49, "sampling/p_hard": 0.49}
+
+
+def test_the_bases_move_from_the_second_pass_on() -> None:
+    found = source(10)
+    of = {str(i): [1.0, 1.0] for i in range(10)}
+    # Steps of four: places 4 and 8 are in the first pass, 12 is behind it. The authors begin in their second epoch.
+    assert [visited(found, 4, of)["sampling/p_easy"] for _ in range(3)] == pytest.approx([0.5, 0.5, 0.49])
+    assert found.p_hard == pytest.approx(0.51)
 
 
 @given(total=st.integers(1, 12), n=st.integers(1, 20), seed=st.integers(0, 99))

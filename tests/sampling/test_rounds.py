@@ -225,6 +225,7 @@ def assert_same(found: Path, expected: Path) -> None:
         assert got == wanted, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT)
 def test_ctrl_c_and_resume_equal_an_uninterrupted_run(tmp_path: Path, name: str) -> None:
     path = recipe(tmp_path, KEPT[name])
@@ -245,6 +246,7 @@ def test_ctrl_c_and_resume_equal_an_uninterrupted_run(tmp_path: Path, name: str)
     assert_same(out, whole.folder)
 
 
+@pytest.mark.slow
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path = recipe(tmp_path, KEPT["all"] | KEPT["greso"])
     whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")

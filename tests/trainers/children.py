@@ -19,7 +19,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["rlhf.cli", "rlhf.build", "peft"])
 
 #: Longest that a command of a test may take.
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)

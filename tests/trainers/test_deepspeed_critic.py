@@ -76,13 +76,13 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def _sums(rank: int) -> list[list[float]]:
-    """Gradients of two parameters, of the second of which the second process has none."""
-    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    """Gradients of parameters, of the second of which the second process has none, and of the third nobody."""
+    first, second, third = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
     first.grad = torch.tensor([1.0, 2.0]) * (rank + 1)
     second.grad = torch.tensor([5.0, 7.0]) if rank == 0 else None
-    add_gradients([first, second], "a test")
+    add_gradients([first, second, third], "a test")
     assert current().n == 2
-    return [p.grad.tolist() for p in (first, second) if p.grad is not None]
+    return [p.grad.tolist() for p in (first, second, third) if p.grad is not None]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_gradients_of_shares_add_up(seen: list[dict[str, Any]]) -> None:
-    # (1, 2) and (2, 4); (5, 7) and none.
+    # (1, 2) and (2, 4); (5, 7) and none; none and none, which stays none.
     assert [found["sums"] for found in seen] == [[[3.0, 6.0], [5.0, 7.0]]] * 2
 
 

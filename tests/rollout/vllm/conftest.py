@@ -1,7 +1,6 @@
 """What the tests on real vLLM share. Starting an engine takes seconds, so engines live as long as the session.
 
 An engine belongs to the event loop that first used it: everything of one session runs in one `asyncio.Runner`.
-This folder has the name of a package and must not become one: no `__init__.py`, or `import vllm` would find it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,8 @@ from rlhf.trainers.policy import Policy
 from tests.rollout.vllm.real_vllm import lora_policy, policy_like, start_instance
 
 
-def _is_installed() -> bool:
-    """Whether there is a real vLLM: where there is none, this very folder may be found under its name."""
-    spec = find_spec("vllm")
-    return spec is not None and spec.origin is not None
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not _is_installed():
+    if find_spec("vllm") is None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))

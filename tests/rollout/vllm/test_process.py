@@ -146,7 +146,7 @@ def test_death_of_the_engine_ends_a_rollout_in_errors_of_the_engine(own, runner)
         return ended, collected, took, str(told.value)
 
     ended, collected, took, told = runner.run(go())
-    assert took < 10 and "the vLLM engine died" in told
+    assert took < 20 and "the vLLM engine died" in told
     # An answer that was on its way when the engine died is whole.
     errors = [e for e in ended if isinstance(e, EngineError)]
     assert all(isinstance(e, EngineError) or e.finish is not Finish.ABORT for e in ended) and len(errors) > 4
