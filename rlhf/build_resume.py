@@ -10,6 +10,7 @@ from pathlib import Path
 from agents.stores import copies
 from agents.stores.store import Store
 from rlhf import processes
+from rlhf.digests import MANIFEST, Manifest
 from rlhf.errors import CheckpointError, RecipeError, StoreError
 from rlhf.recipe import Recipe
 from rlhf.trainers import checkpoint
@@ -80,15 +81,32 @@ def begin_of(folder: Path, is_resumed: bool, say: Say) -> tuple[Path | None, Sta
     """The checkpoint that a run goes on from, if there is one, and where it stands; the same in all processes.
 
     Raises:
-        CheckpointError: there is no run in the folder, or its checkpoint cannot be read.
+        CheckpointError: there is no run in the folder, or what is to be gone on from is not what was written.
     """
     here, found = processes.current(), None
     if is_resumed and here.is_main:
+        _check_record(folder, say)
         found = checkpoint.to_resume(folder / "checkpoints", say)
     found = here.from_main(found, "the checkpoint to go on from")
     if is_resumed and found is None and not (folder / "recipe.yaml").is_file():
         raise CheckpointError("there is no run in this folder", where=str(folder), expected="recipe.yaml")
     return found, checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
+
+
+#: What a run reads again when it goes on, besides its checkpoints and logs.
+_READ_AGAIN = ("recipe.yaml", "versions.json", "base", "demonstrations", "reward_model", "judges")
+
+
+def _check_record(folder: Path, say: Say) -> None:
+    """Compare what a run goes on with beside its checkpoints with what was written; list it where nothing is listed."""
+    manifest = Manifest(folder)
+    if manifest.is_there:
+        for name in ("recipe.yaml", "versions.json"):
+            if (folder / name).is_file():
+                manifest.require(folder / name)
+    elif (folder / "recipe.yaml").is_file():
+        say(f"caution: {folder} has no digests of its files: what they hold now is taken for what was written")
+        manifest.record_all(*_READ_AGAIN)
 
 
 def is_finished(recipe: Recipe, state: State) -> bool:
@@ -103,7 +121,7 @@ def say_finished(state: State, found: Path | None, say: Say) -> None:
 
 
 #: Of a run that has begun, what another start makes again at once.
-_RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json")
+_RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json", ".versions.json.partial", MANIFEST)
 
 
 @contextmanager

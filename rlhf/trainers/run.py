@@ -158,7 +158,15 @@ class Run:
         writer = self.writer if later else None
         beside = self.store_keeper.save if self.store_keeper else None
         checkpoint.save(
-            self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep, writer=writer, beside=beside
+            self.checkpoints,
+            self.state,
+            self.policy,
+            optimizer,
+            kept,
+            keep=keep,
+            writer=writer,
+            beside=beside,
+            logs=self.metrics.marks(),
         )
         self._saved = state if parts is not None else None
         return folder
