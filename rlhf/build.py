@@ -17,9 +17,10 @@ from rich.console import Console
 import rlhf
 from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
-from rlhf import processes
+from rlhf import locks, processes
 from rlhf.build_early import check_template, refuse_without_references
 from rlhf.build_engine import make_publisher, start_engine
+from rlhf.build_extend import extended
 from rlhf.build_guard import refuse_overlap
 from rlhf.build_pairs import check_rewards, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
@@ -88,7 +89,10 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
     telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
     with progress, stopped_by_term(), stopping_together(), telling:
+        for note in locks.notes(folder):
+            progress.say(note)
         found, state = begin_of(folder, is_resumed, progress.say)
+        state = extended(recipe, folder, state, progress.say) if is_resumed else state
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
             return finish(state, folder, recipe)

@@ -15,11 +15,13 @@ from typing import Any
 from rich.console import Console
 
 from environments.base import properties_of
+from rlhf import locks
 from rlhf.build import programs_record, versions
 from rlhf.build_early import refuse_unreferenced
 from rlhf.build_guard import refuse_trained
 from rlhf.build_policies import at_play
 from rlhf.build_processes import stopped_by_term
+from rlhf.build_resume import without_empty
 from rlhf.build_store import refuse_other_kind
 from rlhf.data import Task
 from rlhf.digests import Manifest, read_listed, write_listed
@@ -65,12 +67,15 @@ def evaluate(
         plain values: the figures of `summary.json`.
 
     Raises:
+        FolderInUse: another process writes in `out`.
         RlhfError: any problem; the attempts made are kept.
     """
     found = found or contender(asked)
     console = console or Console(stderr=True)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
+        if out is not None:
+            _hold(out, stack, console)
         tasks = found.suite.tasks()
         refuse_trained(asked, found.recipe, found.checkpoint, tasks)
         refuse_unreferenced(found.suite, tasks, of_recipe=not asked.suite)
@@ -88,6 +93,16 @@ def evaluate(
         if out is not None:
             write_evaluation_report(out)
         return summary
+
+
+def _hold(out: Path, stack: ExitStack, console: Console) -> None:
+    """Make the folder of an evaluation, and keep other processes from writing there; an empty one goes again."""
+    was_there = out.is_dir()
+    with disk("the evaluation", out):
+        out.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(without_empty(out, was_there=was_there))
+    for note in stack.enter_context(locks.held(out, "rlhf evaluate")).notes:
+        console.print(note, soft_wrap=True, markup=False, highlight=False)
 
 
 class RunningProgress(RichProgress):
@@ -189,7 +204,7 @@ def begin(folder: Path, asked: Asked, found: Contender, tasks: Mapping[str, list
                 hint="give another --out",
             )
         return
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not locks.is_empty(folder):
         raise RecipeError(
             "the folder of the evaluation is not empty",
             where=f"--out {folder}",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from agents.stores import copies
 from agents.stores.store import Store
-from rlhf import processes
+from rlhf import locks, processes
 from rlhf.digests import MANIFEST, Manifest
-from rlhf.errors import CheckpointError, RecipeError, StoreError
+from rlhf.errors import CheckpointError, RecipeError, RlhfError, StoreError
 from rlhf.recipe import Recipe
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
@@ -20,28 +21,63 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def run_folder(recipe: Recipe, out: Path | None, resume: Path | None) -> Iterator[Path]:
+def run_folder(recipe: Recipe, out: Path | None, resume: Path | None, *, lock: bool = True) -> Iterator[Path]:
     """The folder of a run, the same in all processes: `resume`, or a new one, which goes where the run leaves it empty.
 
+    Args:
+        recipe: of the run.
+        out: a new folder; None takes one that is named after the recipe.
+        resume: the folder of a run to go on with.
+        lock: whether to keep all other processes from writing there. Of several of one run the first has the lock; a
+            launcher, which writes nothing, has none.
+
     Raises:
+        FolderInUse: another process writes there.
         RecipeError: there is something in `out`, or no folder can be made.
     """
-    here, was_there = processes.current(), resume is not None or (out is not None and out.is_dir())
-    folder = resume or here.from_main(_new_folder(recipe, out) if here.is_main else Path(), "the folder of the run")
-    with without_empty(folder, was_there=was_there):
+    here = processes.current()
+    with ExitStack() as stack:
+        folder, error = Path(), None
+        if here.is_main:
+            try:
+                folder = _begun(recipe, out, resume, lock, stack)
+            except RlhfError as caught:
+                error = caught
+        folder, error = here.from_main((folder, error), "the folder of the run")
+        if error is not None:
+            raise error
         yield folder
 
 
-def _new_folder(recipe: Recipe, out: Path | None) -> Path:
-    """`out`, or `runs/NAME-seedN`, with a number behind it where that exists: nothing is overwritten."""
+def _begun(recipe: Recipe, out: Path | None, resume: Path | None, lock: bool, stack: ExitStack) -> Path:
+    """`resume`, `out`, or `runs/NAME-seedN`, with a number behind it where that is taken: nothing is overwritten."""
+    if resume is not None:
+        if lock and resume.is_dir():
+            stack.enter_context(locks.held(resume, "rlhf train --resume"))
+        return resume
     base = out or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
-    folder, n = base, 1
+    for n in count(1):
+        folder = base if n == 1 else base.with_name(f"{base.name}-{n}")
+        was_there = folder.is_dir()
+        _make(folder, out)
+        with ExitStack() as own:
+            own.enter_context(without_empty(folder, was_there=was_there))
+            try:
+                if lock:
+                    own.enter_context(locks.held(folder, "rlhf train"))
+                if locks.is_empty(folder):
+                    stack.push(own.pop_all())
+                    return folder
+            except locks.FolderInUse:
+                if out is not None:
+                    raise
+        if out is not None:
+            raise _not_empty(out)
+    raise AssertionError("numbers do not end")
+
+
+def _make(folder: Path, out: Path | None) -> None:
     try:
-        while folder.exists() and any(folder.iterdir()):
-            if out is not None:
-                raise _not_empty(out)
-            n += 1
-            folder = base.with_name(f"{base.name}-{n}")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecipeError(
@@ -51,7 +87,6 @@ def _new_folder(recipe: Recipe, out: Path | None) -> Path:
             expected="a place to write",
             hint="give another: --out FOLDER",
         ) from error
-    return folder
 
 
 def _not_empty(out: Path) -> RecipeError:
@@ -71,7 +106,7 @@ def without_empty(folder: Path, *, was_there: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if processes.current().is_main and not was_there:
+        if not was_there:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
         raise
@@ -145,7 +180,8 @@ def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterat
 
 def _holds_nothing(folder: Path) -> bool:
     """Whether there is no file in the folder but the record of a run, empty ones, and a store without entries."""
-    found = [p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and p.stat().st_size]
+    others = (p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and not locks.is_lock(p))
+    found = [p for p in others if p.stat().st_size]
     return all(p == folder / copies.FILE and _is_new(p) for p in found)
 
 
@@ -161,6 +197,6 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        else:
+        elif not locks.is_lock(path):
             with suppress(OSError):
                 path.unlink()

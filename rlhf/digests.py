@@ -102,7 +102,9 @@ class Listing:
     logs: Mapping[str, Mark]
 
 
-def seal(folder: Path, logs: Mapping[str, Mark], *, last: str, text: str) -> None:
+def seal(
+    folder: Path, logs: Mapping[str, Mark], *, last: str, text: str, known: Mapping[str, Mark] | None = None
+) -> None:
     """List every file of a checkpoint that is written but for `last`, then write that: its content is `text`.
 
     Args:
@@ -110,9 +112,11 @@ def seal(folder: Path, logs: Mapping[str, Mark], *, last: str, text: str) -> Non
         logs: see `Listing`.
         last: name of the file without which the folder is no checkpoint.
         text: of it.
+        known: marks of files that are the same as in another checkpoint.
     """
     content = text.encode()
-    marks = {_name(path, folder): mark_of(path) for path in _files(folder)}
+    names = {_name(path, folder): path for path in _files(folder)}
+    marks = {name: (known or {}).get(name) or mark_of(path) for name, path in names.items()}
     marks[last] = Mark(len(content), hashlib.sha256(content).hexdigest())
     values = {"files": {name: _plain(m) for name, m in marks.items()}, "logs": {n: _plain(m) for n, m in logs.items()}}
     (folder / FILES).write_text(json.dumps({**values, "seal": _seal(values)}, indent=1) + "\n")
@@ -275,8 +279,8 @@ class Manifest:
             for one in _files(path) if path.is_dir() else [path] * path.is_file():
                 self.record(one)
 
-    def check(self, path: Path) -> bool:
-        """Return whether a file is listed.
+    def check(self, path: Path, hint: str = "") -> bool:
+        """Return whether a file is listed; `hint` says what to do where it differs.
 
         Raises:
             CheckpointError: it is, and is not what was written; or the list is not.
@@ -284,7 +288,7 @@ class Manifest:
         marks = self._known().get(_name(path, self.folder), ())
         found = [_differs(path, mark) for mark in marks]
         if found and all(found):
-            raise _changed(path, found[-1], "")
+            raise _changed(path, found[-1], hint)
         return bool(found)
 
     def check_below(self, folder: Path) -> None:
@@ -297,9 +301,9 @@ class Manifest:
             if _name(path, own) not in names:
                 raise _changed(path, "a file that was not written with the others", "move it elsewhere")
 
-    def require(self, path: Path) -> None:
-        """`check` a file that has to be listed where there is a list."""
-        if not self.check(path) and self.is_there:
+    def require(self, path: Path, hint: str = "") -> None:
+        """`check` a file that has to be listed where there is a list; `hint` says what to do where it differs."""
+        if not self.check(path, hint) and self.is_there:
             hint = f"move it elsewhere, or remove {MANIFEST} to read what is there without digests"
             raise _changed(path, f"{MANIFEST} beside it does not list it", hint)
 

@@ -45,7 +45,8 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained:
     """
     path = find(path_or_name)
     if path.name == RECIPE:
-        Manifest(path.parent).require(path)
+        hint = "undo the change: what a run was made with stays; other values are given on the command line"
+        Manifest(path.parent).require(path, hint)
     # A run is named by its recipe; the file of a run folder is always called recipe.yaml and carries its name inside.
     recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
     check_pairs(recipe, is_trained=is_trained)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from typing import Any, Literal
 
 import torch
 
-from rlhf.digests import Mark, check_beginning, listing, verify, verify_model
+from rlhf.digests import FILES, Mark, check_beginning, listing, seal, verify, verify_model
 from rlhf.errors import CheckpointError
 from rlhf.processes import current
 from rlhf.sampling.sampler import Stateful
@@ -65,6 +66,7 @@ class State:
         stage_kind: its kind, for the reader.
         step: steps of this stage that are finished.
         finished: whether the stage is complete.
+        of_steps: how many steps the recipe gave a policy-gradient stage that is; 0 for other stages, and before.
         policy_version: publications so far.
         n_updates: optimiser updates of this stage.
         n_critic_updates: those of its critic.
@@ -86,6 +88,7 @@ class State:
     step: int
     finished: bool
     policy_version: int
+    of_steps: int = 0
     n_updates: int = 0
     n_critic_updates: int = 0
     kl_coef: float | None = None
@@ -170,6 +173,30 @@ def save(
     return target
 
 
+def restate(root: Path, state: State, logs: Mapping[str, Mark]) -> None:
+    """Give the checkpoint of `state`, whose policy and live parts stay, another state; whole or not at all.
+
+    Of several processes all call this together, and the first one writes.
+    """
+    target, new = root / state.folder_name, root / f".{state.folder_name}.partial"
+    if current().is_main:
+        with _reported(target, None, {}):
+            shutil.rmtree(new, ignore_errors=True)
+            known = listing(target).marks
+            for path in sorted(p for p in target.rglob("*") if p.is_file() and p.name not in (STATE, FILES)):
+                linked = new / path.relative_to(target)
+                linked.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(path, linked)
+                except OSError:  # a file system without links
+                    shutil.copy2(path, linked)
+            seal(new, logs, last=STATE, text=_text(state), known=known)
+            _remove(target)
+            new.rename(target)
+        _prune(root, (*state.references, state.best))
+    current().gather(None, f"the checkpoint {target.name}")
+
+
 def _text(state: State) -> str:
     return json.dumps(asdict(state), indent=1)
 
@@ -182,12 +209,12 @@ def _reported(target: Path, policy: Any, kept: Mapping[str, Stateful]) -> Iterat
         yield
     except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
         shutil.rmtree(root / f".{target.name}.partial", ignore_errors=True)
-        size = n_bytes(policy, kept)
+        size = n_bytes(policy, kept) if policy is not None else 0
         raise CheckpointError(
             "the disk is full" if _is_full(root, size, error) else "a checkpoint could not be written",
             where=str(target),
             got=f"{type(error).__name__}: {error}",
-            expected=f"{size / 1e6:.1f} MB free",
+            expected=f"{size / 1e6:.1f} MB free" if size else "room for a few kilobytes",
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
 
@@ -339,6 +366,8 @@ def load_trainer(
     try:
         saved = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
         moments = saved["optimizer"]
+        if optimizer is not None and moments is None:
+            raise ValueError("the optimiser's state was not kept when its stage was finished")
         if optimizer is not None and moments is not None:
             if isinstance(optimizer, torch.optim.Optimizer) and "parameters" in moments:
                 moments = numbered(moments, names, optimizer.state_dict()["param_groups"])
