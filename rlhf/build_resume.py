@@ -139,6 +139,7 @@ def _check_record(folder: Path, say: Say) -> None:
         for name in ("recipe.yaml", "versions.json"):
             if (folder / name).is_file():
                 manifest.require(folder / name)
+        Manifest(folder / "trajectories").check_all()  # the report reads them, at the end
     elif (folder / "recipe.yaml").is_file():
         say(f"caution: {folder} has no digests of its files: what they hold now is taken for what was written")
         manifest.record_all(*_READ_AGAIN)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -148,6 +149,14 @@ def listing(folder: Path, hint: str = "") -> Listing:
     return Listing({name: mark.n_bytes for name, mark in marks.items()}, marks, logs)
 
 
+def has_digests(folder: Path) -> bool:
+    """Whether changes of a checkpoint's files can be found. Raises CheckpointError where the list itself was changed."""
+    try:
+        return listing(folder).marks is not None
+    except (OSError, ValueError):
+        return True  # it is cut, which is said where it is read
+
+
 def verify(folder: Path, only: str = "", *, without: str = "", weights: bool = True, hint: str = "") -> bool:
     """Compare files of a checkpoint with what was written; return whether it has digests to compare with.
 
@@ -196,20 +205,19 @@ def verify_model(folder: Path, *, weights: bool = True, hint: str = "") -> None:
 
 
 def check_log(run: Path, name: str) -> None:
-    """Compare the beginning of a run's log with what the checkpoint says that has most of it, if any does.
+    """Compare the beginning of a run's log with what its newest checkpoint says of it.
 
     Raises:
         CheckpointError: the log is not what was written.
     """
-    marks = []
-    for path in run.glob(f"checkpoints/[!.]*/{FILES}"):
-        try:
-            marks += [listing(path.parent).logs.get(name, Mark(0, ""))] * (not path.parent.name.endswith(".damaged"))
-        except (CheckpointError, OSError, ValueError):
-            continue  # said where that checkpoint is read
-    longest = max(marks, key=lambda mark: mark.n_bytes, default=Mark(0, ""))
-    if longest.n_bytes:
-        check_beginning(run / name, longest)
+    found = [path.parent for path in run.glob(f"checkpoints/[!.]*/{FILES}") if not path.parent.suffix]
+    newest = max(found, key=lambda folder: [int(digits) for digits in re.findall(r"\d+", folder.name)], default=None)
+    try:
+        mark = listing(newest).logs.get(name) if newest is not None else None
+    except (CheckpointError, OSError, ValueError):
+        return  # said where that checkpoint is read
+    if mark is not None:
+        check_beginning(run / name, mark)
 
 
 def check_beginning(path: Path, mark: Mark) -> None:
@@ -300,6 +308,12 @@ class Manifest:
         for path in _files(folder) if names else ():
             if _name(path, own) not in names:
                 raise _changed(path, "a file that was not written with the others", "move it elsewhere")
+
+    def check_all(self) -> None:
+        """Check every listed file that is there."""
+        for name in self._known():
+            if (self.folder / name).is_file():
+                self.check(self.folder / name)
 
     def require(self, path: Path, hint: str = "") -> None:
         """`check` a file that has to be listed where there is a list; `hint` says what to do where it differs."""
