@@ -62,7 +62,9 @@ def test_where_the_rate_falls_over_the_stage_it_is_said(tmp_path: Path) -> None:
     linear = {"lr": 3.0e-3, "schedule": "linear"}
     runs.run(recipe(tmp_path, 2, optimizer=linear), tmp_path / "run")
     said = " ".join(resume(tmp_path / "run", "steps=4").stderr.split())
-    assert re.search(r"linear schedule of optimizer falls over 4 steps instead of 2, which was to be \S+ now and is", said)
+    assert re.search(
+        r"linear schedule of optimizer falls over 4 steps instead of 2, which was to be \S+ now and is", said
+    )
     assert "not the one that 4 steps would have made" in said
 
 

@@ -166,7 +166,11 @@ def test_a_changed_store_is_refused_where_it_is_read(tmp_path: Path) -> None:
     folder = runs.newest(tmp_path / "run")
     assert command("export", folder, "--out", tmp_path / "model").exit_code == 0
     spoil(folder / "store.sqlite", random.Random(0))
-    for words_of in (["evaluate", folder, "--n", "2"], ["memory", folder], ["export", folder, "--out", tmp_path / "no"]):
+    for words_of in (
+        ["evaluate", folder, "--n", "2"],
+        ["memory", folder],
+        ["export", folder, "--out", tmp_path / "no"],
+    ):
         ended = command(*words_of)
         assert ended.exit_code == 2 and "store" in ended.stderr, (words_of, ended.stderr)
 
