@@ -150,7 +150,7 @@ def listing(folder: Path, hint: str = "") -> Listing:
 
 
 def has_digests(folder: Path) -> bool:
-    """Whether changes of a checkpoint's files can be found. Raises CheckpointError where the list itself was changed."""
+    """Whether changes of a checkpoint's files can be found. Raises CheckpointError where their list was changed."""
     try:
         return listing(folder).marks is not None
     except (OSError, ValueError):

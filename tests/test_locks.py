@@ -158,8 +158,8 @@ def test_where_the_kernel_has_no_locks_the_owner_alone_keeps_others_out(
     with held(tmp_path, "a test") as lock:
         assert len(lock.notes) == 1
     assert list(tmp_path.iterdir()) == []
-    with holder(tmp_path) as process:
-        with pytest.raises(FolderInUse, match=f"process {process.pid}"), held(tmp_path, "a test"):
+    with holder(tmp_path) as process, pytest.raises(FolderInUse, match=f"process {process.pid}"):  # noqa: SIM117
+        with held(tmp_path, "a test"):
             pass
     leave(tmp_path, other(), STALE_S + 5)
     with held(tmp_path, "a test") as lock:

@@ -164,13 +164,13 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
     asked = load(recipe or run, overrides)
     differing = [key for key in _differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
     if steps in differing:
-        before, now = (getattr(r.stages[-1], "steps", 0) for r in (own, asked))
-        if now < before:
+        had, wanted = (int(getattr(r.stages[-1], "steps", 0)) for r in (own, asked))
+        if wanted < had:
             raise RecipeError(
                 "a run can be extended, and not be cut short",
                 where=steps,
-                got=str(now),
-                expected=f"{before} or more",
+                got=str(wanted),
+                expected=f"{had} or more",
                 hint=f"rlhf train --resume {run}; Ctrl-C stops it",
             )
         differing.remove(steps)
