@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rlhf.digests import verify_model
+
 #: How many tokens are listed of what may come first.
 N_LISTED = 20
 _ONE_AT_A_TIME = threading.Lock()
@@ -80,6 +82,7 @@ def _loaded(path: str) -> tuple[Any, Any]:
     source = str(folder) if folder.is_dir() else path
     if not folder.is_dir() and path.startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {path}")
+    verify_model(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(source)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), AutoTokenizer.from_pretrained(source)

@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.data import Task, Trajectory, Verdict
+from rlhf.digests import verify_model
 from rlhf.errors import ModelError, RewardError
 from rlhf.settings import STRICT
 
@@ -173,6 +174,7 @@ def _loaded(path: str) -> tuple[Any, Any]:
     source = str(folder) if folder.is_dir() else path
     if not folder.is_dir() and path.startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {path}")
+    verify_model(folder)
     model: Any = AutoModelForSequenceClassification.from_pretrained(source)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), AutoTokenizer.from_pretrained(source)

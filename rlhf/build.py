@@ -18,14 +18,16 @@ from rich.console import Console
 import rlhf
 from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
-from rlhf import processes
+from rlhf import locks, processes
 from rlhf.build_early import check_template, refuse_without_references
 from rlhf.build_engine import make_publisher, start_engine
+from rlhf.build_extend import extended
 from rlhf.build_guard import refuse_overlap
 from rlhf.build_pairs import check_rewards, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build_resume import begin_of, is_finished, run_folder, say_finished, telling_what_is_there
 from rlhf.build_store import make_store_keeper
+from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
@@ -88,7 +90,10 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
     telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
     with progress, stopped_by_term(), stopping_together(), telling:
+        for note in locks.notes(folder):
+            progress.say(note)
         found, state = begin_of(folder, is_resumed, progress.say)
+        state = extended(recipe, folder, state, progress.say) if is_resumed else state
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
             return finish(state, folder, recipe)
@@ -177,6 +182,8 @@ async def make_policy(
         found_texts = await texts(recipe, played, progress) if here.is_main else []
         policy = recipe.policy.build(recipe.seed, here.from_main(found_texts, "the tokenizer's texts"))
         policy.save_base(folder)
+        if here.is_main:
+            Manifest(folder).record_all("base")
     check_alike(policy)
     if not is_taken_apart(recipe):  # else DeepSpeed moves piece by piece
         policy.model.to(device())
@@ -188,7 +195,7 @@ def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
     results = dict(state.results)
     report: Path | None = None
     if processes.current().is_main:
-        (folder / "result.json").write_text(json.dumps(results, indent=1))
+        write_listed(folder / "result.json", json.dumps(results, indent=1))
         report = write_report(folder)
     processes.current().gather(None, "the report")
     before, after = results.get("before"), results.get("after")
@@ -276,7 +283,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
             continue
         path = folder / "demonstrations" / f"{index}.jsonl"
         here = processes.current()
-        if here.is_main and not path.exists():
+        if here.is_main and not (path.exists() and Manifest(folder).check(path)):
             tasks = tasks_of(recipe.environment, stage.split, wants.n_demonstrations)
             n = wants.n_demonstrations if imitates else len(tasks)
             progress.stage("demonstrations", n, 0)
@@ -292,6 +299,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
                 say=progress.say,
             )
             demonstrations.save(path, found)
+            Manifest(folder).record(path)
         here.gather(None, "the demonstrations")
         played[index] = demonstrations.load(path)
     return played
@@ -331,10 +339,8 @@ async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress
 def write_record(folder: Path, recipe: Recipe) -> None:
     """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
     record = versions(recipe.environment) | programs_record(recipe.rewards)
-    (folder / "versions.json").write_text(json.dumps(record, indent=1))
-    partial = folder / ".recipe.yaml.partial"
-    partial.write_text(dump(recipe))
-    partial.rename(folder / "recipe.yaml")
+    write_listed(folder / "versions.json", json.dumps(record, indent=1))
+    write_listed(folder / "recipe.yaml", dump(recipe))
 
 
 def programs_record(rewards: Mapping[str, Weighted]) -> dict[str, Any]:

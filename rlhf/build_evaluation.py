@@ -15,13 +15,16 @@ from typing import Any
 from rich.console import Console
 
 from environments.base import properties_of
+from rlhf import locks
 from rlhf.build import programs_record, versions
 from rlhf.build_early import refuse_unreferenced
 from rlhf.build_guard import refuse_trained
 from rlhf.build_policies import at_play
 from rlhf.build_processes import stopped_by_term
+from rlhf.build_resume import without_empty
 from rlhf.build_store import refuse_other_kind
 from rlhf.data import Task
+from rlhf.digests import Manifest, read_listed, write_listed
 from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.evaluation_report import write_evaluation_report
@@ -64,17 +67,21 @@ def evaluate(
         plain values: the figures of `summary.json`.
 
     Raises:
+        FolderInUse: another process writes in `out`.
         RlhfError: any problem; the attempts made are kept.
     """
     found = found or contender(asked)
     console = console or Console(stderr=True)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
+        if out is not None:
+            _hold(out, stack, console)
         tasks = found.suite.tasks()
         refuse_trained(asked, found.recipe, found.checkpoint, tasks)
         refuse_unreferenced(found.suite, tasks, of_recipe=not asked.suite)
         if found.kind == "model":
             refuse_other_kind(found.suite, found.checkpoint, found.name)
+        _list_older(folder, console)
         begin(folder, asked, found, tasks)
         _caution_fewer(found.suite, tasks, console)
         n_each = found.suite.strategy.n if found.suite.strategy else 1
@@ -86,6 +93,16 @@ def evaluate(
         if out is not None:
             write_evaluation_report(out)
         return summary
+
+
+def _hold(out: Path, stack: ExitStack, console: Console) -> None:
+    """Make the folder of an evaluation, and keep other processes from writing there; an empty one goes again."""
+    was_there = out.is_dir()
+    with disk("the evaluation", out):
+        out.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(without_empty(out, was_there=was_there))
+    for note in stack.enter_context(locks.held(out, "rlhf evaluate")).notes:
+        console.print(note, soft_wrap=True, markup=False, highlight=False)
 
 
 class RunningProgress(RichProgress):
@@ -175,7 +192,7 @@ def begin(folder: Path, asked: Asked, found: Contender, tasks: Mapping[str, list
     }
     path, written = folder / PLAN, parse(to_text(plan), "plan")
     if path.is_file():
-        before, now = (flat({k: v.get(k) for k in plan}) for v in (parse(path.read_text("utf-8"), str(path)), written))
+        before, now = (flat({k: v.get(k) for k in plan}) for v in (parse(read_listed(path), str(path)), written))
         differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if differing:
             raise RecipeError(
@@ -187,7 +204,7 @@ def begin(folder: Path, asked: Asked, found: Contender, tasks: Mapping[str, list
                 hint="give another --out",
             )
         return
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not locks.is_empty(folder):
         raise RecipeError(
             "the folder of the evaluation is not empty",
             where=f"--out {folder}",
@@ -197,10 +214,18 @@ def begin(folder: Path, asked: Asked, found: Contender, tasks: Mapping[str, list
         )
     with disk("the evaluation", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / VERSIONS).write_text(json.dumps(versions_of(found), indent=1) + "\n")
-        partial = folder / f".{PLAN}.partial"
-        partial.write_text(to_text(plan))
-        partial.rename(path)
+        write_listed(folder / VERSIONS, json.dumps(versions_of(found), indent=1) + "\n")
+        write_listed(path, to_text(plan))
+
+
+def _list_older(folder: Path, console: Console) -> None:
+    """List the files of an evaluation that was begun before there were digests, and say so."""
+    if (folder / PLAN).is_file() and not Manifest(folder).is_there:
+        Manifest(folder).record_all(PLAN, VERSIONS)
+        console.print(
+            f"[yellow]caution[/] {folder} has no digests of its files: what they hold now is taken for theirs",
+            soft_wrap=True,
+        )
 
 
 def versions_of(found: Contender) -> dict[str, Any]:
@@ -233,10 +258,7 @@ def finish(
         "data": _data(found.suite, tasks, attempts),
         **(figures if found.has_tokens or _are_counted(found, attempts) else _without_tokens(figures)),
     }
-    with disk("the summary", folder):
-        partial = folder / f".{SUMMARY}.partial"
-        partial.write_text(json.dumps(finite(summary), indent=1) + "\n")
-        partial.rename(folder / SUMMARY)
+    write_listed(folder / SUMMARY, json.dumps(finite(summary), indent=1) + "\n")
     return summary
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from agents.stores import copies
 from agents.stores.store import Store
-from rlhf import processes
-from rlhf.errors import CheckpointError, RecipeError, StoreError
+from rlhf import locks, processes
+from rlhf.digests import MANIFEST, Manifest
+from rlhf.errors import CheckpointError, RecipeError, RlhfError, StoreError
 from rlhf.recipe import Recipe
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
@@ -19,28 +21,63 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def run_folder(recipe: Recipe, out: Path | None, resume: Path | None) -> Iterator[Path]:
+def run_folder(recipe: Recipe, out: Path | None, resume: Path | None, *, lock: bool = True) -> Iterator[Path]:
     """The folder of a run, the same in all processes: `resume`, or a new one, which goes where the run leaves it empty.
 
+    Args:
+        recipe: of the run.
+        out: a new folder; None takes one that is named after the recipe.
+        resume: the folder of a run to go on with.
+        lock: whether to keep all other processes from writing there. Of several of one run the first has the lock; a
+            launcher, which writes nothing, has none.
+
     Raises:
+        FolderInUse: another process writes there.
         RecipeError: there is something in `out`, or no folder can be made.
     """
-    here, was_there = processes.current(), resume is not None or (out is not None and out.is_dir())
-    folder = resume or here.from_main(_new_folder(recipe, out) if here.is_main else Path(), "the folder of the run")
-    with without_empty(folder, was_there=was_there):
+    here = processes.current()
+    with ExitStack() as stack:
+        folder, error = Path(), None
+        if here.is_main:
+            try:
+                folder = _begun(recipe, out, resume, lock, stack)
+            except RlhfError as caught:
+                error = caught
+        folder, error = here.from_main((folder, error), "the folder of the run")
+        if error is not None:
+            raise error
         yield folder
 
 
-def _new_folder(recipe: Recipe, out: Path | None) -> Path:
-    """`out`, or `runs/NAME-seedN`, with a number behind it where that exists: nothing is overwritten."""
+def _begun(recipe: Recipe, out: Path | None, resume: Path | None, lock: bool, stack: ExitStack) -> Path:
+    """`resume`, `out`, or `runs/NAME-seedN`, with a number behind it where that is taken: nothing is overwritten."""
+    if resume is not None:
+        if lock and resume.is_dir():
+            stack.enter_context(locks.held(resume, "rlhf train --resume"))
+        return resume
     base = out or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
-    folder, n = base, 1
+    for n in count(1):
+        folder = base if n == 1 else base.with_name(f"{base.name}-{n}")
+        was_there = folder.is_dir()
+        _make(folder, out)
+        with ExitStack() as own:
+            own.enter_context(without_empty(folder, was_there=was_there))
+            try:
+                if lock:
+                    own.enter_context(locks.held(folder, "rlhf train"))
+                if locks.is_empty(folder):
+                    stack.push(own.pop_all())
+                    return folder
+            except locks.FolderInUse:
+                if out is not None:
+                    raise
+        if out is not None:
+            raise _not_empty(out)
+    raise AssertionError("numbers do not end")
+
+
+def _make(folder: Path, out: Path | None) -> None:
     try:
-        while folder.exists() and any(folder.iterdir()):
-            if out is not None:
-                raise _not_empty(out)
-            n += 1
-            folder = base.with_name(f"{base.name}-{n}")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecipeError(
@@ -50,7 +87,6 @@ def _new_folder(recipe: Recipe, out: Path | None) -> Path:
             expected="a place to write",
             hint="give another: --out FOLDER",
         ) from error
-    return folder
 
 
 def _not_empty(out: Path) -> RecipeError:
@@ -70,7 +106,7 @@ def without_empty(folder: Path, *, was_there: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if processes.current().is_main and not was_there:
+        if not was_there:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
         raise
@@ -80,15 +116,33 @@ def begin_of(folder: Path, is_resumed: bool, say: Say) -> tuple[Path | None, Sta
     """The checkpoint that a run goes on from, if there is one, and where it stands; the same in all processes.
 
     Raises:
-        CheckpointError: there is no run in the folder, or its checkpoint cannot be read.
+        CheckpointError: there is no run in the folder, or what is to be gone on from is not what was written.
     """
     here, found = processes.current(), None
     if is_resumed and here.is_main:
+        _check_record(folder, say)
         found = checkpoint.to_resume(folder / "checkpoints", say)
     found = here.from_main(found, "the checkpoint to go on from")
     if is_resumed and found is None and not (folder / "recipe.yaml").is_file():
         raise CheckpointError("there is no run in this folder", where=str(folder), expected="recipe.yaml")
     return found, checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
+
+
+#: What a run reads again when it goes on, besides its checkpoints and logs.
+_READ_AGAIN = ("recipe.yaml", "versions.json", "base", "demonstrations", "reward_model", "judges")
+
+
+def _check_record(folder: Path, say: Say) -> None:
+    """Compare what a run goes on with beside its checkpoints with what was written; list it where nothing is listed."""
+    manifest = Manifest(folder)
+    if manifest.is_there:
+        for name in ("recipe.yaml", "versions.json"):
+            if (folder / name).is_file():
+                manifest.require(folder / name)
+        Manifest(folder / "trajectories").check_all()  # the report reads them, at the end
+    elif (folder / "recipe.yaml").is_file():
+        say(f"caution: {folder} has no digests of its files: what they hold now is taken for what was written")
+        manifest.record_all(*_READ_AGAIN)
 
 
 def is_finished(recipe: Recipe, state: State) -> bool:
@@ -103,7 +157,7 @@ def say_finished(state: State, found: Path | None, say: Say) -> None:
 
 
 #: Of a run that has begun, what another start makes again at once.
-_RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json")
+_RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json", ".versions.json.partial", MANIFEST)
 
 
 @contextmanager
@@ -127,7 +181,8 @@ def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterat
 
 def _holds_nothing(folder: Path) -> bool:
     """Whether there is no file in the folder but the record of a run, empty ones, and a store without entries."""
-    found = [p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and p.stat().st_size]
+    others = (p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and not locks.is_lock(p))
+    found = [p for p in others if p.stat().st_size]
     return all(p == folder / copies.FILE and _is_new(p) for p in found)
 
 
@@ -143,6 +198,6 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        else:
+        elif not locks.is_lock(path):
             with suppress(OSError):
                 path.unlink()

@@ -54,6 +54,7 @@ def refuse_other_kind(suite: Suite, checkpoint: Path | None, model: str = "") ->
         if folder is None or not (folder / copies.FILE).is_file():
             continue  # that there is none is found where it is opened
         kind = kind_of("store", agent.store)
+        copies.check(folder)
         with Store(folder / copies.FILE) as store:
             before = store.kept(KIND)
         if before and before != kind.rpartition("/")[2]:  # a file of one's own may move

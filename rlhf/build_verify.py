@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rlhf.build_evaluation import evaluate, flat
 from rlhf.data import Trajectory
+from rlhf.digests import read_listed
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, refuse_unfinished
 from rlhf.evaluation.store import read_failures, read_trajectories
 from rlhf.recipe.asked import Asked
@@ -36,7 +37,7 @@ def verify(folder: Path, *, console: Console | None = None) -> dict[str, Any]:
     refuse_unfinished(folder, f"--verify {folder}")
     plan = folder / PLAN
     known = {f.name for f in fields(Asked)}
-    asked = {key: value for key, value in parse(plan.read_text("utf-8"), str(plan))["asked"].items() if key in known}
+    asked = {key: value for key, value in parse(read_listed(plan), str(plan))["asked"].items() if key in known}
     asked["overrides"] = tuple(asked.get("overrides", ()))
     with tempfile.TemporaryDirectory(prefix="rlhf-verify-") as name:
         again = Path(name) / "again"
@@ -64,7 +65,7 @@ def compared(before: Path, now: Path) -> dict[str, Any]:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """What was evaluated, on what, and with which versions."""
-    plan = parse((folder / PLAN).read_text("utf-8"), str(folder / PLAN))
+    plan = parse(read_listed(folder / PLAN), str(folder / PLAN))
     return flat({"versions": _json(folder / VERSIONS), **plan})
 
 
@@ -98,7 +99,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any], but: tuple[str, 
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
+    return json.loads(read_listed(path))
 
 
 def _words(key: _Key) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from rlhf.digests import Mark
 from rlhf.errors import DataError, MissingPackageError, disk
 from rlhf.metrics import describe
 
@@ -78,6 +80,10 @@ class Metrics:
         for sink in self.sinks:
             sink.rewind(stage, step, n_lines)
 
+    def marks(self) -> dict[str, Mark]:
+        """Of each log that is a file, by its name, how long it is and the digest of what was written."""
+        return {sink.path.name: sink.mark for sink in self.sinks if isinstance(sink, JsonlSink)}
+
     def close(self) -> None:
         """Close every sink."""
         for sink in self.sinks:
@@ -104,14 +110,30 @@ class JsonlSink:
         with disk("metrics", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _drop_torn_line(self.path)
-            self._file: IO[str] = self.path.open("a", encoding="utf-8")
+            self._open()
+
+    def _open(self) -> None:
+        self._file: IO[bytes] = self.path.open("ab")
+        self._digest, self._n_bytes = hashlib.sha256(), 0
+        self._take_in(self.path.read_bytes())
+
+    def _take_in(self, content: bytes) -> None:
+        self._digest.update(content)
+        self._n_bytes += len(content)
+
+    @property
+    def mark(self) -> Mark:
+        """Of all lines so far, as they were written."""
+        return Mark(self._n_bytes, self._digest.hexdigest())
 
     def write(self, line: LogLine) -> None:
         """Append and flush one line."""
         record = {"step": line.step, "stage": line.stage, "time": round(line.time, 3), **line.values}
+        content = json.dumps(record).encode() + b"\n"
         with disk("metrics", self.path):
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(content)
             self._file.flush()
+        self._take_in(content)
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
         """Drop the lines behind the last one of `stage` up to `step`; where the stage has none, all from its first."""
@@ -123,7 +145,7 @@ class JsonlSink:
             texts = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
             temporary.write_text("".join(texts[:n_kept]), "utf-8")
             os.replace(temporary, self.path)
-            self._file = self.path.open("a", encoding="utf-8")
+            self._open()
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.digests import write_listed
 from rlhf.evaluation.attempts import read_attempts
 from rlhf.recipe.suites import dump_suite, load_suite
 from tests import recipe_parts
@@ -101,7 +102,7 @@ def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: P
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         last_json(run("evaluate", "random", "--suite", suite, "--out", folder, "--json"))
-    files = sorted((cut / "trajectories").iterdir())
+    files = sorted((cut / "trajectories").glob("*.parquet"))
     assert len(files) == 4  # blocks of 4 tasks: 6 and 5 tasks are two each
     kept = files[0].stat().st_mtime_ns
     for path in (*files[1:], cut / "summary.json"):
@@ -117,6 +118,12 @@ def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: P
     assert re.search(rf"success {share:.1%} \(\d.*% to \d.*%\)", said)
 
 
+def _changed(path: Path, text: str) -> str:
+    """What is said of an evaluation with another file in the place of its own."""
+    path.write_text(text)
+    return run("evaluate", "--verify", path.parent).stderr
+
+
 def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     last_json(run("evaluate", "random", "--suite", suite, "--out", out, "--json"))
@@ -125,7 +132,8 @@ def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
     # another version of a package on record, and a suite that was changed since
     record = json.loads((out / "versions.json").read_text())
     record["packages"]["numpy"] = "0.0.1"
-    (out / "versions.json").write_text(json.dumps(record))
+    assert "not what was written" in _changed(out / "versions.json", json.dumps(record))
+    write_listed(out / "versions.json", json.dumps(record))
     suite.write_text(SUITE.replace("attempts: 2", "attempts: 2\nseed: 3"))
     changed = run("evaluate", "--verify", out, "--json")
     assert changed.exit_code == 2

@@ -93,6 +93,17 @@ def test_every_test_that_the_page_names_exists() -> None:
         assert name in names_in(path), f"{path} has no {name}"
 
 
+def test_every_row_of_what_attacks_found_names_tests_that_exist() -> None:
+    rows = PAGE.read_text(encoding="utf-8").partition("## Found by attack")[2].splitlines()
+    rows = [line for line in rows if line.startswith("| ")][1:]
+    assert rows
+    for wrong, promised, proven in (line.strip("|").split("|") for line in rows):
+        assert len(wrong) > 20 and len(promised) > 20
+        named = REFERENCE.findall(proven)
+        assert named and all(name in names_in(path) for path, name in named), proven
+        assert REFERENCE.sub("", proven).replace("<br>", "").strip() == ""
+
+
 # --- a whole run, made to show what must not stay silent -------------------------------------------------------------
 
 

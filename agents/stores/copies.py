@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agents.stores.faults import StoreDamaged
 from agents.stores.store import Store
+from rlhf.digests import FILES, verify
 from rlhf.errors import StoreError, disk
 
 #: Names of the files: of a store, in a run's folder and a checkpoint's, and beside a copy that of its hash.
@@ -48,13 +49,40 @@ def save(store: Store, folder: Path) -> str:
         raise
 
 
+def check(folder: Path) -> None:
+    """Compare a copy of a store with what was saved, where that is known: its file in a checkpoint, and its hash.
+
+    Raises:
+        CheckpointError: the file is not what was written.
+        StoreDamaged: it holds something else than its hash says.
+    """
+    _verify(folder)
+    if not (folder / HASH).is_file() or not (folder / FILE).is_file():
+        return  # of before there were any, or found where it is opened
+    with Store(folder / FILE) as copy:
+        _refuse_other(content_hash(copy), (folder / HASH).read_text().strip(), folder / FILE)
+
+
+def _verify(folder: Path) -> None:
+    if (folder / FILES).is_file():
+        verify(folder, FILE)
+        verify(folder, HASH)
+
+
+def _refuse_other(found: str, expected: str, path: Path) -> None:
+    if found != expected:
+        raise StoreDamaged("the store is not the one that was saved", where=str(path), got=found, expected=expected)
+
+
 def restore(folder: Path, path: Path) -> str:
     """Bring the store of `folder` back to `path`, in the place of what is there, and return its hash.
 
     Raises:
+        CheckpointError: its file in a checkpoint is not what was written; `path` stays as it was.
         StoreDamaged: there is none, or it is not what was saved; `path` stays as it was.
     """
     source, partial = folder / FILE, path.with_name(f".{path.name}.partial")
+    _verify(folder)
     try:
         expected = (folder / HASH).read_text().strip()
         shutil.copyfile(source, partial)
@@ -66,10 +94,7 @@ def restore(folder: Path, path: Path) -> str:
     try:
         with Store(partial) as copy:
             found = content_hash(copy)
-        if found != expected:
-            raise StoreDamaged(
-                "the store is not the one that was saved", where=str(source), got=found, expected=expected
-            )
+        _refuse_other(found, expected, source)
         # What a process that was killed left beside the old file would be rolled back into the new one.
         path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
         os.replace(partial, path)

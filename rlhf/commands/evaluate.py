@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.output import TO_MEND, AsJson, Overrides, command, errors, print_json, quiet_libraries, results
+from rlhf.commands.output import (
+    TO_MEND,
+    AsJson,
+    Overrides,
+    caution_without_digests,
+    command,
+    errors,
+    print_json,
+    quiet_libraries,
+    results,
+)
 from rlhf.commands.ready import refuse_absent_engine
 from rlhf.commands.tables import show_summary
 from rlhf.errors import CheckpointError, RecipeError, nearest
@@ -285,6 +295,7 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
         folder = folder.parent
     run = folder.parent.parent
     if (folder / "state.json").is_file() and (run / "recipe.yaml").is_file():
+        caution_without_digests(folder if checkpoint is None else checkpoint)
         return str(run), checkpoint if checkpoint is not None else folder
     if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RecipeError(
@@ -294,7 +305,10 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
             expected="a recipe, a run, or a checkpoint of one",
             hint=f"name a recipe, and this folder with --checkpoint {target}",
         )
-    return target, checkpoint if checkpoint is not None else newest(folder)
+    found = checkpoint if checkpoint is not None else newest(folder)
+    if found is not None:
+        caution_without_digests(found)
+    return target, found
 
 
 def newest(run: Path) -> Path | None:

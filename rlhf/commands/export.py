@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, refuse_existing, results
+from rlhf.commands.output import (
+    AsJson,
+    caution_without_digests,
+    command,
+    print_json,
+    quiet_libraries,
+    refuse_existing,
+    results,
+)
+from rlhf.digests import verify
 from rlhf.errors import CheckpointError, disk, nearest
 from rlhf.evaluation.folder import run_around, where_to_look
 
@@ -94,6 +103,8 @@ def _checkpoint(asked: Path) -> Path:
     found = damage(folder)
     if found is not None:
         raise CheckpointError("this checkpoint is damaged", where=str(folder), got=found, hint="export another")
+    verify(folder, "policy", hint="export another")
+    caution_without_digests(folder)
     return folder
 
 

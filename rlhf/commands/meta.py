@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.digests import verify_model
 from rlhf.errors import ModelError
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ def config_of(policy: FromScratch | Pretrained) -> Any:
         return _from_scratch_config(policy)
     from transformers import AutoConfig
 
+    verify_model(Path(policy.path).expanduser(), weights=False)
     try:
         return AutoConfig.from_pretrained(policy.path)
     except (OSError, ValueError, KeyError) as error:

@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from rlhf.digests import has_digests
 from rlhf.errors import CheckpointError, RecipeError, RlhfError, nearest
 
 P = ParamSpec("P")
@@ -149,6 +150,14 @@ def report(error: BaseException, *, as_json: bool) -> int:
     if as_json:
         print_json({"error": {"type": type(error).__name__, "what": str(error), "where": _place(error)}})
     return UNEXPECTED
+
+
+def caution_without_digests(checkpoint: Path) -> None:
+    """Say of a checkpoint of before there were digests that changes of its files cannot be found."""
+    if (checkpoint / "state.json").is_file() and not has_digests(checkpoint):
+        errors().print(
+            f"[yellow]caution[/] {checkpoint} has no digests of its files: only their sizes are known", soft_wrap=True
+        )
 
 
 def _disk_full(error: BaseException) -> RlhfError | None:

@@ -32,9 +32,12 @@ def memory(
 
     Example: rlhf memory runs/my-run --search "red key"
     """
+    from agents.stores.copies import check
     from agents.stores.store import Store
 
-    with Store(_store_of(folder)) as store:
+    path = _store_of(folder)
+    check(path.parent)
+    with Store(path) as store:
         every, tasks = store.entries(), store.tasks()
         found = _chosen(store, every, kind, search)
         _refuse_unknown_task(task, {one for of in tasks.values() for one in of})

@@ -54,7 +54,8 @@ def train(
     Ctrl-C writes a checkpoint and says how to go on; SIGTERM does the same.
 
     Several processes, by --nproc or a launcher such as torchrun, need stages with trainer: {kind: deepspeed}. A run may
-    go on with another trainer and in another number of processes: --resume RUN stages.0.trainer.zero=3 --nproc 2.
+    go on with another trainer and in another number of processes: --resume RUN stages.0.trainer.zero=3 --nproc 2. Its
+    last stage may be given more steps, also where it is finished: --resume RUN steps=60.
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
     """
@@ -122,7 +123,7 @@ def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, argum
     check_processes(recipe, n)
     # All of them fit, or were told to start anyway.
     flags = ["--no-memory-check", *["--json"] * as_json, *["--debug"] * STATE.debug]
-    with run_folder(recipe, out, resume) as folder:
+    with run_folder(recipe, out, resume, lock=False) as folder:
         place = ["--resume", str(resume)] if resume else ["--out", str(folder)]
         code = launch(["train", *arguments, *place, *flags], n, folder)
         if code:
@@ -148,6 +149,8 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
     own = load(run)
     if recipe is not None and "=" in recipe:  # the recipe was left out, and this is the first override
         overrides, recipe = [recipe, *overrides], None
+    steps = f"stages.{len(own.stages) - 1}.steps"
+    overrides = [f"stages.{len(own.stages) - 1}.{o}" if o.startswith("steps=") else o for o in overrides]
     # Before the keys are read: those of another kind are others, and would be taken for the mistake.
     if other := next(_other_kinds(values_of(own), read(find(recipe or run), overrides)), None):
         key, kind, before = other
@@ -160,12 +163,23 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
         )
     asked = load(recipe or run, overrides)
     differing = [key for key in _differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
+    if steps in differing:
+        had, wanted = (int(getattr(r.stages[-1], "steps", 0)) for r in (own, asked))
+        if wanted < had:
+            raise RecipeError(
+                "a run can be extended, and not be cut short",
+                where=steps,
+                got=str(wanted),
+                expected=f"{had} or more",
+                hint=f"rlhf train --resume {run}; Ctrl-C stops it",
+            )
+        differing.remove(steps)
     if differing:
         raise RecipeError(
             "a run goes on with the recipe it began with",
             where=f"--resume {run}",
             got=f"another value of {', '.join(differing)}",
-            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer alone may differ",
+            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer may differ, and {steps} grow",
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return asked

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rlhf.digests import read_listed
 from rlhf.errors import DataError
 from rlhf.evaluation import transcript
 from rlhf.evaluation.attempts import Attempt, read_attempts
@@ -298,7 +299,7 @@ def _percent(value: float | None) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_listed(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError("this file is missing or damaged", where=str(path), got=str(error)[:200]) from error
 

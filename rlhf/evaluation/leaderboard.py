@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rlhf.digests import read_listed
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides, when
@@ -166,7 +167,7 @@ def _named(side: Side) -> tuple[str, str, str, int, str]:
         suite = _evaluation_of(side) if side.stage else side.name
         return suite, side.name, "", 1 + max((a.number for a in side.attempts), default=0), "success"
     try:
-        summary = json.loads(path.read_text("utf-8"))
+        summary = json.loads(read_listed(path))
         metric = str(summary.get("metric", "success"))
         strategy = summary.get("strategy")
         chosen = f"{strategy['kind']} of {strategy['n']}" if strategy else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.digests import check_log, read_listed
 from rlhf.errors import CheckpointError, DataError
 from rlhf.sinks import LogLine, read_metrics
 
@@ -48,7 +49,7 @@ class RunData:
         """Read a run folder.
 
         Raises:
-            CheckpointError: the folder holds no run.
+            CheckpointError: the folder holds no run, or a file is not what was written.
             DataError: a file is damaged.
         """
         folder = Path(folder)
@@ -56,8 +57,10 @@ class RunData:
             raise CheckpointError(
                 "no run in this folder", where=str(folder), expected="recipe.yaml, metrics.jsonl or result.json"
             )
+        if (folder / "metrics.jsonl").is_file():
+            check_log(folder, "metrics.jsonl")
         result = _parsed(folder / "result.json", json.loads)
-        recipe = (folder / "recipe.yaml").read_text("utf-8") if (folder / "recipe.yaml").is_file() else ""
+        recipe = read_listed(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else ""
         points = {name: value for name, value in result.items() if _is_evaluation(value)}
         return cls(
             folder=folder,
@@ -119,7 +122,7 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = parse(path.read_text("utf-8"))
+        value = parse(read_listed(path))
     except ValueError as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
     if not isinstance(value, dict):

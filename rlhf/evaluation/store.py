@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rlhf.data import Credit, Outcome, ScoredGroup
+from rlhf.digests import Manifest
 from rlhf.errors import DataError, disk
 from rlhf.evaluation.answers import Spent
 from rlhf.evaluation.rows import (
@@ -86,7 +87,7 @@ class TrajectoryWriter:
             raise DataError("this step is already written", where=str(path), hint="write a step in one call")
         if not rows:
             return None
-        _write_file(path, rows)
+        self._write_file(path, rows)
         self._written.add(path)
         return path
 
@@ -110,6 +111,19 @@ class TrajectoryWriter:
             if not stage or (stored.stage == stage and stored.step > step):
                 stored.path.unlink()
                 self._written.discard(stored.path)
+
+    def _write_file(self, path: Path, rows: list[Row]) -> None:
+        temporary, manifest = path.with_name(path.name + ".tmp"), Manifest(path.parent)
+        with disk("trajectories", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not manifest.is_there:  # what was written before there were digests is as it is now
+                manifest.record_all(*(stored.path.name for stored in list_steps(path.parent)))
+            try:
+                pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
+                manifest.record(path, temporary)
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def _path(self, stage: str, step: int, phase: str) -> Path:
         if not re.fullmatch(r"[\w.-]+", stage) or phase not in get_args(Phase) or step < 0:
@@ -172,6 +186,7 @@ def read_trajectories(
     """Yield the stored trajectories that pass every filter given, file by file, at most `limit`.
 
     Raises:
+        CheckpointError: a file is not what was written.
         DataError: a file cannot be read.
     """
     left = limit
@@ -217,25 +232,16 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     """Yield the rows of one file as plain values, failures of parts among them; None where it lacks a column.
 
     Raises:
-        DataError: the file cannot be read.
+        CheckpointError: the file is not what was written.
+        DataError: it cannot be read.
     """
     names = set(_checked(pq.read_schema, path).names)
     for row in _read_file(path, [name for name in columns if name in names]).to_pylist():
         yield {name: row.get(name) for name in columns}
 
 
-def _write_file(path: Path, rows: list[Row]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with disk("trajectories", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
 def _read_file(path: Path, columns: list[str] | None = None) -> Any:
+    Manifest(path.parent).require(path)
     table = _checked(pq.read_table, path, columns=columns, partitioning=None)
     if not FORMAT.items() <= dict(table.schema.metadata or {}).items():
         raise DataError("a trajectory file of another format", where=str(path), expected="format 1")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import Generation, Outcome
+from rlhf.digests import verify_model
 from rlhf.evaluation.figures import number_text
 from rlhf.evaluation.store import StoredStep, TrajectoryRecord, list_steps, read_trajectories
 
@@ -79,6 +80,7 @@ def load_tokenizer(run_folder: Path) -> Any | None:
         Path(run_folder).rglob("tokenizer.json"), key=lambda p: (p.stat().st_mtime, str(p)), reverse=True
     ):
         try:
+            verify_model(path.parent, weights=False)
             return Tokenizer.from_file(str(path))
         except Exception:  # the tokenizers library raises plain Exception; ids are shown instead
             continue

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlhf.digests import Manifest
+from rlhf.evaluation.folder import RECIPE
 from rlhf.recipe.checks import check_pairs
 from rlhf.recipe.files import Listed, find, list_recipes
 from rlhf.recipe.model import Recipe, recipe_of, values_of
@@ -38,9 +40,13 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained:
 
     Raises:
         RecipeError: anything that cannot be run as written.
+        CheckpointError: it is that of a run, and not what was written.
         MissingPackageError: a part needs a package that is not installed.
     """
     path = find(path_or_name)
+    if path.name == RECIPE:
+        hint = "undo the change: what a run was made with stays; other values are given on the command line"
+        Manifest(path.parent).require(path, hint)
     # A run is named by its recipe; the file of a run folder is always called recipe.yaml and carries its name inside.
     recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
     check_pairs(recipe, is_trained=is_trained)

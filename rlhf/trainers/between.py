@@ -12,7 +12,7 @@ from rlhf.trainers.parts import Parts
 from rlhf.trainers.reference import watch
 from rlhf.trainers.refreshing import Refresher, refreshed
 from rlhf.trainers.run import Run
-from rlhf.trainers.scoring_models import save
+from rlhf.trainers.scoring_models import save_in
 from rlhf.trainers.self_judging import JudgeKeeper, model_of, renewed
 
 #: Folders of a run with what its stages leave.
@@ -42,14 +42,14 @@ def leave(run: Run, parts: Parts) -> None:
     label, tokenizer = run.state.label, run.policy.tokenizer
     refresher, keeper = parts.refresher, parts.judge_keeper
     if refresher is not None:
-        save(run.folder / _MODELS / label, refresher.model, tokenizer)
+        save_in(run.folder, f"{_MODELS}/{label}", refresher.model, tokenizer)
         _read(run, refresher.name, refresher.reward, _MODELS, label)
         run.progress.say(
             f"the reward model, trained further {refresher.n_refreshes} times: {run.folder / _MODELS / label}"
         )
     if keeper is not None:
         if keeper.judge is not None:
-            save(run.folder / _JUDGES / label, model_of(run.policy, keeper.judge), tokenizer)
+            save_in(run.folder, f"{_JUDGES}/{label}", model_of(run.policy, keeper.judge), tokenizer)
         _read(run, keeper.name, keeper.reward, _JUDGES, label)
         keeper.close()
 

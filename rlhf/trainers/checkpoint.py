@@ -4,8 +4,8 @@
         policy/        model (or adapter) and tokenizer in Hugging Face format
         trainer.pt     optimiser state, generator states, and what the stage's live parts remember
         store.sqlite   what the agent's store holds, with its hash in store.sha256, where it has one
-        files.json     every file above with its size, by which one that was cut later is found
         keep           how many of its stage stay, where the recipe says so
+        files.json     every other file with its size and digest, by which what was cut or changed later is found
         state.json     where the run stands; written last
 
 A folder without `state.json` is not a checkpoint. Randomness elsewhere is a pure function of (seed, stage, step), so
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,12 +29,13 @@ from typing import Any, Literal
 
 import torch
 
+from rlhf.digests import FILES, Mark, check_beginning, listing, seal, verify, verify_model
 from rlhf.errors import CheckpointError
 from rlhf.processes import current
 from rlhf.sampling.sampler import Stateful
 from rlhf.trainers.masters import MasterAdamW
 from rlhf.trainers.moments import numbered
-from rlhf.trainers.snapshot import Snapshot, damage, n_bytes
+from rlhf.trainers.snapshot import STATE, Snapshot, damage, n_bytes
 from rlhf.trainers.writer import Writer
 
 #: Checkpoints that stay where a recipe says nothing: the last ones of the run.
@@ -65,6 +67,7 @@ class State:
         stage_kind: its kind, for the reader.
         step: steps of this stage that are finished.
         finished: whether the stage is complete.
+        of_steps: how many steps the recipe gave a policy-gradient stage that is; 0 for other stages, and before.
         policy_version: publications so far.
         n_updates: optimiser updates of this stage.
         n_critic_updates: those of its critic.
@@ -86,6 +89,7 @@ class State:
     step: int
     finished: bool
     policy_version: int
+    of_steps: int = 0
     n_updates: int = 0
     n_critic_updates: int = 0
     kl_coef: float | None = None
@@ -125,6 +129,7 @@ def save(
     keep: Keep = KEPT,
     writer: Writer | None = None,
     beside: Callable[[Path], object] | None = None,
+    logs: Mapping[str, Mark] = MappingProxyType({}),
 ) -> Path:
     """Write a checkpoint under `root` and prune old ones; a crash at any point leaves the older ones whole.
 
@@ -141,15 +146,15 @@ def save(
         keep: how many checkpoints of this stage to leave, its start not counted, now and in later stages.
         writer: writes a copy while the caller goes on; None writes at once.
         beside: writes what else belongs to this state into the folder it is given, before the call returns.
+        logs: what of the run's logs belongs to this state, by their names.
     """
     target, new, here = root / state.folder_name, root / f".{state.folder_name}.partial", current()
 
     def write(snapshot: Snapshot) -> None:
         with _reported(target, policy, kept):
-            snapshot.write(new)
             if keep != KEPT:
                 (new / "keep").write_text(str(keep))
-            (new / "state.json").write_text(json.dumps(asdict(state), indent=1))
+            snapshot.write(new, _text(state), logs)
             _remove(target)
             new.rename(target)
         _prune(root, (*state.references, state.best))
@@ -169,6 +174,34 @@ def save(
     return target
 
 
+def restate(root: Path, state: State, logs: Mapping[str, Mark]) -> None:
+    """Give the checkpoint of `state`, whose policy and live parts stay, another state; whole or not at all.
+
+    Of several processes all call this together, and the first one writes.
+    """
+    target, new = root / state.folder_name, root / f".{state.folder_name}.partial"
+    if current().is_main:
+        with _reported(target, None, {}):
+            shutil.rmtree(new, ignore_errors=True)
+            known = listing(target).marks
+            for path in sorted(p for p in target.rglob("*") if p.is_file() and p.name not in (STATE, FILES)):
+                linked = new / path.relative_to(target)
+                linked.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(path, linked)
+                except OSError:  # a file system without links
+                    shutil.copy2(path, linked)
+            seal(new, logs, last=STATE, text=_text(state), known=known)
+            _remove(target)
+            new.rename(target)
+        _prune(root, (*state.references, state.best))
+    current().gather(None, f"the checkpoint {target.name}")
+
+
+def _text(state: State) -> str:
+    return json.dumps(asdict(state), indent=1)
+
+
 @contextmanager
 def _reported(target: Path, policy: Any, kept: Mapping[str, Stateful]) -> Iterator[None]:
     """Turn a failure to write `target` into a CheckpointError, and remove what was written of it."""
@@ -177,12 +210,12 @@ def _reported(target: Path, policy: Any, kept: Mapping[str, Stateful]) -> Iterat
         yield
     except Exception as error:  # of Python, torch, safetensors and tokenizers, which raise one of their own each
         shutil.rmtree(root / f".{target.name}.partial", ignore_errors=True)
-        size = n_bytes(policy, kept)
+        size = n_bytes(policy, kept) if policy is not None else 0
         raise CheckpointError(
             "the disk is full" if _is_full(root, size, error) else "a checkpoint could not be written",
             where=str(target),
             got=f"{type(error).__name__}: {error}",
-            expected=f"{size / 1e6:.1f} MB free",
+            expected=f"{size / 1e6:.1f} MB free" if size else "room for a few kilobytes",
             hint=f"free some space, then resume; the last good checkpoint is {latest(root) or 'none yet'}",
         ) from error
 
@@ -225,12 +258,12 @@ def _remove(folder: Path) -> None:
 
 def every(root: Path) -> list[Path]:
     """All complete checkpoints, oldest first."""
-    return sorted((p for p in _folders(root) if (p / "state.json").is_file()), key=_age)
+    return sorted((p for p in _folders(root) if (p / STATE).is_file()), key=_age)
 
 
 def incomplete(root: Path) -> list[Path]:
     """Folders that would be checkpoints if they had a `state.json`."""
-    return sorted((p for p in _folders(root) if not (p / "state.json").is_file()), key=_age)
+    return sorted((p for p in _folders(root) if not (p / STATE).is_file()), key=_age)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -254,13 +287,17 @@ def latest(root: Path) -> Path | None:
 def to_resume(root: Path, say: Callable[[str], None]) -> Path | None:
     """Return the newest checkpoint that is whole; None where none is. Newer ones that are not are put aside, and named.
 
-    The run makes the steps of those again, and writes them anew.
+    The run makes the steps of those again, and writes them anew. The folder `policy` is left to whoever loads it.
+
+    Raises:
+        CheckpointError: a file of it, or what the run logged before it, is not what was written.
     """
     for folder in incomplete(root):
         say(f"left out, as it has no state.json: {folder}")
     for folder in reversed(every(root)):
-        found = damage(folder)
+        found = damage(folder, way_out(folder))
         if found is None:
+            _check(folder, say)
             return folder
         aside = folder.with_name(folder.name + DAMAGED)
         shutil.rmtree(aside, ignore_errors=True)
@@ -269,10 +306,23 @@ def to_resume(root: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
+def _check(folder: Path, say: Callable[[str], None]) -> None:
+    if not verify(folder, without="policy", hint=way_out(folder)):
+        say(f"caution: {folder} has no digests of its files: only their sizes are known; the next checkpoint has them")
+        return
+    for name, mark in listing(folder).logs.items():
+        path = folder.parent.parent / name
+        if path.is_file():
+            check_beginning(path, mark)
+        else:
+            say(f"caution: {path} is gone, and with it what was logged before {folder.name}")
+
+
 def load_state(folder: Path) -> State:
-    """Read where the run stood. Raises CheckpointError for a folder that is no checkpoint."""
+    """Read where the run stood. Raises CheckpointError for a folder that is no checkpoint, or was changed."""
+    verify(folder, STATE, hint=way_out(folder))
     try:
-        return State(**json.loads((folder / "state.json").read_text()))
+        return State(**json.loads((folder / STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             "this is not a readable checkpoint",
@@ -287,6 +337,16 @@ def way_out(folder: Path) -> str:
     """What to do about a checkpoint that cannot be used."""
     names = [p.name for p in every(folder.parent) if _age(p) < _age(folder)]
     return f"remove this checkpoint to go on from {names[-1] if names else 'the beginning'}"
+
+
+def way_out_of(saved: Path) -> str:
+    """What to do about a model that cannot be used: of a checkpoint `way_out`, of another folder nothing."""
+    return way_out(saved.parent) if (saved.parent / STATE).is_file() else ""
+
+
+def check_model(saved: Path, *, weights: bool = True) -> None:
+    """Raise CheckpointError where a folder with a model lies in a checkpoint or a run and is not what was written."""
+    verify_model(saved, weights=weights, hint=way_out_of(saved))
 
 
 def load_trainer(
@@ -307,6 +367,8 @@ def load_trainer(
     try:
         saved = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
         moments = saved["optimizer"]
+        if optimizer is not None and moments is None:
+            raise ValueError("the optimiser's state was not kept when its stage was finished")
         if optimizer is not None and moments is not None:
             if isinstance(optimizer, torch.optim.Optimizer) and "parameters" in moments:
                 groups, masters = optimizer.state_dict()["param_groups"], isinstance(optimizer, MasterAdamW)

@@ -11,7 +11,7 @@ from rlhf.trainers.preferring import pairs_for, seed_of
 from rlhf.trainers.reliability import bins_of, calibration_error, sureness, write_held_out
 from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.run import Run
-from rlhf.trainers.scoring_models import save, scoring_model, split_by_task
+from rlhf.trainers.scoring_models import save_in, scoring_model, split_by_task
 from rlhf.trainers.sharded import device_of
 from rlhf.trainers.trl_trainers import padded, train_reward_model
 from rlhf.trainers.valuing import learn_values
@@ -51,7 +51,7 @@ async def judge(run: Run, stage: RewardModel) -> None:
     await run.breathe()
     chosen = scores(model, [p.chosen.token_ids for p in unseen], stage.at_once)
     rejected = scores(model, [p.rejected.token_ids for p in unseen], stage.at_once)
-    save(run.folder / "reward_model" / run.state.label, model, run.policy.tokenizer)
+    save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)
     _tell(run, [c - r for c, r in zip(chosen, rejected, strict=True)], [p.task_id for p in unseen], total)
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
 

@@ -128,6 +128,7 @@ def opened(agent: Remembering, checkpoint: Path, judged: Collection[str]) -> Bou
     Raises:
         StoreError: there is none, it is damaged, or holds what a task left that judges the policy.
     """
+    copies.check(checkpoint)
     return Bound(agent, Store(checkpoint / copies.FILE, judged=frozenset(judged)))
 
 

@@ -68,9 +68,10 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
             await between(run, parts)
             if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
                 run.save(parts, in_background=True)
+        run.save(parts)  # with all that more steps would need
     parts.trainer.close()
     leave(run, parts)
-    run.advance(finished=True)
+    run.advance(finished=True, of_steps=stage.steps)
 
 
 async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> None:

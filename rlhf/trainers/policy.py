@@ -20,7 +20,7 @@ from rlhf.rollout.attention import use_packed_attention
 from rlhf.rollout.held_engine import having, held_by
 from rlhf.rollout.role_adapters import adapter_names, adapter_of, refuse_names, role_adapters, route
 from rlhf.settings import STRICT
-from rlhf.trainers.checkpoint import way_out
+from rlhf.trainers.checkpoint import check_model, way_out_of
 from rlhf.trainers.lora import Lora as Lora
 from rlhf.trainers.lora import loading_options
 from rlhf.trainers.masters import is_short
@@ -126,10 +126,13 @@ def load_folder(
 
     Raises:
         ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
+        CheckpointError: the folder lies in a checkpoint or a run, and a file of it is not what was written.
     """
     folder = Path(path).expanduser()
     local = folder.exists() or path.startswith((".", "/", "~"))
     where = where or f"policy.path {path}"
+    if local:
+        check_model(folder)
     if local and not (folder / "config.json").is_file():
         raise ModelError(
             "no model in this folder",
@@ -303,6 +306,7 @@ def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -
     dtype = getattr(settings, "dtype", "float32")
     is_lora = (saved / "adapter_config.json").is_file()
     if is_lora:
+        check_model(saved)
         source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
         quantization = settings.lora.quantization if settings.lora else None
         base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization)
@@ -373,6 +377,7 @@ def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
     """The adapter in a folder, by the names and on the devices of the trained parameters of `model`."""
     from safetensors.torch import load_file
 
+    check_model(saved)
     try:
         found = {
             (role, name): tensor
@@ -397,5 +402,5 @@ def _unusable(saved: Path, got: str, expected: str) -> CheckpointError:
         where=str(saved),
         got=got,
         expected=expected,
-        hint=way_out(saved.parent) if (saved.parent / "state.json").is_file() else "give another checkpoint",
+        hint=way_out_of(saved) or "give another checkpoint",
     )

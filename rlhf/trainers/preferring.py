@@ -18,7 +18,7 @@ from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.shuffled import walk
 from rlhf.trainers import pair_files
-from rlhf.trainers.checkpoint import latest
+from rlhf.trainers.checkpoint import check_model, latest
 from rlhf.trainers.pairs import Pair, Pairs, Side
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.preference import Preference
@@ -188,6 +188,8 @@ def check_tokens(policy: Policy, folder: Path, where: str) -> None:
     from transformers import AutoTokenizer
 
     found = latest(folder / "checkpoints")
+    if found:
+        check_model(found / "policy", weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(found / "policy")) if found else None
     except (OSError, ValueError):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rlhf import locks
 from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.processes import ProcessError, current
@@ -151,20 +152,33 @@ class Run:
         """Write a checkpoint of the present state: with the live parts of its stage, or an optimiser alone.
 
         What is still being written is waited for. With `in_background` this one may be written when the call returns,
-        if the stage says so. A state that is saved already, but for the time spent, is not saved again.
+        if the stage says so. A state that is saved already, but for the time spent, is not saved again. Once a stage is
+        finished its policy stays, and so does the rest of the checkpoint of its last step: only the state is written.
         """
         self.writer.wait()
         self.advance()
+        locks.check(self.folder)
         folder, state = self.checkpoints / self.state.folder_name, replace(self.state, train_s=0.0)
         if parts is not None and state == self._saved and folder.is_dir():
             return folder
         kept, keep = (parts.kept, parts.stage.keep_checkpoints) if parts else ({}, checkpoint.KEPT)
         optimizer = parts.trainer.optimizer if parts else optimizer
+        if parts is None and optimizer is None and self.state.finished and folder.is_dir():
+            checkpoint.restate(self.checkpoints, self.state, self.metrics.marks())
+            return folder
         later = parts is not None and in_background and parts.stage.checkpoint_in_background
         writer = self.writer if later else None
         beside = self.store_keeper.save if self.store_keeper else None
         checkpoint.save(
-            self.checkpoints, self.state, self.policy, optimizer, kept, keep=keep, writer=writer, beside=beside
+            self.checkpoints,
+            self.state,
+            self.policy,
+            optimizer,
+            kept,
+            keep=keep,
+            writer=writer,
+            beside=beside,
+            logs=self.metrics.marks(),
         )
         self._saved = state if parts is not None else None
         return folder
@@ -181,6 +195,7 @@ class Run:
             kl_coef=None,
             watched=0,
             finished=False,
+            of_steps=0,
         )
 
     def note_trainer(self, trainer: TorchTrainer) -> None:
@@ -301,5 +316,6 @@ class Run:
         self._log(step, {**values, **figures, **used_memory()})
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
+        locks.check(self.folder)
         self.metrics.log(step, self.state.label, values)
         self.state = replace(self.state, n_logged=self.state.n_logged + 1)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rewards.model_folder import LEARNT
+from rlhf.digests import Manifest
 from rlhf.errors import TrainingError, disk
+from rlhf.processes import current
 from rlhf.trainers.lora import unadapted
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.sharded import device_of
@@ -69,3 +71,10 @@ def save(folder: Path, model: Any, tokenizer: Any) -> None:
     with disk("the reward model", folder):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def save_in(run: Path, name: str, model: Any, tokenizer: Any) -> None:
+    """Write the model as the folder `name` of a run, and list its files in the run's manifest."""
+    save(run / name, model, tokenizer)
+    if current().is_main:
+        Manifest(run).record_all(name)

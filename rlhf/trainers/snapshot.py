@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from rlhf.digests import FILES, Mark, listing, seal
 from rlhf.processes import current
 from rlhf.sampling.sampler import Stateful
 from rlhf.trainers.sharded import is_laid_out, whole_state
 
-#: Lists every other file of a checkpoint but `state.json`, with its size.
-FILES = "files.json"
+#: Written last: a folder without it is no checkpoint.
+STATE = "state.json"
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,12 @@ class Snapshot:
         folder.mkdir(parents=True)
         self.policy.tokenizer.save_pretrained(folder / "policy")
 
-    def write(self, folder: Path) -> None:
-        """Write all the rest, and the list of it."""
+    def write(self, folder: Path, state: str, logs: Mapping[str, Mark]) -> None:
+        """Write all the rest: `state` is the text of `state.json`, and `logs` what of the run's logs belongs to it."""
         given = {} if self.weights is None else {"state_dict": self.weights}
         self.policy.model.save_pretrained(folder / "policy", **given)
         torch.save(self.trainer, folder / "trainer.pt")
-        sizes = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-        (folder / FILES).write_text(json.dumps(sizes, indent=1))
+        seal(folder, logs, last=STATE, text=state)
 
 
 def n_bytes(policy: Any, kept: Mapping[str, Stateful]) -> int:
@@ -96,25 +96,26 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def damage(folder: Path) -> str | None:
-    """Say what is missing of a checkpoint, by the sizes of its files; None where nothing is.
+def damage(folder: Path, hint: str = "") -> str | None:
+    """Say what a process that was killed, or a loss of power, left unfinished of a checkpoint; None where nothing is.
 
-    A checkpoint without the list of its files is taken for whole.
+    Sizes tell; a checkpoint without the list of its files is taken for whole. What was changed later at its full size
+    is found by `digests.verify`.
+
+    Raises:
+        CheckpointError: the list is not what was written; `hint` says what to do then.
     """
     try:
-        state = json.loads((folder / "state.json").read_text())
-        listed = folder / FILES
-        sizes: Mapping[str, int] = json.loads(listed.read_text()) if listed.is_file() else {}
-        pairs = list(sizes.items())
-    except (OSError, ValueError, AttributeError) as error:
-        return f"state.json or {FILES} cannot be read ({type(error).__name__})"
-    if not isinstance(state, Mapping):
-        return "state.json holds no state"
-    for name, size in pairs:
+        found = listing(folder, hint)
+        if found.marks is None and not isinstance(json.loads((folder / STATE).read_text()), Mapping):
+            return f"{STATE} holds no state"
+    except (OSError, ValueError) as error:
+        return f"{STATE} or {FILES} cannot be read ({type(error).__name__})"
+    for name, size in found.sizes.items():
         path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found is None:
+        there = path.stat().st_size if path.is_file() else None
+        if there is None:
             return f"{name} is missing"
-        if found != size:
-            return f"{name} has {found} bytes instead of {size}"
+        if there != size:
+            return f"{name} has {there} bytes instead of {size}"
     return None

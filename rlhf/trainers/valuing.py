@@ -19,7 +19,7 @@ from rlhf.trainers.preferring import groups_for, seed_of
 from rlhf.trainers.reliability import bins_of, calibration_error, write_held_out
 from rlhf.trainers.reward_model import RewardModel
 from rlhf.trainers.run import Run
-from rlhf.trainers.scoring_models import save, scoring_model, split_by_task
+from rlhf.trainers.scoring_models import save_in, scoring_model, split_by_task
 from rlhf.trainers.step_labels import Labelled, labelled
 
 
@@ -44,7 +44,7 @@ async def learn_values(run: Run, stage: RewardModel) -> None:
         run.log(update, values | (figures if update == 1 else {}), delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
         await run.breathe()
-    save(run.folder / "reward_model" / run.state.label, model, run.policy.tokenizer)
+    save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)
     _judge(run, stage, model, unseen, total)
     n_episodes = collected.n_episodes if collected else 0
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + n_episodes)

@@ -186,7 +186,9 @@ def test_a_state_that_is_cut(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"stage": 1}', '{"later": 1}'])
 def test_a_state_of_another_version(folder: Path, text: str) -> None:
-    (folder / "run" / "checkpoints" / NEWEST / "state.json").write_text(text)
+    newest = folder / "run" / "checkpoints" / NEWEST
+    (newest / "files.json").unlink()  # by which it would be known as changed
+    (newest / "state.json").write_text(text)
     assert "this is not a readable checkpoint" in refused(folder)
 
 
@@ -227,7 +229,7 @@ def test_content_that_is_spoilt_at_its_full_length_is_refused(folder: Path) -> N
     path = folder / "run" / "checkpoints" / NEWEST / "trainer.pt"
     path.write_bytes(b"x" * path.stat().st_size)
     message = refused(folder)
-    assert "the training state of this checkpoint cannot be used" in message and str(path) in message
+    assert f"{path}: this file is not what was written" in message and "other content" in message
 
 
 def put_in_place(folder: Path, other: Policy, optimizer: torch.optim.Optimizer | None = None) -> None:
