@@ -50,9 +50,7 @@ def _turns(values: object, total: float, where: str, n_turns: int | None) -> tup
         raise RewardError("per_turn holds no finite number", where=where, got=shown(odd), expected="finite numbers")
     together = total_of(finite, where)
     if n_turns and not math.isclose(together, total, rel_tol=1e-6, abs_tol=1e-9):
-        raise RewardError(
-            "per_turn does not sum to the value", where=where, got=f"{together:g}", expected=f"{total:g}"
-        )
+        raise RewardError("per_turn does not sum to the value", where=where, got=f"{together:g}", expected=f"{total:g}")
     return finite
 
 

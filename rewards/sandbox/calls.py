@@ -101,7 +101,9 @@ async def call_all(
         new = await values.read(finished.stdout, token, len(calls) - len(found))
         found += [Returned(coded, wrong) for coded, wrong in new or ()]
         if len(found) < len(calls):
-            found.append(Returned(wrong=_how(finished) if new is not None else "it returned what takes too long to read"))
+            found.append(
+                Returned(wrong=_how(finished) if new is not None else "it returned what takes too long to read")
+            )
             if not new or stop_early:
                 found += [Returned(wrong=found[-1].wrong)] * (len(calls) - len(found))
     return found

@@ -58,7 +58,7 @@ def text(value: object) -> str | None:
     """Return a text as a plain `str`; None for anything else."""
     if type(value) is str:
         return value
-    return str.__str__(value) if issubclass(type(value), str) else None  # type: ignore[arg-type]
+    return str.__str__(value) if issubclass(type(value), str) else None
 
 
 def texts(value: object, max_bytes: int = MAX_TEXT_BYTES) -> tuple[str, ...] | None:
@@ -72,9 +72,9 @@ def texts(value: object, max_bytes: int = MAX_TEXT_BYTES) -> tuple[str, ...] | N
     own: Any = tuple if issubclass(kind, tuple) else list
     if own.__len__(value) > max_bytes:
         return None
-    if kind is tuple and all(type(one) is str for one in value):  # type: ignore[attr-defined]
-        if 4 * sum(map(len, value)) + len(value) <= max_bytes:  # type: ignore[call-overload,arg-type]
-            return value  # type: ignore[return-value]
+    is_plain = kind is tuple and all(type(one) is str for one in value)  # type: ignore[attr-defined]
+    if is_plain and 4 * sum(map(len, value)) + own.__len__(value) <= max_bytes:  # type: ignore[call-overload]
+        return value  # type: ignore[return-value]
     found, left = [], max_bytes
     for one in own.__iter__(value):
         plain = text(one)
@@ -140,18 +140,22 @@ def slots(value: object, kind: type, names: Sequence[str]) -> list[object] | Non
         return None
 
 
-def told(error: BaseException) -> str:
-    """Return kind, message and place of an exception; where its own message cannot be read, the kind and place."""
-    name = type_of(error)
+def message_of(error: BaseException) -> str:
+    """Return what an exception says, cut to a length that can be read."""
     try:
-        said = text(str(error)) or ""
+        return cut(text(str(error)) or "")
     except BaseException as other:
         if is_from_outside(other):
             raise
-        said = f"its message raises {type_of(other)}"
-    if issubclass(type(error), RlhfError):  # says itself where it happened
-        return cut(said)
-    line, trace = cut(f"{name}: {said}" if said else name), error.__traceback__
+        return f"its message raises {type_of(other)}"
+
+
+def told(error: BaseException) -> str:
+    """Return kind, message and place of an exception; one of this project's says itself where it happened."""
+    said, trace = message_of(error), error.__traceback__
+    if issubclass(type(error), RlhfError):
+        return said
+    line = f"{type_of(error)}: {said}" if said else type_of(error)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return line if trace is None else f"{line} ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"

@@ -36,7 +36,10 @@ def lanes_of(environment: Environment) -> Lanes:
     inline = declared.inline or getattr(environment, "inline", False) is True
     limited = getattr(environment, "keeps_limits", False) is True
     return Lanes(
-        inline=inline, shared=not declared.thread_safe, limited=limited, name=f"environment {type(environment).__name__}"
+        inline=inline,
+        shared=not declared.thread_safe,
+        limited=limited,
+        name=f"environment {type(environment).__name__}",
     )
 
 

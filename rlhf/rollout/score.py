@@ -64,8 +64,8 @@ async def score_group(
     An async reward runs on the present event loop. A plain one runs in a worker thread, one call at a time, unless it
     has the attribute `inline = True`, by which it says that it is quick and cannot hang. A reward with a method
     `over_group` judges all attempts in one call, those left out that ended by the failure of a part; when that call
-    fails, all of them are failures of the reward, and where one of its verdicts is none, that attempt is. A reward that is watched is asked in the same way, and where it
-    fails, the attempt counts without it.
+    fails, all of them are failures of the reward, and where one of its verdicts is none, that attempt is. A reward that
+    is watched is asked in the same way, and where it fails, the attempt counts without it.
 
     Args:
         task: with its reference, for the rewards.

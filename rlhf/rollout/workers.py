@@ -107,11 +107,15 @@ def _coroutine_of(value: Any) -> CoroutineType[Any, Any, Any] | None:
     """Return a coroutine that has not begun and gives what `value` gives to who awaits it; None for a plain value."""
     if type(value) is CoroutineType and not value.cr_suspended:
         return value
-    return _awaiting(value) if inspect.isawaitable(value) else None
+    if not inspect.isawaitable(value):
+        return None
 
+    async def awaits() -> Any:
+        return await value
 
-async def _awaiting(value: Awaitable[Any]) -> Any:
-    return await value
+    coroutine = awaits()
+    assert isinstance(coroutine, CoroutineType)
+    return coroutine
 
 
 class _Begun:

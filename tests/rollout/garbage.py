@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import decimal
 import fractions
+import os
 import random
 import threading
 import time
@@ -24,6 +25,8 @@ from rlhf.data import Task, Verdict
 
 #: Bytes of a text that is beyond all bounds; the full number of cases draws ones of up to 100 MB.
 LONG = 5 * 2**20
+#: Seconds for which a call hangs, where it may.
+HANGS_S = 4.0
 
 
 class Unwilling:
@@ -224,8 +227,8 @@ class Trouble:
         """Return or raise something, or wait."""
         rng = random.Random(self.seed)
         kind = rng.random()
-        if self.may_hang and kind < 0.02:
-            threading.Event().wait(1.0)
+        if self.may_hang and kind < 0.005:
+            threading.Event().wait(HANGS_S)
         if kind < 0.3:
             raise raised(rng)
         return self.broken(rng, self.most_bytes)
@@ -234,7 +237,7 @@ class Trouble:
         """The same after a while, of a coroutine that may not hear that it is cancelled."""
         rng = random.Random(self.seed)
         if rng.random() < 0.05:
-            deaf_until = time.monotonic() + 1.0
+            deaf_until = time.monotonic() + HANGS_S
             while self.may_hang and time.monotonic() < deaf_until:
                 try:
                     await asyncio.sleep(0.1)
@@ -287,3 +290,30 @@ class GarbageEpisode(CorridorEpisode):
             later = self.task.seed % 5 == 0
             return await self.trouble.happen_later() if later else self.trouble.happen()
         return await super().step(action)
+
+
+@dataclass(frozen=True)
+class Endless(Corridor):
+    """A corridor in which the second task's first step answers 100 MB, or goes wrong with its process."""
+
+    ends: str = ""
+
+    def start(self, task: Task) -> Any:
+        return EndlessEpisode(self, task)
+
+
+class EndlessEpisode(CorridorEpisode):
+    environment: Endless
+
+    async def step(self, action: str) -> Any:
+        if self.task.seed != 1:
+            return await super().step(action)
+        if self.environment.ends == "hangs":
+            time.sleep(60)
+        elif self.environment.ends == "closes its channel":
+            os.closerange(3, 64)
+            time.sleep(60)
+        elif self.environment.ends == "dies":
+            self.kept = bytearray(2**30)
+            os._exit(3)
+        return StepResult("word " * (20 * 2**20))

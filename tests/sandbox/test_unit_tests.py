@@ -36,7 +36,10 @@ def judged_in_a_group(program: str, asserts: list[str]) -> Any:
     """The verdict of a reward under its usual time limit; awaited."""
 
     async def verdict() -> Verdict:
-        task, reward = Task("t", reference=json.dumps({"asserts": asserts})), Weighted("r", 1.0, UnitTests(score="share"))
+        task, reward = (
+            Task("t", reference=json.dumps({"asserts": asserts})),
+            Weighted("r", 1.0, UnitTests(score="share")),
+        )
         group = await score_group(task, [attempt(0, program)], {"r": reward})
         return group.scores[0].parts["r"]
 
