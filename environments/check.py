@@ -261,13 +261,13 @@ class _EnvironmentCheck:
     async def garbage(self, task: Task) -> None:
         """Text that no one meant as an action."""
         episode = await self.start(task)
-        for text in _GARBAGE:
+        for said in _GARBAGE:
             if episode is None:
                 return
-            result = await self.step(episode, text, f"{task.id}, garbage")
+            result = await self.step(episode, said, f"{task.id}, garbage")
             if result is not None and episode.opening.admissible_actions:
                 self.walk.note(
-                    not result.valid, "step(): garbage is not valid", f"{shorten(text)} counts as understood"
+                    not result.valid, "step(): garbage is not valid", f"{shorten(said)} counts as understood"
                 )
             if result is None or result.terminated or result.truncated:
                 await self.close(episode)

@@ -88,6 +88,11 @@ def test_a_row_says_what_is_promised_and_names_tests_that_exist(number: int) -> 
     assert REFERENCE.sub("", proven).replace("<br>", "").strip() == ""
 
 
+def test_every_test_that_the_page_names_exists() -> None:
+    for path, name in REFERENCE.findall(PAGE.read_text(encoding="utf-8")):
+        assert name in names_in(path), f"{path} has no {name}"
+
+
 # --- a whole run, made to show what must not stay silent -------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ LIMIT_S = 1.0
 
 
 async def read(stdout: bytes, token: str, n: int) -> list[list[str]] | None:
-    """Return `[value as JSON, what was wrong]` for each of the first calls that were answered; None if it took too long.
+    """Return `[value as JSON, what was wrong]` for the calls that were answered; None if it took too long.
 
     Args:
         stdout: lines; those count that carry the token, as long as they are in order and whole.
@@ -33,7 +33,7 @@ async def compare(tests: Sequence[tuple[str, Any, Sequence[str]]]) -> list[str] 
     """Return for each test what was returned where that is wrong, else an empty text; None if it took too long.
 
     Args:
-        tests: `("assert", its text, the values of its calls as JSON)`, or `("returns", what JSON wants, [value as JSON])`.
+        tests: `("assert", its text, values of its calls)`, or `("returns", the JSON wanted, [value])`; values as JSON.
     """
     found: list[str] | None = await _asked("compare", [list(test) for test in tests])
     return found

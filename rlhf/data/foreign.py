@@ -1,8 +1,8 @@
 """Checks of values and exceptions that come from code of others: environments, rewards, agents, programs of a policy.
 
-None of these functions runs a line of the code that a value came from: no `__bool__`, `__float__`, `__repr__`, `__len__`
-or `__class__` of its own is asked, so none can raise, hang or answer otherwise the next time. What is accepted is given
-back as Python's own type.
+None of those that look at a value runs a line of the code that it came from: no `__bool__`, `__float__`, `__repr__`,
+`__len__` or `__class__` of its own is asked, so it can neither raise, nor hang, nor answer otherwise the next time.
+What is accepted is given back as Python's own type.
 """
 
 from __future__ import annotations
