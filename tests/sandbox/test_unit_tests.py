@@ -435,17 +435,19 @@ def test_a_program_that_takes_all_of_a_rewards_time_is_wrong_and_ended() -> None
     assert not in_command_lines(token)
 
 
-@pytest.mark.parametrize("sleeps", ["time.sleep(60)", "while True: pass"])
-def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(sleeps: str) -> None:
+@pytest.mark.parametrize("stops", ["time.sleep(60)", "while True: pass"])
+def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(stops: str) -> None:
     """It would leave its group, and escape its low score, if that could cut the reward short."""
-    program = f"import time\ndef add(a, b):\n    if a != 1:\n        {sleeps}\n    return a + b"
+    program = f"import time\ndef add(a, b):\n    if a % 2 == 0:\n        {stops}\n    return a + b"
     reward = Weighted("tests", 1.0, UnitTests(score="share", cpu_s=9.0, wall_s=1.0))
-    task = Task("t", reference=json.dumps({"asserts": [f"assert add({i}, 2) == {i + 2}" for i in range(1, 13)]}))
+    task = Task("t", reference=json.dumps({"asserts": [f"assert add({i}, 2) == {i + 2}" for i in range(1, 25)]}))
     right = "def add(a, b):\n    return a + b"
     attempts = [attempt(0, program), attempt(1, right), attempt(2, program), attempt(3, right)]
-    group = asyncio.run(score_group(task, attempts, {"tests": reward}, timeout_s=4.0))
+    group = asyncio.run(score_group(task, attempts, {"tests": reward}, timeout_s=5.0))
     assert not group.failures
-    assert [score.total for score in group.scores] == pytest.approx([1 / 12, 1, 1 / 12, 1])
+    slow, quick = [group.scores[i].total for i in (0, 2)], [group.scores[i].total for i in (1, 3)]
+    assert quick == [1, 1] and all(1 / 24 <= total <= 12 / 24 for total in slow)
+    assert "no time was left" in group.scores[0].parts["tests"].why or "wall_limit" in group.scores[0].parts["tests"].why
 
 
 def test_waiting_for_a_core_is_not_time_of_the_reward() -> None:
