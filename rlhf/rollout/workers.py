@@ -73,7 +73,7 @@ class InlineLane:
         has the same limit, and may stand for a while.
         """
         begun, waiting, waits_for = monotonic(), None, None
-        thread, before = get_ident(), ON_LOOP.get(get_ident())
+        thread = get_ident()
         ON_LOOP[thread] = (self.name, begun)
         try:
             value = function(*args)
@@ -87,15 +87,18 @@ class InlineLane:
                 raise CallError(told(error)) from error
             waiting, value = None, error.value
         finally:
-            ON_LOOP[thread] = before
-        clock = clock or Clock(timeout_s, begun)
-        if waiting is not None:
+            ON_LOOP[thread] = None
+        if waiting is None:
+            is_late = timeout_s is not None and monotonic() - begun > timeout_s
+        else:
+            clock = clock or Clock(timeout_s, begun)
             try:
                 async with clock.running():
                     value = _unwrap(await _caught(_Begun(waiting, waits_for, self.name)))
+                is_late = clock.is_over()
             except TimeoutError:
-                raise CallTimeout(f"no answer within {timeout_s:g} s") from None
-        if clock.is_over():
+                is_late = True
+        if is_late:
             raise CallTimeout(f"no answer within {timeout_s:g} s")
         return value
 
@@ -142,7 +145,6 @@ class _Begun:
                     error = thrown
                     if task is not None and task.cancelling() > n_before:
                         self._ask_to_end(task, n_before, error)
-                before = ON_LOOP.get(thread)
                 ON_LOOP[thread] = (self._name, monotonic())
                 try:
                     if error is not None:
@@ -152,7 +154,7 @@ class _Begun:
                 except StopIteration as end:
                     return end.value
                 finally:
-                    ON_LOOP[thread], error = before, None  # which holds this frame
+                    ON_LOOP[thread], error = None, None  # which holds this frame
         finally:
             if self._timer is not None:
                 self._timer.cancel()
