@@ -447,7 +447,9 @@ def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(
     assert not group.failures
     slow, quick = [group.scores[i].total for i in (0, 2)], [group.scores[i].total for i in (1, 3)]
     assert quick == [1, 1] and all(1 / 24 <= total <= 12 / 24 for total in slow)
-    assert "no time was left" in group.scores[0].parts["tests"].why or "wall_limit" in group.scores[0].parts["tests"].why
+    assert (
+        "no time was left" in group.scores[0].parts["tests"].why or "wall_limit" in group.scores[0].parts["tests"].why
+    )
 
 
 def test_waiting_for_a_core_is_not_time_of_the_reward() -> None:
