@@ -139,7 +139,9 @@ def test_a_vote_that_fails_is_no_zero(said: Any, message: str) -> None:
 
 def test_one_verdict_that_is_none_is_a_failure_of_its_attempt_alone() -> None:
     group = score(attempts("a", "b"), broken=Broken([1.0, float("nan")]))
-    assert [(t.attempt, s.total) for t, s in zip(group.trajectories, group.scores, strict=True)] == [(0, 1.0)]
+    assert [(t.attempt, s.total) for t, s in zip(group.trajectories, group.scores, strict=True)] == [
+        (0, 2.0)
+    ]  # at weight 2
     assert [(f.attempt, f.outcome) for f in group.failures] == [(1, Outcome.REWARD_ERROR)]
     assert "no finite number" in group.failures[0].message
 
