@@ -12,7 +12,6 @@ import gc
 import importlib
 import importlib.util
 import json
-import math
 import pickle
 import random
 import statistics
@@ -26,9 +25,12 @@ from itertools import combinations, islice
 from typing import Any
 
 from environments.base import Properties, StepResult, properties_of
+from environments.gate import checked_result
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
 from rlhf.data import Task
+from rlhf.data.foreign import number, text, truth
 from rlhf.data.report import Report, Walk, shorten
+from rlhf.errors import EnvError
 
 _MOST_TASKS = 100_000
 _INLINE_S = 0.005
@@ -176,10 +178,9 @@ class _EnvironmentCheck:
             return None
         opening = getattr(episode, "opening", None)
         got = f"{task.id}: `opening` is {shorten(opening)}, expected a StepResult"
-        if not self.walk.note(isinstance(opening, StepResult), "start(): gives an episode with an opening", got):
+        if not self.walk.note(issubclass(type(opening), StepResult), "start(): gives an episode with an opening", got):
             return None
-        self.look_over(episode.opening, f"{task.id}, opening")
-        return episode
+        return episode if self.look_over(opening, f"{task.id}, opening") else None
 
     async def step(self, episode: Any, action: str, during: str) -> StepResult | None:
         """Do one step, time it and look its result over; None if it raised or gave something else."""
@@ -188,35 +189,40 @@ class _EnvironmentCheck:
         ok, result = await self.walk.call("step(): raises nothing", episode.step, action, during=during)
         self.step_times_s.append(time.perf_counter() - begin)
         if not ok or not self.walk.note(
-            isinstance(result, StepResult), "step(): gives a StepResult", f"{during}: {shorten(result)}"
+            issubclass(type(result), StepResult), "step(): gives a StepResult", f"{during}: {shorten(result)}"
         ):
             return None
-        self.look_over(result, during)
-        return result if isinstance(result, StepResult) else None
+        return self.look_over(result, during)
 
     async def close(self, episode: Any) -> None:
         await self.walk.call("close(): raises nothing", episode.close)
 
-    def look_over(self, result: StepResult, during: str) -> None:
-        """Types and ranges of one answer."""
+    def look_over(self, result: Any, during: str) -> StepResult | None:
+        """Types, ranges and sizes of one answer; None where a rollout would not take it."""
 
         def note(ok: bool, promise: str, value: object) -> None:
             self.walk.note(ok, f"StepResult.{promise}", "" if ok else f"{during}: got {shorten(value)}")
 
-        note(isinstance(result.reply, str), "reply: is text", result.reply)
-        number = isinstance(result.reward, int | float) and math.isfinite(result.reward)
-        note(number, "reward: is a finite number", result.reward)
+        note(text(result.reply) is not None, "reply: is text", result.reply)
+        note(number(result.reward) is not None, "reward: is a finite number", result.reward)
         for name in ("terminated", "truncated", "valid"):
-            note(isinstance(getattr(result, name), bool), f"{name}: is a bool", getattr(result, name))
-        note(isinstance(result.state_key, str | None), "state_key: is text or None", result.state_key)
+            note(truth(getattr(result, name)) is not None, f"{name}: is a bool", getattr(result, name))
+        is_text = result.state_key is None or text(result.state_key) is not None
+        note(is_text, "state_key: is text or None", result.state_key)
         actions = result.admissible_actions
-        tidy = isinstance(actions, tuple) and all(isinstance(a, str) for a in actions)
+        tidy = type(actions) is tuple and all(type(a) is str for a in actions)
         tidy = tidy and list(actions) == sorted(set(actions))
         note(tidy, "admissible_actions: a tuple of texts, sorted, each once", actions)
-        if result.terminated or result.truncated:
-            note(isinstance(result.success, bool), "success: True or False at the end", result.success)
+        try:
+            checked = checked_result(result, during)
+        except EnvError as error:
+            self.walk.note(False, "StepResult: is one that a rollout takes", str(error))
+            return None
+        if checked.terminated or checked.truncated:
+            note(checked.success is not None, "success: True or False at the end", checked.success)
         else:
-            note(result.success is None, "success: None before the end", result.success)
+            note(checked.success is None, "success: None before the end", checked.success)
+        return checked
 
     async def play(
         self, task: Task, actions: Sequence[str] | None = None, environment: Any = None
@@ -255,13 +261,13 @@ class _EnvironmentCheck:
     async def garbage(self, task: Task) -> None:
         """Text that no one meant as an action."""
         episode = await self.start(task)
-        for text in _GARBAGE:
+        for said in _GARBAGE:
             if episode is None:
                 return
-            result = await self.step(episode, text, f"{task.id}, garbage")
+            result = await self.step(episode, said, f"{task.id}, garbage")
             if result is not None and episode.opening.admissible_actions:
                 self.walk.note(
-                    not result.valid, "step(): garbage is not valid", f"{shorten(text)} counts as understood"
+                    not result.valid, "step(): garbage is not valid", f"{shorten(said)} counts as understood"
                 )
             if result is None or result.terminated or result.truncated:
                 await self.close(episode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -18,6 +19,9 @@ from environments.pool_serve import TOO_MUCH_MEMORY
 
 #: How long a worker that is let go may take to close what it has open.
 EXIT_S = 3.0
+
+#: How long a process that has closed its channel may take to be gone, on the event loop.
+_GONE_S = 0.15
 
 _MOST_SAID = 500
 
@@ -70,13 +74,29 @@ class Process:
             self._descendants = psutil.Process(self.popen.pid).children(recursive=True)
 
     def kill(self, *, ended_itself: bool = False) -> str:
-        """End the process and its children, free what it held here, and say how it ended."""
+        """End the process and its children, free what it held here, and say how it ended.
+
+        On an event loop nothing is waited for but for a moment; a thread sees it through.
+        """
         if self.closed:
             return ""
         self.closed = True
         if ended_itself:  # the channel is closed a little before the process is gone
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(EXIT_S)
+                self.popen.wait(_GONE_S)
+        code = self.popen.poll()
+        self.channel.close()
+        os.close(self.bell)
+        how = "it closed its channel" if ended_itself and code is None else _in_words(code)
+        how += self._last_said()
+        self._said.close()
+        ending = threading.Thread(target=self._end, name=f"end of worker {self.popen.pid}")
+        ending.start()
+        if not _is_on_loop():
+            ending.join()
+        return how
+
+    def _end(self) -> None:
         if self.popen.poll() is None:
             self.note_descendants()
         with contextlib.suppress(OSError):
@@ -87,11 +107,6 @@ class Process:
         self.popen.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(EXIT_S)
-        self.channel.close()
-        os.close(self.bell)
-        how = f"{_in_words(self.popen.returncode)}{self._last_said()}"
-        self._said.close()
-        return how
 
     def _last_said(self) -> str:
         """The last lines of what the process printed, if any."""
@@ -102,6 +117,14 @@ class Process:
             if text:
                 return "; it said last: " + " | ".join(text.splitlines()[-3:])[-_MOST_SAID:]
         return ""
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _started(channel: socket.socket, rings: int, said: int, max_memory_mb: int) -> subprocess.Popen[bytes]:

@@ -23,14 +23,14 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from environments.gate import checked_result
 from environments.pool_wire import ERROR, READY, TEXT, Frames, answer_of, frame, unpacked
+from rlhf.data.foreign import told
 from rlhf.errors import EnvError, RlhfError
 
 #: Exit code of a worker that took more memory than it may.
@@ -43,6 +43,8 @@ _COUNT_CHILDREN_EVERY = 10  # looks: it means reading the list of all processes
 _MOST_SAID_BYTES = 1 << 20
 _CLOSE_LIMIT_S = 2.0
 _PR_SET_PDEATHSIG = 1
+#: Packages whose errors are known on the other side too; of any other, the words travel.
+_OURS = ("rlhf", "environments")
 
 
 class Server:
@@ -144,13 +146,13 @@ class Server:
                 raise self._refusal
             name, *arguments = pickle.loads(payload)
             value = self._calls[name](*arguments)
-            return frame(number, answer_of(await value if inspect.isawaitable(value) else value))
-        except RlhfError as error:
-            return frame(number, (ERROR, error))
+            value = await value if inspect.isawaitable(value) else value
+            return frame(number, answer_of(checked_result(value, "") if name == "step" else value))
         except BaseException as error:  # whatever an environment raises is told, and the worker goes on
             if isinstance(error, MemoryError):  # it may have grown to its bound since the watch last looked
                 self._watch.end_if_full()
-            return frame(number, (TEXT, _described(error)))
+            is_known = type(error).__module__.partition(".")[0] in _OURS and issubclass(type(error), RlhfError)
+            return frame(number, (ERROR, error) if is_known else (TEXT, told(error)))
 
     async def start(self, key: int, task: Any) -> Any:
         """Begin an episode, and give its opening."""
@@ -159,8 +161,13 @@ class Server:
         if missing:
             got = f"{type(episode).__name__} without {' and '.join(missing)}"
             raise EnvError(f"returned {got}; an episode has opening, step and close")
+        try:
+            opening = checked_result(getattr(episode, "opening", None), "opening")
+        except BaseException:
+            await _settled(episode.close())  # nobody hears of it
+            raise
         self._episodes[key] = episode
-        return getattr(episode, "opening", None)
+        return opening
 
     def step(self, key: int, action: str) -> Any:
         """Do one action."""
@@ -238,13 +245,6 @@ class Watch:
 
 async def _settled(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
-
-
-def _described(error: BaseException) -> str:
-    """Kind, message and place of an exception, as a rollout tells it of its own process."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
 
 
 def _limit_memory(max_memory_mb: int) -> None:

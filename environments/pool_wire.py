@@ -26,6 +26,9 @@ _MARK = b"rlhf"
 #: of ours; the text of anybody else's.
 RESULT, VALUE, ERROR, TEXT = range(4)
 
+#: Bytes of one frame. What a step answers is bounded long before; this is for lists of tasks.
+MAX_FRAME_BYTES = 2**30
+
 #: Number of the frame that says that a worker has loaded its environment.
 READY = 0
 
@@ -39,8 +42,14 @@ class Raised(EnvError):
 
 
 def frame(number: int, value: object) -> bytes:
-    """Return `value` as the frame of call `number`. Raises what pickling raises."""
+    """Return `value` as the frame of call `number`. Raises what pickling raises, and EnvError for too long a frame."""
     payload = pickle.dumps(value, protocol=5)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise EnvError(
+            "an answer is too long for the way between processes",
+            got=f"{len(payload)} bytes",
+            expected=f"at most {MAX_FRAME_BYTES}",
+        )
     return HEADER.pack(_MARK, len(payload), number) + payload
 
 
@@ -63,6 +72,8 @@ class Frames:
                 mark, length, number = HEADER.unpack_from(self._buffer, begin)
                 if mark != _MARK:
                     raise NotAFrame(repr(bytes(self._buffer[begin : begin + 60])))
+                if length > MAX_FRAME_BYTES:
+                    raise NotAFrame(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are read")
                 end = begin + HEADER.size + length
                 if len(self._buffer) < end:
                     break

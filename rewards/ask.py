@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from typing import Any
 
+from rewards.gate import checked_verdict
 from rewards.verified import Verified, is_verifier
 from rlhf.data import Task, Trajectory, Verdict
-from rlhf.errors import RewardError
 
 
 async def ask(part: Any, task: Task, trajectory: Trajectory) -> Verdict:
@@ -27,9 +26,4 @@ async def ask(part: Any, task: Task, trajectory: Trajectory) -> Verdict:
         said = await asyncio.to_thread(reward, task, trajectory)
     if inspect.isawaitable(said):
         said = await said
-    if isinstance(said, Verdict):
-        return said
-    if isinstance(said, int | float) and math.isfinite(said):
-        return Verdict(float(said))
-    name = getattr(part, "__name__", type(part).__name__)
-    raise RewardError("returned no finite number", where=name, got=repr(said)[:200], expected="float or Verdict")
+    return checked_verdict(said, getattr(part, "__name__", type(part).__name__))

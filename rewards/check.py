@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from rewards.base import GroupReward
+from rewards.gate import checked_verdict
 from rewards.sandboxed import Sandboxed
 from rewards.verified import is_verifier
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
 from rlhf.data.report import Report, Walk, shorten
+from rlhf.errors import RewardError
 
 _SLOW_S = 1.0
 _PER_TURN_TOLERANCE = 1e-6
@@ -149,12 +151,14 @@ class _Judge:
         self.walk.note(longest_s < slow_s, f"call: takes under {slow_s:g} s", seen, seen=seen)
 
     def _verdict(self, given: Any, during: str) -> Verdict | None:
-        value = given.value if isinstance(given, Verdict) else given
-        number = isinstance(value, int | float) and math.isfinite(value)
-        got = f"{during}: {shorten(given)}"
-        if not self.walk.note(number, "verdict: a Verdict or a number, finite", got):
+        promise = "verdict: a Verdict or a number, finite"
+        try:
+            verdict = checked_verdict(given, during)
+        except RewardError as error:
+            self.walk.note(False, promise, f"{during}: {shorten(given)}: {error.what}")
             return None
-        return given if isinstance(given, Verdict) else Verdict(float(value))
+        self.walk.note(True, promise)
+        return verdict
 
 
 async def _check_verifier(judge: _Judge, pairs: Sequence[tuple[str, str]]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
 
+from rewards.sandbox import values
 from rewards.sandbox.asserts import Assertion, parse
-from rewards.sandbox.calls import Call, call_all
+from rewards.sandbox.calls import NO_TIME, Call, Returned, call_all, program_s
 from rewards.sandbox.level import Way
 from rewards.sandbox.run import Ending, Finished, run
 from rewards.sandboxed import Sandboxed, program_of
@@ -61,7 +63,7 @@ class UnitTests(Sandboxed):
         program = program_of(trajectory.turns[-1].action.text)
         if program is None:
             return Verdict(0.0, why="no Python block")
-        wrong = await self._wrong(program, tests, self.way(where))
+        wrong = await self._wrong(program, tests, await asyncio.to_thread(self.way, where))
         n_passed, n = sum(not why for why in wrong), tests.n
         value = n_passed / n if self.score == "share" else float(n_passed == n)
         first = next((why for why in wrong if why), "")
@@ -80,21 +82,34 @@ class UnitTests(Sandboxed):
         calls = [call for test in tests.functions for call in test.calls]
         if calls:
             returned = await call_all(program, calls, self.bounds, way, stop_early=self.score == "all")
-            for test in tests.functions:
-                mine, returned = returned[: len(test.calls)], returned[len(test.calls) :]
-                why = next((one.wrong for one in mine if one.wrong), "")
-                values = [one.value for one in mine]
-                if not why and not test.holds(values):
-                    why = f"returned {_shown(values)}"
-                wrong.append(f"{test.text}: {why}" if why else "")
+            wrong += await _compared(tests.functions, returned)
         return wrong
 
     async def _case(self, program: str, case: tuple[str, str], way: Way) -> str:
         typed, expected = case
+        left_s = program_s(self.wall_s)
+        if not left_s:
+            return f"input {typed[:80]!r}: {NO_TIME}"
+        bounds = replace(self.bounds, wall_s=left_s)
         files = {"main.py": program.encode(errors="replace")}
         command = ("python", "main.py")
-        finished = await run(command, stdin=typed.encode(), files=files, bounds=self.bounds, way=way)
+        finished = await run(command, stdin=typed.encode(), files=files, bounds=bounds, way=way)
         return _why(finished, typed, expected)
+
+
+async def _compared(tests: Sequence[_Returns | Assertion], returned: Sequence[Returned]) -> list[str]:
+    """Return for each test why it is failed, or an empty text."""
+    wrong, open_tests, rest = [], {}, list(returned)
+    for i, test in enumerate(tests):
+        mine, rest = rest[: len(test.calls)], rest[len(test.calls) :]
+        wrong.append(next((one.wrong for one in mine if one.wrong), ""))
+        if not wrong[i]:
+            kind, wanted = ("returns", test.expected) if isinstance(test, _Returns) else ("assert", test.text)
+            open_tests[i] = (kind, wanted, [one.coded for one in mine])
+    found = await values.compare(list(open_tests.values())) if open_tests else []
+    for i, why in zip(open_tests, found or ["returned what takes too long to compare"] * len(open_tests), strict=True):
+        wrong[i] = why
+    return [f"{test.text}: {why}" if why else "" for test, why in zip(tests, wrong, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -104,12 +119,6 @@ class _Returns:
     text: str
     calls: tuple[Any, ...]
     expected: Any
-
-    def holds(self, values: Sequence[Any]) -> bool:
-        try:
-            return bool(_as_json(values[0]) == self.expected)
-        except (TypeError, RecursionError):  # it is nothing that JSON could hold
-            return False
 
 
 @dataclass(frozen=True)
@@ -177,22 +186,6 @@ def _why(finished: Finished, typed: str, expected: str) -> str:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-def _shown(values: Sequence[Any]) -> str:
-    try:
-        return ", ".join(map(repr, values))[:200]
-    except RecursionError:
-        return "what is too deep to show"
-
-
-def _as_json(value: Any) -> Any:
-    """Return a plain value as it would be written as JSON, where a tuple is a list."""
-    if isinstance(value, list | tuple):
-        return [_as_json(inner) for inner in value]
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else json.dumps(key): _as_json(v) for key, v in value.items()}
-    return value
 
 
 def _no_tests(where: str, got: str, hint: str = "") -> RewardError:

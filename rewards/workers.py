@@ -24,10 +24,12 @@ from rlhf.errors import MissingPackageError, RewardError
 #: A process may take so long to be ready, and so much longer on the clock than on the processor.
 _START_LIMIT_S = 120.0
 _CLOCK_FACTOR, _CLOCK_EXTRA_S = 4.0, 2.0
+#: Bytes of one answer.
+_MOST_BYTES = 64 * 2**20
 
 
 class TooSlow(Exception):
-    """A call took longer than its limit, or more memory than it may have; its process is gone."""
+    """A call took longer than its limit, or more memory than it may have, or answered too much; its process is gone."""
 
 
 class Pool:
@@ -133,7 +135,7 @@ class _Process:
             env=environment,
             start_new_session=True,  # Ctrl-C is for the run, which ends its processes itself
         )
-        self._buffer = b""
+        self._buffer = bytearray()
         if self._line(time.monotonic() + _START_LIMIT_S) != "ready":
             self.kill()
             raise RewardError("a worker process does not start", where=target, hint="run python -m rewards.worker")
@@ -160,11 +162,15 @@ class _Process:
             if left <= 0 or not select.select([descriptor], [], [], left)[0]:
                 return None
             chunk = os.read(descriptor, 65_536)
-            if not chunk:
+            if not chunk or len(self._buffer) > _MOST_BYTES:
                 return None
             self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        line, _, rest = self._buffer.partition(b"\n")
+        self._buffer = bytearray(rest)
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):  # what it answers depends on what a policy wrote
+            return None
 
     def kill(self) -> None:
         self._process.kill()

@@ -127,7 +127,6 @@ class Broken:
     [
         ([1.0], "1 verdicts"),
         (None, "None"),
-        ([1.0, float("nan")], "no finite number"),
         (ValueError("dice"), "dice"),
     ],
 )
@@ -136,6 +135,15 @@ def test_a_vote_that_fails_is_no_zero(said: Any, message: str) -> None:
     assert not group.trajectories
     assert [f.outcome for f in group.failures] == [Outcome.REWARD_ERROR] * 2
     assert all("broken" in f.message and message in f.message for f in group.failures)
+
+
+def test_one_verdict_that_is_none_is_a_failure_of_its_attempt_alone() -> None:
+    group = score(attempts("a", "b"), broken=Broken([1.0, float("nan")]))
+    assert [(t.attempt, s.total) for t, s in zip(group.trajectories, group.scores, strict=True)] == [
+        (0, 2.0)
+    ]  # at weight 2
+    assert [(f.attempt, f.outcome) for f in group.failures] == [(1, Outcome.REWARD_ERROR)]
+    assert "no finite number" in group.failures[0].message
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rewards.sandbox import values
 from rewards.sandbox.harness import decode, encode
 from rewards.sandbox.level import Way
 from rewards.sandbox.run import Bounds, Finished, run
+from rlhf.data.clock import CALL_CLOCK
+
+#: Share of the time of a reward that the programs of one answer may take together.
+_PROGRAMS_SHARE = 0.8
+#: Why a test is failed that was not begun.
+NO_TIME = "no time was left for it: the program has used up its share of limits.reward_timeout_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +53,17 @@ class Returned:
     """What came of a call.
 
     Attributes:
-        value: a plain value, made here from text; without meaning where something was wrong.
+        coded: a plain value as JSON; see `rewards.sandbox.harness.decode`.
         wrong: why there is no value; empty where there is one.
     """
 
-    value: Any = None
+    coded: str = ""
     wrong: str = ""
+
+    @property
+    def value(self) -> Any:
+        """The plain value, made anew each time; it may take long. None where something was wrong."""
+        return None if self.wrong else decode(json.loads(self.coded))
 
 
 async def call_all(
@@ -81,29 +93,30 @@ async def call_all(
         order = {"token": token, "calls": [call.coded() for call in calls[len(found) :]]}
         files = {"program.py": program.encode(errors="replace"), "harness.py": _harness()}
         stdin = json.dumps(order).encode()
-        finished = await run(("python", "harness.py"), stdin=stdin, files=files, bounds=bounds, way=way)
-        new = _returned(finished, token, len(calls) - len(found))
-        found += new
+        left_s = program_s(bounds.wall_s)
+        if not left_s:
+            return [*found, *[Returned(wrong=NO_TIME)] * (len(calls) - len(found))]
+        within = replace(bounds, wall_s=left_s)
+        finished = await run(("python", "harness.py"), stdin=stdin, files=files, bounds=within, way=way)
+        new = await values.read(finished.stdout, token, len(calls) - len(found))
+        found += [Returned(coded, wrong) for coded, wrong in new or ()]
         if len(found) < len(calls):
-            is_dead = not new
-            found.append(Returned(wrong=_how(finished)))
-            if is_dead or stop_early:
+            found.append(
+                Returned(wrong=_how(finished) if new is not None else "it returned what takes too long to read")
+            )
+            if not new or stop_early:
                 found += [Returned(wrong=found[-1].wrong)] * (len(calls) - len(found))
     return found
 
 
-def _returned(finished: Finished, token: str, n: int) -> list[Returned]:
-    """Read the lines that carry the token, as long as they are in order and whole."""
-    found: list[Returned] = []
-    for line in finished.stdout.split(b"\n"):
-        try:
-            said_token, index, said = json.loads(line)
-            if said_token != token or index != len(found) or len(found) == n:
-                continue
-            found.append(Returned(wrong=str(said["raised"])) if "raised" in said else Returned(decode(said["value"])))
-        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-            continue
-    return found
+def program_s(wall_s: float) -> float:
+    """Seconds that the next process of a program may take: `wall_s`, or less, or 0 near the end of the reward's time.
+
+    The rest of it is ours, so that a program that takes all of its own is failed and never cuts the reward short.
+    """
+    clock = CALL_CLOCK.get()
+    left_s = None if clock is None else clock.left_s(_PROGRAMS_SHARE)
+    return wall_s if left_s is None else min(wall_s, left_s)
 
 
 def _how(finished: Finished) -> str:

@@ -19,15 +19,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from rewards.sandbox.level import Level, Way
+from rlhf.data.clock import waiting_for_turn
 from rlhf.errors import RewardError
+
+_T = TypeVar("_T")
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _BEGIN = "import sys; sys.path.insert(0, {root!r}); from rewards.sandbox.warden import main; main()"
@@ -150,14 +153,28 @@ async def run(
         RewardError: a file's path leads out of the folder, or this machine has no sandbox.
     """
     given_up = threading.Event()
-    loop = asyncio.get_running_loop()
     try:
-        return await loop.run_in_executor(
-            _pool, lambda: run_blocking(program, stdin, files or {}, bounds or Bounds(), way, given_up)
-        )
+        return await in_turn(lambda: run_blocking(program, stdin, files or {}, bounds or Bounds(), way, given_up))
     except asyncio.CancelledError:
         given_up.set()
         raise
+
+
+async def in_turn(work: Callable[[], _T]) -> _T:
+    """Return what `work` returns in one of the sandbox's threads; the clock of a reward stands until its turn comes."""
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+    def working() -> _T:
+        loop.call_soon_threadsafe(begun.set)
+        return work()
+
+    future = loop.run_in_executor(_pool, working)
+    try:
+        with waiting_for_turn():
+            await begun.wait()
+        return await future
+    finally:
+        future.cancel()  # where nobody waits any more
 
 
 def run_blocking(
@@ -243,9 +260,11 @@ def _watched(order: IO[bytes], typed: IO[bytes], bounds: Bounds, way: Way, given
         os.close(control)
         os.close(said)
     told = _Told(hold)
+    begun = time.monotonic()
     try:
         _listen(warden, heard, told, bounds, given_up)
     finally:
+        is_overdue = warden.poll() is None and not told.report and not given_up.is_set()
         told.let_go()
         os.close(heard)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -255,6 +274,10 @@ def _watched(order: IO[bytes], typed: IO[bytes], bounds: Bounds, way: Way, given
         for stream in (warden.stdout, warden.stderr):
             if stream is not None:
                 stream.close()
+    if not told.report and (is_overdue or (warden.returncode < 0 and not given_up.is_set())):
+        # It runs our own few lines, so who stops it is the program, where it is the same user, or the kernel for it.
+        ending, wall_s = Ending.WALL_LIMIT if is_overdue else Ending.KILLED, time.monotonic() - begun
+        return Finished(ending, None, bytes(told.stdout), bytes(told.stderr), wall_s, 0.0, 0, way.level)
     return told.finished(way)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.data.foreign import is_from_outside, message_of, shown
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -110,7 +112,9 @@ class Walk:
             value = function(*args)
             if inspect.isawaitable(value):
                 value = await value
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
             # A stranger's part is on trial here: whatever it raises is a finding, and the walk goes on.
             self.note(False, promise, f"{during}: {describe(error)}" if during else describe(error))
             return False, None
@@ -145,7 +149,7 @@ class Walk:
 
 def describe(error: BaseException) -> str:
     """Type and message of an exception on one line, with semicolons where the message has several."""
-    text = "; ".join(" ".join(line.split()) for line in str(error).splitlines() if line.strip())
+    text = "; ".join(" ".join(line.split()) for line in message_of(error).splitlines() if line.strip())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -155,6 +159,11 @@ def counted(n: int, what: str) -> str:
 
 
 def shorten(value: object, limit: int = 100) -> str:
-    """`repr` of a value, cut to `limit` characters."""
-    text = repr(value)
+    """`repr` of a value, cut to `limit` characters; its type where it has no `repr`."""
+    try:
+        text = repr(value)
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        text = shown(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

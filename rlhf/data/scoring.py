@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlhf.data.foreign import number, shown
 from rlhf.data.trajectory import Outcome, Trajectory
 from rlhf.errors import DataError
 
@@ -30,10 +31,15 @@ class Verdict:
     per_turn: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        numbers = (self.value, *(self.per_turn or ()))
-        if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+        per_turn = () if self.per_turn is None else self.per_turn
+        if not isinstance(per_turn, tuple | list):
             raise DataError(
-                "a verdict is not a finite number", where="Verdict", got=repr(numbers), expected="finite floats"
+                "per_turn is no tuple", where="Verdict", got=shown(per_turn), expected="a number for each turn, or None"
+            )
+        odd = [x for x in (self.value, *per_turn) if number(x) is None]
+        if odd:
+            raise DataError(
+                "a verdict is not a finite number", where="Verdict", got=shown(odd[0]), expected="finite floats"
             )
 
 

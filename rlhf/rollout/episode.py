@@ -15,17 +15,19 @@ from types import MappingProxyType
 from typing import Any
 
 from agents.base import Agent, History
+from agents.gate import checked_action
 from environments.base import Environment, StepResult, properties_of
-from rlhf.data import Action, Generation, Outcome, SamplingParams, Task, Trajectory, Turn
+from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
+from rlhf.data.foreign import told
 from rlhf.errors import ContextFull, EngineError
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.forks import Branch, Head
 from rlhf.rollout.handle import EpisodePolicy, Phase, Watch
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.live import Ended, LiveEpisode
+from rlhf.rollout.live import Ended, LiveEpisode, checked
 from rlhf.rollout.players import Player
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.workers import Lanes, describe
+from rlhf.rollout.workers import CallError, InlineLane, Lanes
 
 
 def lanes_of(environment: Environment) -> Lanes:
@@ -33,7 +35,12 @@ def lanes_of(environment: Environment) -> Lanes:
     declared = properties_of(environment)
     inline = declared.inline or getattr(environment, "inline", False) is True
     limited = getattr(environment, "keeps_limits", False) is True
-    return Lanes(inline=inline, shared=not declared.thread_safe, limited=limited, name=type(environment).__name__)
+    return Lanes(
+        inline=inline,
+        shared=not declared.thread_safe,
+        limited=limited,
+        name=f"environment {type(environment).__name__}",
+    )
 
 
 async def run_episode(
@@ -127,6 +134,7 @@ class _Run:
         self._agent, self._limits, self._policy, self._watch = agent, limits, policy, watch
         self._task = replace(task, reference=None)
         self._begun, self._n_given, self._head = begun, len(task.prefix), head
+        self._lane = InlineLane(f"agent {type(agent).__name__}")
         self._shown: list[tuple[str, ...]] = []
         self._seats: list[str] = []
         self.opening = ""
@@ -182,18 +190,21 @@ class _Run:
         self._policy.begin_turn(len(self.turns), head, now.seat)
         self._watch.enter(Phase.AGENT)
         try:
-            action: Any = self._agent.act(history, self._policy)
-            if inspect.isawaitable(action):
-                action = await action
-        except Exception as error:
-            raise self._agent_ended(_engine_error(error) or error, now) from error
-        problem = _problem_of_action(action, self._policy.generations)
-        if problem:
-            raise Ended(Outcome.AGENT_ERROR, f"act: {problem}")
-        checked: Action = action
-        return replace(checked, generations=self._policy.recorded(checked.generations))
+            action: Action = await self._lane.call(self._acted, history, timeout_s=None)
+        except CallError as failed:
+            error = failed.__cause__
+            assert error is not None
+            raise self._agent_ended(_engine_error(error) or error, str(failed), now) from error
+        return replace(action, generations=self._policy.recorded(action.generations))
 
-    def _agent_ended(self, error: Exception, now: StepResult) -> Ended:
+    async def _acted(self, history: History) -> Action:
+        """Ask the agent. Raises AgentError where it answers what is no action."""
+        action: Any = self._agent.act(history, self._policy)
+        if inspect.isawaitable(action):
+            action = await action
+        return checked_action(action, self._policy.generations)
+
+    def _agent_ended(self, error: BaseException, said: str, now: StepResult) -> Ended:
         if isinstance(error, ContextFull):
             if self._policy.generations:  # the turn has begun: what was sampled for it is the policy's doing
                 sampled = self._policy.recorded(self._policy.generations)
@@ -201,8 +212,8 @@ class _Run:
                 self._add(Turn(action, error.what, state_key=now.state_key, valid=False), now)
             return Ended(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
         if isinstance(error, EngineError):
-            return Ended(Outcome.ENGINE_ERROR, describe(error))
-        return Ended(Outcome.AGENT_ERROR, f"act: {describe(error)}")
+            return Ended(Outcome.ENGINE_ERROR, str(error))
+        return Ended(Outcome.AGENT_ERROR, f"act: {said}")
 
     async def _take(self, live: LiveEpisode, action: Action, now: StepResult) -> StepResult:
         if action.error is not None:
@@ -231,7 +242,8 @@ async def _do(live: LiveEpisode, action: Action) -> StepResult:
             break
         after = await live.step(part)
         reply = f"{now.reply}\n{after.reply}"
-        now = replace(after, reply=reply, reward=now.reward + after.reward, valid=now.valid and after.valid)
+        joined = replace(after, reply=reply, reward=now.reward + after.reward, valid=now.valid and after.valid)
+        now = checked(joined, "step")
     return now
 
 
@@ -251,7 +263,7 @@ async def _release(engine: RolloutEngine, session: str, limits: Limits, notes: l
         async with asyncio.timeout(limits.step_timeout_s):
             await engine.release(session)
     except Exception as error:  # the episode is over; the reader is told
-        notes.append(f"engine.release: {describe(error)}")
+        notes.append(f"engine.release: {told(error)}")
 
 
 def _engine_error(error: BaseException | None) -> EngineError | None:
@@ -260,21 +272,3 @@ def _engine_error(error: BaseException | None) -> EngineError | None:
         return error
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error.__cause__,)
     return next((found for e in inner if (found := _engine_error(e))), None)
-
-
-def _problem_of_action(action: object, sampled: Sequence[Generation]) -> str:
-    """Say what is wrong with what an agent returned; empty if nothing is."""
-    if not isinstance(action, Action):
-        return f"returned {type(action).__name__}, expected rlhf.data.Action"
-    if not isinstance(action.text, str) or not isinstance(action.error, str | None):
-        return "Action.text is no text, or Action.error neither text nor None"
-    if not isinstance(action.parts, tuple) or not all(isinstance(part, str) for part in action.parts):
-        return "Action.parts is no tuple of texts"
-    notes = action.notes
-    if not isinstance(notes, Mapping) or not all(isinstance(x, str) for pair in notes.items() for x in pair):
-        return "Action.notes is no mapping of texts to texts"
-    kept = {id(g) for g in action.generations}
-    lost = sum(id(g) not in kept for g in sampled)
-    if lost:
-        return f"{lost} of {len(sampled)} generations are missing from Action.generations; nothing would train on them"
-    return ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from agents.base import Agent
 from environments.base import Environment, most_at_once
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
+from rlhf.rollout.blocking import Watchdog
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.episode import lanes_of, run_episode
 from rlhf.rollout.forks import Branch, parted
@@ -280,8 +281,10 @@ async def _in_order(
 
 @asynccontextmanager
 async def _reporting(board: _Board, on_progress: OnProgress | None) -> AsyncIterator[None]:
+    """Say what is going on some times a second, and beside the loop who holds it up."""
     if on_progress is None:
-        yield
+        with Watchdog():
+            yield
         return
 
     async def report() -> None:
@@ -291,7 +294,8 @@ async def _reporting(board: _Board, on_progress: OnProgress | None) -> AsyncIter
 
     reporter = asyncio.create_task(report())
     try:
-        yield
+        with Watchdog():
+            yield
     finally:
         reporter.cancel()
         await asyncio.gather(reporter, return_exceptions=True)

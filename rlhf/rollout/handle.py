@@ -11,6 +11,7 @@ from typing import Any
 
 from agents.base import Reply
 from rlhf.data import Finish, Generation, Message, Prompt, SamplingParams
+from rlhf.data.foreign import shown
 from rlhf.data.generation import joined
 from rlhf.errors import AgentError, ContextFull, EngineError, boundary
 from rlhf.rollout.engine import RolloutEngine
@@ -99,6 +100,14 @@ class EpisodePolicy:
                 expected=f"at most {self._limits.max_calls} (limits.max_calls)",
                 hint="let it decide after fewer calls, or raise limits.max_calls",
             )
+        _check_call(messages, max_tokens, role)
+        if too_long := self._too_long(messages):
+            raise ContextFull(
+                "a message is longer than the context",
+                where=self._session,
+                got=f"{len(too_long.content)} characters for {self._context} tokens",
+                hint="let the environment cut what it shows, or raise limits.max_context",
+            )
         prompt = self._renderer.prompt(messages, tools, role)
         pieces = self._kept(prompt, call)
         if not pieces or self._goes_on(call):
@@ -112,8 +121,19 @@ class EpisodePolicy:
         return Reply(self._renderer.reply_text(generation.token_ids), generation)
 
     def n_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of the prompt that `messages` make."""
+        """Length of the prompt that `messages` make; one more than the context where a message alone is longer."""
+        if self._too_long(messages):
+            return self._context + 1
         return len(self._renderer.prompt(messages).token_ids)
+
+    @property
+    def _context(self) -> int:
+        return context_of(self._player.engine, self._limits)
+
+    def _too_long(self, messages: Sequence[Message]) -> Message | None:
+        """A message that is longer than the context; it would be tokenised for minutes only to be refused."""
+        written = (m for m in messages if m.token_ids is None)
+        return next((m for m in written if self._renderer.exceeds(m.content, self._context)), None)
 
     def _goes_on(self, call: int) -> bool:
         """Whether this is the call that is answered as it was up to a place within."""
@@ -148,13 +168,32 @@ class EpisodePolicy:
         return await sampled(self._player.engine, prompt, sampling, self._session)
 
 
+def _check_call(messages: Sequence[Message], max_tokens: object, role: object) -> None:
+    """Raise AgentError where an agent asks with what is no message, number or role."""
+    odd = next((m for m in messages if type(m) is not Message or type(m.content) is not str), None)
+    if odd is not None:
+        problem, got = "is no Message of text", shown(odd)
+    elif max_tokens is not None and type(max_tokens) is not int:
+        problem, got = "max_tokens is no whole number", shown(max_tokens)
+    elif type(role) is not str:
+        problem, got = "role is no text", shown(role)
+    else:
+        return
+    raise AgentError(f"the agent asks the policy with what it cannot be asked: {problem}", where="generate", got=got)
+
+
+def context_of(engine: RolloutEngine, limits: Limits) -> int:
+    """Tokens of prompt and generation together."""
+    return min(engine.max_context, limits.max_context or engine.max_context)
+
+
 def bounded(limit: int, prompt: Prompt, engine: RolloutEngine, limits: Limits, session: str) -> int:
     """Return how many tokens may be sampled after `prompt`: `limit`, or fewer where the context ends before.
 
     Raises:
         ContextFull: not even one.
     """
-    context = min(engine.max_context, limits.max_context or engine.max_context)
+    context = context_of(engine, limits)
     room = context - len(prompt.token_ids)
     if room < 1:
         raise ContextFull(

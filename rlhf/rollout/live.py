@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import threading
-from dataclasses import replace
-from numbers import Real
+from collections.abc import Callable
 from typing import Any
 
 from environments.base import CallHung, Environment, StepResult
+from environments.gate import checked_result
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.rollout.limits import Limits
@@ -37,7 +36,8 @@ class LiveEpisode:
 
     def __init__(self, environment: Environment, task: Task, limits: Limits, lane: Lane) -> None:
         self._environment, self._task, self._limits, self._lane = environment, task, limits, lane
-        self._episode: Any = None
+        self._step: Callable[[str], Any] | None = None
+        self._close: Callable[[], Any] | None = None
         self._closed = False
         self._lock = threading.Lock()
         self._late: asyncio.Task[None] | None = None
@@ -45,24 +45,20 @@ class LiveEpisode:
     async def start(self) -> StepResult:
         """Begin the attempt and return its opening. Raises Ended."""
         opening = await self._call("start", self._begin, timeout_s=self._limits.start_timeout_s)
-        missing = [name for name in ("step", "close") if not callable(getattr(self._episode, name, None))]
-        if missing:
-            got = f"{type(self._episode).__name__} without {' and '.join(missing)}"
-            raise Ended(Outcome.ENV_ERROR, f"start: returned {got}; an episode has opening, step and close")
         return checked(opening, "opening")
 
     async def step(self, action: str) -> StepResult:
         """Do one action. Raises Ended."""
-        result = await self._call("step", self._episode.step, action, timeout_s=self._limits.step_timeout_s)
+        assert self._step is not None
+        result = await self._call("step", self._step, action, timeout_s=self._limits.step_timeout_s)
         return checked(result, "step")
 
     async def close(self, notes: list[str]) -> None:
         """Free the episode and its lane; what goes wrong is noted, for the episode is over."""
         with self._lock:
-            self._closed = True
+            self._closed, close = True, self._close
         try:
-            close = getattr(self._episode, "close", None)
-            if callable(close):
+            if close is not None:
                 await self._call("close", close, timeout_s=self._limits.step_timeout_s)
         except Ended as ended:
             notes.append(ended.detail)
@@ -74,13 +70,18 @@ class LiveEpisode:
         episode: Any = self._environment.start(self._task)
         if inspect.isawaitable(episode):
             episode = await episode
+        step, close = (getattr(episode, name, None) for name in ("step", "close"))
         with self._lock:
             late = self._closed
             if not late:
-                self._episode = episode
-        if late and callable(getattr(episode, "close", None)):
+                self._step, self._close = step, close if callable(close) else None
+        if late and callable(close):
             # A task of its own: this one has been cancelled and would not get past its next await.
-            self._late = asyncio.get_running_loop().create_task(_close(episode))
+            self._late = asyncio.get_running_loop().create_task(_close(close))
+        missing = [name for name, one in (("step", step), ("close", close)) if not callable(one)]
+        if missing:
+            got = f"{type(episode).__name__} without {' and '.join(missing)}"
+            raise EnvError(f"returned {got}; an episode has opening, step and close")
         return getattr(episode, "opening", None)
 
     async def _call(self, name: str, function: Any, *args: Any, timeout_s: float) -> Any:
@@ -95,37 +96,15 @@ class LiveEpisode:
             raise Ended(Outcome.ENV_ERROR, str(error)) from error
 
 
-async def _close(episode: Any) -> None:
-    done = episode.close()
+async def _close(close: Callable[[], Any]) -> None:
+    done = close()
     if inspect.isawaitable(done):
         await done
 
 
 def checked(result: object, where: str) -> StepResult:
-    """Return `result` with plain Python numbers. Raises Ended where an environment answers something else."""
-    if not isinstance(result, StepResult):
-        got = type(result).__name__
-        raise Ended(Outcome.ENV_ERROR, f"{where}: got {got}, expected environments.base.StepResult")
-    actions = result.admissible_actions
-    problems = {
-        "reply is no text": not isinstance(result.reply, str),
-        "reward is no finite number": not _is_finite(result.reward),
-        "state_key is neither text nor None": not isinstance(result.state_key, str | None),
-        "seat is no text": not isinstance(result.seat, str),
-        "admissible_actions is no tuple of texts": not isinstance(actions, tuple | list)
-        or not all(isinstance(a, str) for a in actions),
-    }
-    found = [problem for problem, is_so in problems.items() if is_so]
-    if found:
-        raise Ended(Outcome.ENV_ERROR, f"{where}: {'; '.join(found)}: {str(result)[:300]}")
-    return replace(
-        result,
-        reward=float(result.reward),
-        terminated=bool(result.terminated),
-        truncated=bool(result.truncated),
-        admissible_actions=tuple(actions),
-    )
-
-
-def _is_finite(number: object) -> bool:
-    return isinstance(number, Real) and math.isfinite(number)
+    """Return `result` with plain Python types. Raises Ended where an environment answers something else."""
+    try:
+        return checked_result(result, where)
+    except EnvError as error:
+        raise Ended(Outcome.ENV_ERROR, str(error)) from error

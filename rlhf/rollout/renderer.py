@@ -31,6 +31,10 @@ _PROBE = (Message(Role.USER, "x"), Message(Role.ASSISTANT, _MARKER))
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _DEFUSED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _THINK, _THINK_END = "<think>", "</think>"
+#: Texts up to so many characters for each token that there is room for are tokenised without a look before.
+_TOLD_AT_ONCE = 4
+#: Characters of which the tokens are counted at a time, and tokens forgiven for the cut.
+_PIECE, _FORGIVEN = 8192, 16
 
 
 class Renderer:
@@ -105,6 +109,20 @@ class Renderer:
             ids += sampled
             ids += self._glue(tuple(messages[reply + 1 : following]), ended_by)
         return Prompt(tuple(ids), self.stop_ids, role if role in self._adapters else "")
+
+    def exceeds(self, text: str, n: int) -> bool:
+        """Whether a text has more than `n` tokens for sure, found without reading more of it than it takes to tell.
+
+        Pieces are counted apart, some tokens of each forgiven for where it is cut.
+        """
+        if len(text) <= _TOLD_AT_ONCE * n:
+            return False
+        found = 0
+        for start in range(0, len(text), _PIECE):
+            found += max(0, len(self._encode(self._defused(text[start : start + _PIECE]))) - _FORGIVEN)
+            if found > n:
+                return True
+        return False
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` for reading and parsing: control tokens are left out, `<think>` and `</think>` are kept."""

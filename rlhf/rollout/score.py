@@ -12,12 +12,15 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, cast
 
 from rewards.base import GroupReward
+from rewards.gate import checked_verdict, total_of
 from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory, Verdict
+from rlhf.data.clock import CALL_CLOCK, Clock
+from rlhf.data.foreign import shown
 from rlhf.errors import DataError, EnvError, RewardError, TrainingError
+from rlhf.rollout.blocking import Watchdog
 from rlhf.rollout.group import RETRYABLE
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.watch import Watch
@@ -61,8 +64,8 @@ async def score_group(
     An async reward runs on the present event loop. A plain one runs in a worker thread, one call at a time, unless it
     has the attribute `inline = True`, by which it says that it is quick and cannot hang. A reward with a method
     `over_group` judges all attempts in one call, those left out that ended by the failure of a part; when that call
-    fails, all of them are failures of the reward. A reward that is watched is asked in the same way, and where it
-    fails, the attempt counts without it.
+    fails, all of them are failures of the reward, and where one of its verdicts is none, that attempt is. A reward that
+    is watched is asked in the same way, and where it fails, the attempt counts without it.
 
     Args:
         task: with its reference, for the rewards.
@@ -84,8 +87,9 @@ async def score_group(
     lanes = Lanes(shared=True, name="reward")
     scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
     try:
-        shared = await scorer.together(trajectories)
-        judged = await asyncio.gather(*map(scorer.judge, trajectories, shared))
+        with Watchdog():
+            shared = await scorer.together(trajectories)
+            judged = await asyncio.gather(*map(scorer.judge, trajectories, shared))
     finally:
         await lanes.close()
     pairs = [(t, s) for t, s in zip(trajectories, judged, strict=True) if isinstance(s, Score)]
@@ -184,7 +188,10 @@ class _Scorer:
                 errors[name] = str(error)
             else:
                 (parts if weighted.watch is None else watched)[name] = verdict
-        score = _total(parts, self.rewards, len(trajectory.turns))
+        try:
+            score = _total(parts, self.rewards, len(trajectory.turns))
+        except RewardError as error:
+            return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error))
         return replace(score, watched=watched, watch_errors=errors)
 
     async def _verdict(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict:
@@ -194,7 +201,7 @@ class _Scorer:
         if found is not None:
             return found
         said = await self._call(weighted, weighted.reward, trajectory)
-        return _checked(said, len(trajectory.turns), f"reward {weighted.name}")
+        return checked_verdict(said, f"reward {weighted.name}", len(trajectory.turns))
 
     async def _over_group(
         self, weighted: Weighted, trajectories: Sequence[Trajectory]
@@ -202,47 +209,35 @@ class _Scorer:
         where = f"reward {weighted.name}.over_group"
         try:
             said = await self._call(weighted, cast(GroupReward, weighted.reward).over_group, trajectories)
-            if not isinstance(said, list | tuple) or len(said) != len(trajectories):
-                got = f"{len(said)} verdicts" if isinstance(said, list | tuple) else repr(said)[:200]
+            if type(said) not in (list, tuple) or len(said) != len(trajectories):
+                got = f"{len(said)} verdicts" if type(said) in (list, tuple) else shown(said)
                 raise RewardError(
                     "does not judge every attempt", where=where, got=got, expected=f"{len(trajectories)} verdicts"
                 )
-            return [_checked(v, len(t.turns), where) for v, t in zip(said, trajectories, strict=True)]
         except RewardError as error:
             return [error] * len(trajectories)
+        return [_verdict_or_error(v, where, len(t.turns)) for v, t in zip(said, trajectories, strict=True)]
 
     async def _call(self, weighted: Weighted, method: Any, argument: Any) -> Any:
         is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(type(method).__call__)
-        lane = InlineLane() if is_async or getattr(weighted.reward, "inline", False) is True else self.threads
+        where, clock = f"reward {weighted.name}", Clock(self.timeout_s)
+        before = CALL_CLOCK.set(clock)
         try:
-            return await lane.call(method, self.task, argument, timeout_s=self.timeout_s)
+            if is_async or getattr(weighted.reward, "inline", False) is True:
+                lane = InlineLane(where)
+                return await lane.call(method, self.task, argument, timeout_s=self.timeout_s, clock=clock)
+            return await self.threads.call(method, self.task, argument, timeout_s=self.timeout_s)
         except (CallTimeout, CallError, EnvError) as error:
-            raise RewardError(str(error), where=f"reward {weighted.name}") from error
+            raise RewardError(str(error), where=where) from error
+        finally:
+            CALL_CLOCK.reset(before)
 
 
-def _checked(said: Any, n_turns: int, where: str) -> Verdict:
-    """Return `said` as a verdict. Raises RewardError."""
-    if isinstance(said, Real) and math.isfinite(said):
-        return Verdict(float(said))
-    if not isinstance(said, Verdict):
-        raise RewardError("returned no finite number", where=where, got=repr(said)[:200], expected="float or Verdict")
-    if said.per_turn is None:
-        return said
-    if len(said.per_turn) != n_turns:
-        raise RewardError(
-            "per_turn does not match the turns",
-            where=where,
-            got=f"{len(said.per_turn)} values",
-            expected=f"{n_turns} values",
-        )
-    if n_turns and not math.isclose(math.fsum(said.per_turn), said.value, rel_tol=1e-6, abs_tol=1e-9):
-        raise RewardError(
-            "per_turn does not sum to the value",
-            where=where,
-            got=f"{math.fsum(said.per_turn):g}",
-            expected=f"{said.value:g}",
-        )
-    return said
+def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | RewardError:
+    try:
+        return checked_verdict(said, where, n_turns)
+    except RewardError as error:
+        return error
 
 
 def _earned(verdict: Verdict, n_given: int) -> Verdict:
@@ -250,7 +245,7 @@ def _earned(verdict: Verdict, n_given: int) -> Verdict:
     if not n_given or verdict.per_turn is None:
         return verdict
     per_turn = (0.0,) * n_given + verdict.per_turn[n_given:]
-    return replace(verdict, value=math.fsum(per_turn), per_turn=per_turn)
+    return replace(verdict, value=total_of(per_turn, "the turns that were not given"), per_turn=per_turn)
 
 
 def _total(parts: Mapping[str, Verdict], rewards: Mapping[str, Weighted], n_turns: int) -> Score:
@@ -261,5 +256,6 @@ def _total(parts: Mapping[str, Verdict], rewards: Mapping[str, Weighted], n_turn
             turns = [turn + weight * x for turn, x in zip(turns, verdict.per_turn, strict=True)]
         elif turns:
             turns[-1] += weight * verdict.value
-    total = math.fsum(rewards[name].weight * verdict.value for name, verdict in parts.items())
-    return Score(parts, tuple(turns), total)
+    weighted, where = (rewards[name].weight * verdict.value for name, verdict in parts.items()), "the weighted rewards"
+    total_of(tuple(turns), where)  # that of each turn may overflow where the total does not
+    return Score(parts, tuple(turns), total_of(tuple(weighted), where))

@@ -21,16 +21,19 @@ import asyncio
 import inspect
 import itertools
 import threading
-import traceback
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from threading import get_ident
 from time import monotonic
 from types import CoroutineType
 from typing import Any
 from weakref import WeakSet
 
 from environments.base import CALL_LIMIT_S
-from rlhf.errors import EnvError, RlhfError
+from rlhf.data.clock import Clock
+from rlhf.data.foreign import is_from_outside, told
+from rlhf.errors import EnvError
+from rlhf.rollout.blocking import ON_LOOP
 
 #: How long a thread whose call was cancelled may take to show that it is free.
 GRACE_S = 0.5
@@ -51,63 +54,127 @@ class CallError(Exception):
     """A call raised; the message says what and where, the cause is what was raised."""
 
 
-def describe(error: BaseException) -> str:
-    """Kind, message and place of an exception, on as few lines as it has."""
-    if isinstance(error, RlhfError):
-        return str(error)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
-
-
 class InlineLane:
-    """Calls on the present event loop. A call that blocks, blocks everything; one that awaits is limited."""
+    """Calls on the present event loop. A call that blocks, blocks everything; one that awaits is limited.
 
-    async def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+    Args:
+        name: of what is called, for the caution about a call that blocks; see `rlhf.rollout.blocking`.
+    """
+
+    def __init__(self, name: str = "an inline part") -> None:
+        self.name = name
+
+    async def call(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float | None, clock: Clock | None = None
+    ) -> Any:
         """Return what `function` returns or awaits. Raises CallTimeout, CallError.
 
-        A clock is set only where something is waited for: setting it takes as long as a short step.
+        A clock is set only where something is waited for: setting it takes as long as a short step. One that is given
+        has the same limit, and may stand for a while.
         """
-        begun = monotonic()
+        begun, waiting, waits_for = monotonic(), None, None
+        thread = get_ident()
+        ON_LOOP[thread] = (self.name, begun)
         try:
             value = function(*args)
-            if type(value) is CoroutineType and not value.cr_suspended:
-                try:
-                    waits_for = value.send(None)
-                except StopIteration as end:
-                    return end.value
-                value = _Begun(value, waits_for)
-            elif not inspect.isawaitable(value):
-                return value
-        except (Exception, SystemExit) as error:
-            raise CallError(describe(error)) from error
-        try:
-            async with asyncio.timeout(begun + timeout_s - monotonic()):
-                return _unwrap(await _settle(lambda: value, (), (Exception, SystemExit)))
-        except TimeoutError:
-            raise CallTimeout(f"no answer within {timeout_s:g} s") from None
+            waiting = _coroutine_of(value)
+            if waiting is not None:
+                waits_for = waiting.send(None)
+        except BaseException as error:
+            if waiting is None or type(error) is not StopIteration:
+                if is_from_outside(error):
+                    raise
+                raise CallError(told(error)) from error
+            waiting, value = None, error.value
+        finally:
+            ON_LOOP[thread] = None
+        if waiting is None:
+            is_late = timeout_s is not None and monotonic() - begun > timeout_s
+        else:
+            clock = clock or Clock(timeout_s, begun)
+            try:
+                async with clock.running():
+                    value = _unwrap(await _caught(_Begun(waiting, waits_for, self.name)))
+                is_late = clock.is_over()
+            except TimeoutError:
+                is_late = True
+        if is_late:
+            raise CallTimeout(f"no answer within {timeout_s:g} s")
+        return value
 
     async def leave(self) -> None:
         """Do nothing: there is no thread."""
 
 
-class _Begun:
-    """A coroutine that waits for something already; to await this is to go on with it."""
+def _coroutine_of(value: Any) -> CoroutineType[Any, Any, Any] | None:
+    """Return a coroutine that has not begun and gives what `value` gives to who awaits it; None for a plain value."""
+    if type(value) is CoroutineType and not value.cr_suspended:
+        return value
+    if not inspect.isawaitable(value):
+        return None
 
-    def __init__(self, coroutine: CoroutineType[Any, Any, Any], waits_for: Any) -> None:
-        self._coroutine, self._waits_for = coroutine, waits_for
+    async def awaits() -> Any:
+        return await value
+
+    coroutine = awaits()
+    assert isinstance(coroutine, CoroutineType)
+    return coroutine
+
+
+class _Begun:
+    """A coroutine that waits for something already; to await this is to go on with it.
+
+    One that is cancelled may await a little longer to clean up, and is left where it does not end.
+    """
+
+    def __init__(self, coroutine: CoroutineType[Any, Any, Any], waits_for: Any, name: str) -> None:
+        self._coroutine, self._waits_for, self._name = coroutine, waits_for, name
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_overdue = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        while True:
-            try:
+        task, thread = asyncio.current_task(), get_ident()
+        n_before = task.cancelling() if task is not None else 0
+        try:
+            while True:
+                error: BaseException | None = None
+                sent = None
                 try:
                     sent = yield self._waits_for
-                except BaseException as error:
-                    self._waits_for = self._coroutine.throw(error)
-                else:
-                    self._waits_for = self._coroutine.send(sent)
-            except StopIteration as end:
-                return end.value
+                except BaseException as thrown:
+                    error = thrown
+                    if task is not None and task.cancelling() > n_before:
+                        self._ask_to_end(task, n_before, error)
+                ON_LOOP[thread] = (self._name, monotonic())
+                try:
+                    if error is not None:
+                        self._waits_for = self._coroutine.throw(error)
+                    else:
+                        self._waits_for = self._coroutine.send(sent)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    ON_LOOP[thread], error = None, None  # which holds this frame
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _ask_to_end(self, task: asyncio.Task[Any], n_before: int, error: BaseException) -> None:
+        """Set a limit to a coroutine that is told of its cancellation; leave it where that is over."""
+        if self._is_overdue:
+            task.uncancel()
+            with suppress(Exception, asyncio.CancelledError, SystemExit):
+                self._coroutine.close()
+            raise error
+
+        def overdue() -> None:
+            self._timer = None
+            if task.cancelling() > n_before:  # else it was a limit of its own that ended a part of it
+                self._is_overdue = True
+                task.cancel()
+
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GRACE_S, overdue)
 
 
 class LimitedLane:
@@ -117,7 +184,7 @@ class LimitedLane:
         """Return what `function` returns or awaits, told its limit by `CALL_LIMIT_S`. Raises CallError."""
         before = CALL_LIMIT_S.set(timeout_s)
         try:
-            return _unwrap(await _settle(function, args, (Exception, SystemExit)))
+            return _unwrap(await _caught(_settle(function, args)))
         finally:
             CALL_LIMIT_S.reset(before)
 
@@ -190,7 +257,7 @@ class Lanes:
         if self.limited:
             return LimitedLane()
         if self.inline:
-            return InlineLane()
+            return InlineLane(self.name)
         return _SharedLane(self._shared) if self._shared is not None else ThreadLane(self.name)
 
     async def close(self) -> None:
@@ -214,9 +281,9 @@ class _Worker:
         self._thread = threading.Thread(target=self._serve, name=f"{name}-{next(_numbers)}", daemon=True)
         self._thread.start()
 
-    async def run(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> _Settled:
+    async def run(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> _Caught:
         """Run one call in the thread. Raises CallTimeout."""
-        future = asyncio.run_coroutine_threadsafe(_settle(function, args, (BaseException,)), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_caught(_settle(function, args)), self._loop)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(future)
@@ -255,22 +322,31 @@ class _Worker:
             self._loop.close()
 
 
-_Settled = tuple[Any, BaseException | None]
+_Caught = tuple[Any, CallError | None]
 
 
-async def _settle(
-    function: Callable[..., Any], args: tuple[Any, ...], caught: tuple[type[BaseException], ...]
-) -> _Settled:
-    """Return result and error as values, so that an error of the called code is never taken for one of ours."""
+async def _settle(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    value = function(*args)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _caught(awaited: Awaitable[Any]) -> _Caught:
+    """Return result and error as values, so that an error of the called code is never taken for one of ours.
+
+    The error is put into words where the call ran: its message may take as long as a call.
+    """
     try:
-        value = function(*args)
-        return (await value if inspect.isawaitable(value) else value), None
-    except caught as error:
-        return None, error
+        return await awaited, None
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        failed = CallError(told(error))
+        failed.__cause__ = error
+        return None, failed
 
 
-def _unwrap(settled: _Settled) -> Any:
-    value, error = settled
-    if error is not None:
-        raise CallError(describe(error)) from error
+def _unwrap(caught: _Caught) -> Any:
+    value, failed = caught
+    if failed is not None:
+        raise failed
     return value

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from dataclasses import replace
@@ -169,6 +170,19 @@ def test_who_no_longer_waits_ends_the_program() -> None:
 
     asyncio.run(give_up())
     until_gone(token)
+
+
+def test_who_ends_the_process_that_watches_has_ended_the_program() -> None:
+    """An ordinary user's program at `rlimits` is the same user as that process; its end is no failure of a reward."""
+    token, found = uuid.uuid4().hex, list[Finished]()
+    thread = threading.Thread(target=lambda: found.append(do(f"import time\ntime.sleep(3)  # {token}")))
+    others = set(psutil.Process().children())
+    thread.start()
+    while not (wardens := set(psutil.Process().children()) - others) or not next(iter(wardens)).children():
+        time.sleep(0.02)
+    next(iter(wardens)).kill()
+    thread.join()
+    assert [(one.ending, one.ok) for one in found] == [(Ending.KILLED, False)]
 
 
 def test_a_program_does_not_outlive_who_began_it(way: Way) -> None:

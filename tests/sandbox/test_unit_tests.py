@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import time
 import uuid
 from typing import Any
@@ -24,10 +25,25 @@ from rlhf.data import Action, Outcome, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RewardError
 from rlhf.rollout.score import Weighted, score_group
 from tests.sandbox.attacks import in_command_lines
+from tests.standing import standing
 
 BOUNDS = Bounds(cpu_s=2.0, wall_s=4.0, memory_mb=256)
 ADD = {"asserts": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(a=2, b=2) == 4"]}
 DOUBLE = {"cases": [{"stdin": f"{i}\n", "stdout": f"{2 * i}\n"} for i in range(4)]}
+
+
+def judged_in_a_group(program: str, asserts: list[str]) -> Any:
+    """The verdict of a reward under its usual time limit; awaited."""
+
+    async def verdict() -> Verdict:
+        task, reward = (
+            Task("t", reference=json.dumps({"asserts": asserts})),
+            Weighted("r", 1.0, UnitTests(score="share")),
+        )
+        group = await score_group(task, [attempt(0, program)], {"r": reward})
+        return group.scores[0].parts["r"]
+
+    return verdict()
 
 
 def judge(program: str, tests: dict[str, Any], **keys: Any) -> Verdict:
@@ -361,6 +377,32 @@ def test_values_of_floats_are_those_of_python() -> None:
     assert reached().way.level  # and it ran in a sandbox
 
 
+def collides(n: int) -> str:
+    """A program whose function gives a set of numbers of one hash, and a list of them."""
+    return f"m = (1 << 61) - 1\nmany = [i * m for i in range({n})]\ndef odd():\n    return many\ndef f():\n    return 1"
+
+
+def test_what_takes_too_long_to_compare_fails_its_tests_and_stands_nobody_in_the_way() -> None:
+    stood = standing(lambda: judged_in_a_group(collides(15_000), ["assert set(odd()) == {0}", "assert f() == 1"]))
+    assert stood.result.value == 0 and "too long" in stood.result.why
+    assert stood.longest_s < 0.2
+
+
+def test_what_takes_too_long_to_read_fails_its_tests_and_stands_nobody_in_the_way() -> None:
+    program = """
+import os, sys
+def f():
+    judge = sys._getframe(2).f_locals
+    said = '["set"' + ''.join(', %d' % (i * ((1 << 61) - 1)) for i in range(30_000)) + ']'
+    line = '["%s", 0, {"value": %s}]' % (judge["order"]["token"], said)
+    os.write(judge["channel"], line.encode() + b"\\n")
+    os._exit(0)
+"""
+    stood = standing(lambda: judged_in_a_group(program, ["assert f() == {0}"]))
+    assert stood.result.value == 0 and "too long to read" in stood.result.why
+    assert stood.longest_s < 0.2
+
+
 # --- within a group --------------------------------------------------------------------------------------------------
 
 
@@ -378,7 +420,7 @@ def test_a_group_is_scored_all_attempts_at_a_time() -> None:
     assert [score.total for score in group.scores] == [2.0, 0.0, 1.0]
 
 
-def test_a_reward_out_of_time_is_no_zero_and_leaves_no_program() -> None:
+def test_a_program_that_takes_all_of_a_rewards_time_is_wrong_and_ended() -> None:
     token = uuid.uuid4().hex
     program = (
         f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', {token!r}])"
@@ -386,9 +428,36 @@ def test_a_reward_out_of_time_is_no_zero_and_leaves_no_program() -> None:
     reward = Weighted("tests", 1.0, UnitTests(wall_s=60.0))
     task = Task("t", reference=json.dumps(ADD))
     group = asyncio.run(score_group(task, [attempt(0, program)], {"tests": reward}, timeout_s=2.0))
-    assert not group.scores
-    assert [failure.outcome for failure in group.failures] == [Outcome.REWARD_ERROR]
+    assert not group.failures and [score.total for score in group.scores] == [0.0]
     deadline = time.monotonic() + 10
     while in_command_lines(token) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not in_command_lines(token)
+
+
+@pytest.mark.parametrize("stops", ["time.sleep(60)", "while True: pass"])
+def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(stops: str) -> None:
+    """It would leave its group, and escape its low score, if that could cut the reward short."""
+    program = f"import time\ndef add(a, b):\n    if a % 2 == 0:\n        {stops}\n    return a + b"
+    reward = Weighted("tests", 1.0, UnitTests(score="share", cpu_s=9.0, wall_s=1.0))
+    task = Task("t", reference=json.dumps({"asserts": [f"assert add({i}, 2) == {i + 2}" for i in range(1, 25)]}))
+    right = "def add(a, b):\n    return a + b"
+    attempts = [attempt(0, program), attempt(1, right), attempt(2, program), attempt(3, right)]
+    group = asyncio.run(score_group(task, attempts, {"tests": reward}, timeout_s=5.0))
+    assert not group.failures
+    slow, quick = [group.scores[i].total for i in (0, 2)], [group.scores[i].total for i in (1, 3)]
+    assert quick == [1, 1] and all(1 / 24 <= total <= 12 / 24 for total in slow)
+    assert (
+        "no time was left" in group.scores[0].parts["tests"].why or "wall_limit" in group.scores[0].parts["tests"].why
+    )
+
+
+def test_waiting_for_a_core_is_not_time_of_the_reward() -> None:
+    program = "import time\ndef add(a, b):\n    time.sleep(9)"
+    reward = Weighted("tests", 1.0, UnitTests(wall_s=1.0))
+    n = 6 * (os.cpu_count() or 1)
+    group = asyncio.run(
+        score_group(Task("t", reference=json.dumps(ADD)), [attempt(i, program) for i in range(n)], {"tests": reward},
+                    timeout_s=3.0)
+    )  # fmt: skip
+    assert not group.failures and [score.total for score in group.scores] == [0.0] * n

@@ -1,0 +1,67 @@
+"""The check that every verdict of a reward passes before anything looks at it."""
+
+from __future__ import annotations
+
+import math
+
+from rlhf.data import Verdict
+from rlhf.data.foreign import cut, number, shown, slots, text
+from rlhf.errors import RewardError
+
+_EXPECTED = "a finite number, or a Verdict"
+
+
+def checked_verdict(said: object, where: str, n_turns: int | None = None) -> Verdict:
+    """Return what a reward said as a verdict of Python's own types; a reason is cut to a length that can be read.
+
+    Args:
+        said: whatever a reward has returned.
+        where: the reward.
+        n_turns: turns that it was shown; None does not look at their number and sum.
+
+    Raises:
+        RewardError: it is neither a finite number nor a Verdict of such, or the values of the turns do not fit.
+    """
+    found = slots(said, Verdict, ("value", "why", "per_turn"))
+    value, why, per_turn = found or (said, "", None)
+    total, reason = number(value), text(why)
+    if total is None:
+        raise RewardError("returned no finite number", where=where, got=shown(value), expected=_EXPECTED)
+    if reason is None:
+        raise RewardError("Verdict.why is no text", where=where, got=shown(why), expected="a str")
+    turns = None if per_turn is None else _turns(per_turn, total, where, n_turns)
+    return Verdict(total, cut(reason), turns)
+
+
+def _turns(values: object, total: float, where: str, n_turns: int | None) -> tuple[float, ...]:
+    if type(values) is not tuple and type(values) is not list:
+        raise RewardError("per_turn is no tuple", where=where, got=shown(values), expected="a number for each turn")
+    if n_turns is not None and len(values) != n_turns:
+        raise RewardError(
+            "per_turn does not match the turns",
+            where=where,
+            got=f"{len(values)} values",
+            expected=f"{n_turns} values",
+        )
+    turns = [number(value) for value in values]
+    finite = tuple(turn for turn in turns if turn is not None)
+    if len(finite) < len(turns):
+        odd = values[turns.index(None)]
+        raise RewardError("per_turn holds no finite number", where=where, got=shown(odd), expected="finite numbers")
+    together = total_of(finite, where)
+    if n_turns and not math.isclose(together, total, rel_tol=1e-6, abs_tol=1e-9):
+        raise RewardError("per_turn does not sum to the value", where=where, got=f"{together:g}", expected=f"{total:g}")
+    return finite
+
+
+def total_of(values: tuple[float, ...], where: str) -> float:
+    """Return the sum of finite numbers. Raises RewardError where that is beyond what a float holds."""
+    try:
+        total = math.fsum(values)
+    except OverflowError:
+        total = math.inf
+    if not math.isfinite(total):
+        raise RewardError(
+            "the sum is no finite number", where=where, got=", ".join(f"{x:g}" for x in values[:8]), expected=_EXPECTED
+        )
+    return total

@@ -1,0 +1,298 @@
+"""Who may end what: real cancellations end an attempt, those that a part makes up do not, and who blocks is named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from garbage import Endless
+from small_world import INLINE, THREADS, Corridor, Plain, tokenizer
+from trouble import Troubled
+
+from environments.base import StepResult
+from environments.pool import Processes
+from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
+from rlhf.rollout.blocking import ON_LOOP, Watchdog
+from rlhf.rollout.group import run_groups
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.score import Weighted, score_group
+from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.rollout.workers import CallError, CallTimeout, InlineLane
+from tests.standing import standing
+
+LIMITS = Limits(step_timeout_s=20.0, start_timeout_s=20.0, episode_timeout_s=60.0, max_retries=0)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+async def rollout(environment: Any, agent: Any = None, limits: Limits = LIMITS, n: int = 3) -> list[Trajectory]:
+    engine = ScriptedEngine(lambda text: "go north", tokenizer=tokenizer())
+    tasks = Corridor().tasks("test")[:n]
+    parts = (environment, agent or Plain(), engine, Renderer(tokenizer()), limits, SamplingParams())
+    groups = await run_groups(tasks, *parts, group_size=1, seed=1)
+    return [group[0] for group in groups]
+
+
+# --- cancellation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("properties", [INLINE, THREADS], ids=["inline", "threads"])
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "later"])
+def test_what_an_environment_raises_ends_its_attempt_and_nothing_else(error: Any, properties: Any, waits: bool) -> None:
+    async def later(environment: Any) -> None:
+        await asyncio.sleep(0.001)
+        raise error
+
+    def at_once(environment: Any) -> None:
+        raise error
+
+    environment = Troubled(properties=properties, trouble=later if waits else at_once, seeds=frozenset({1}))
+    found = asyncio.run(rollout(environment))
+    assert [t.outcome for t in found] == [Outcome.SOLVED, Outcome.ENV_ERROR, Outcome.SOLVED]
+    assert error.__name__ in found[1].detail
+
+
+def test_a_future_that_an_environment_cancels_itself_is_its_own_error() -> None:
+    async def cancels(environment: Any) -> None:
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.001, future.cancel)
+        await future
+
+    found = asyncio.run(rollout(Troubled(properties=INLINE, trouble=cancels, seeds=frozenset({1}))))
+    assert [t.outcome for t in found] == [Outcome.SOLVED, Outcome.ENV_ERROR, Outcome.SOLVED]
+
+
+@pytest.mark.parametrize("where", ["environment", "agent", "reward"])
+def test_a_real_cancellation_still_ends_everything(where: str) -> None:
+    begun = asyncio.Event()
+
+    async def waits(*_: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(60)
+
+    class Waiting(Plain):
+        async def act(self, history: Any, policy: Any) -> Any:
+            return await waits()
+
+    async def main() -> None:
+        work: Any = rollout(Troubled(properties=INLINE, trouble=waits))
+        if where == "agent":
+            work.close()
+            work = rollout(Corridor(), Waiting())
+        elif where == "reward":
+            work.close()
+            played = Trajectory("t", 0, "", (Turn(Action("a"), "b"),), Outcome.FAILED)
+            work = score_group(Task("t"), [played], {"r": Weighted("r", 1.0, waits)}, timeout_s=60.0)
+        running = asyncio.ensure_future(work)
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    started = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - started < 20
+
+
+def test_ctrl_c_in_an_inline_step_still_ends_the_run() -> None:
+    program = textwrap.dedent(
+        """
+        import asyncio, sys, time
+        sys.path[:0] = ["tests/rollout", "."]
+        from test_blocking import rollout
+        from trouble import Troubled
+        def trouble(environment):
+            print("begun", flush=True)
+            time.sleep(0.5)
+        try:
+            asyncio.run(rollout(Troubled(trouble=trouble), n=8))
+            print("went on")
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    )
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert run.stdout is not None and run.stdout.readline() == "begun\n"
+    os.kill(run.pid, signal.SIGINT)
+    said, _ = run.communicate(timeout=120)
+    assert said.splitlines()[-1] == "interrupted"
+
+
+def test_a_coroutine_that_hears_no_cancellation_is_left_behind() -> None:
+    asked = []
+
+    async def deaf() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                asked.append(1)
+
+    async def main() -> None:
+        with pytest.raises(CallTimeout, match=r"0\.05 s"):
+            await InlineLane().call(deaf, timeout_s=0.05)
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+        await asyncio.sleep(0)  # nothing of it is left to cancel this
+
+    begun = time.monotonic()
+    asyncio.run(main())
+    assert asked and time.monotonic() - begun < 10
+
+
+def test_a_limit_of_a_parts_own_is_no_cancellation() -> None:
+    async def patient() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            await asyncio.sleep(1.0)  # longer than one that is cancelled may take
+        return "done"
+
+    assert asyncio.run(InlineLane().call(patient, timeout_s=20.0)) == "done"
+
+
+def test_an_inline_call_that_comes_back_too_late_is_a_timeout() -> None:
+    with pytest.raises(CallTimeout, match=r"0\.01 s"):
+        asyncio.run(InlineLane().call(time.sleep, 0.05, timeout_s=0.01))
+
+
+def test_a_message_that_cannot_be_read_is_no_trouble() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def raises() -> None:
+        raise Mute
+
+    with pytest.raises(CallError, match="Mute: its message raises RuntimeError"):
+        asyncio.run(InlineLane().call(raises, timeout_s=1.0))
+
+
+# --- who blocks ------------------------------------------------------------------------------------------------------
+
+
+def blocked(agent: Any = None, reward: Any = None, **environment: Any) -> list[str]:
+    """The cautions of a rollout and of scoring it."""
+
+    async def main() -> None:
+        found = await rollout(Troubled(seeds=frozenset({1}), **environment), agent)
+        judge = {"r": Weighted("slow", 1.0, reward or (lambda task, t: 1.0))}
+        await score_group(Task(found[0].task_id), found[:1], judge, timeout_s=20.0)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+    assert not any(ON_LOOP.values())
+    return [str(one.message) for one in caught if "blocks the event loop" in str(one.message)]
+
+
+def sleeps(*_: Any) -> None:
+    time.sleep(2.0)
+
+
+class Pondering(Plain):
+    async def act(self, history: Any, policy: Any) -> Any:
+        action = await super().act(history, policy)
+        if history.task.seed == 1 and not history.turns:
+            time.sleep(2.0)
+        return action
+
+
+class Slow:
+    inline = True
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> float:
+        time.sleep(2.0)
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"trouble": sleeps}, "environment Troubled"),
+        ({"agent": Pondering()}, "agent Pondering"),
+        ({"reward": Slow()}, "reward slow"),
+    ],
+    ids=["environment", "agent", "reward"],
+)
+def test_an_inline_part_that_blocks_the_loop_is_named(parts: Any, name: str) -> None:
+    [caution] = blocked(**parts)
+    assert caution.startswith(f"{name} blocks the event loop") and "1 s" in caution
+
+
+def test_who_waits_or_works_in_a_thread_is_not_named() -> None:
+    async def waits(environment: Any) -> None:
+        await asyncio.sleep(1.5)
+
+    assert not blocked(trouble=waits)
+    assert not blocked(trouble=sleeps, properties=THREADS)
+
+
+def test_the_watchdog_says_it_while_the_loop_stands() -> None:
+    said: list[float] = []
+
+    async def main() -> None:
+        with Watchdog(lambda text: said.append(time.monotonic()), blocked_s=0.1):
+            await InlineLane("x").call(time.sleep, 1.0, timeout_s=None)
+
+    asyncio.run(main())
+    assert len(said) == 1 and time.monotonic() - said[0] > 0.3
+
+
+# --- what runs elsewhere ---------------------------------------------------------------------------------------------
+
+
+def long(n_bytes: int) -> Any:
+    return lambda environment: StepResult("word " * (n_bytes // 5))
+
+
+@pytest.mark.parametrize("n_mb", [10, 100])
+@pytest.mark.parametrize("properties", [INLINE, THREADS], ids=["inline", "threads"])
+def test_a_reply_beyond_all_bounds_is_an_error_and_stands_in_nobodys_way(properties: Any, n_mb: int) -> None:
+    environment = Troubled(properties=properties, trouble=long(n_mb * 2**20), seeds=frozenset({1}))
+    stood = standing(lambda: rollout(environment))
+    assert [t.outcome for t in stood.result] == [Outcome.SOLVED, Outcome.ENV_ERROR, Outcome.SOLVED]
+    assert "StepResult.reply is too long" in stood.result[1].detail
+    assert stood.longest_s < (0.2 if properties is THREADS else 2.0)  # inline, making it is on the loop
+
+
+def test_a_reply_longer_than_the_context_is_the_policys_doing_and_is_not_tokenised() -> None:
+    environment = Troubled(properties=THREADS, trouble=long(3 * 2**20), seeds=frozenset({1}))
+    stood = standing(lambda: rollout(environment, limits=replace(LIMITS, max_context=2048)))
+    assert [t.outcome for t in stood.result] == [Outcome.SOLVED, Outcome.TOKEN_LIMIT, Outcome.SOLVED]
+    assert "a message is longer than the context" in stood.result[1].detail
+    assert len(stood.result[1].turns) == 2 and stood.longest_s < 0.2
+
+
+def test_an_answer_of_a_worker_process_stands_in_nobodys_way() -> None:
+    environment = Processes(environment=Endless(properties=THREADS), n_workers=1)
+    try:
+        stood = standing(lambda: rollout(environment))
+    finally:
+        environment.close()
+    assert [t.outcome for t in stood.result] == [Outcome.SOLVED, Outcome.ENV_ERROR, Outcome.SOLVED]
+    assert "StepResult.reply is too long" in stood.result[1].detail and stood.longest_s < 0.2
+
+
+@pytest.mark.parametrize("ends", ["hangs", "closes its channel", "dies"])
+def test_the_end_of_a_worker_process_stands_in_nobodys_way(ends: str) -> None:
+    limits = replace(LIMITS, step_timeout_s=1.0, max_retries=1)
+    environment = Processes(environment=Endless(properties=THREADS, ends=ends), n_workers=2)
+    try:
+        stood = standing(lambda: rollout(environment, limits=limits))
+    finally:
+        environment.close()
+    assert [t.outcome.is_failure_of_a_part for t in stood.result] == [False, True, False]
+    assert stood.longest_s < 0.2
