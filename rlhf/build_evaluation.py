@@ -27,7 +27,7 @@ from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.evaluation_report import write_evaluation_report
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
 from rlhf.evaluation.play import Played, play_part
-from rlhf.evaluation.statistics import wilson_interval
+from rlhf.evaluation.statistics import share_interval
 from rlhf.evaluation.summary import summarize
 from rlhf.progress import RichProgress
 from rlhf.recipe.asked import Asked
@@ -118,7 +118,7 @@ class RunningProgress(RichProgress):
     def _running(self, n_solved: int, n_counted: int) -> str:
         if not n_counted:
             return ""
-        low, high = wilson_interval(n_solved / self._attempts, n_counted / self._attempts)
+        low, high = share_interval(n_solved / self._attempts, n_counted / self._attempts)
         return f"success {n_solved / n_counted:.1%} ({low:.1%} to {high:.1%})"
 
 

@@ -197,11 +197,11 @@ def _measures(values: Mapping[str, Any], splits: tuple[str, ...], n: int, limit_
 
 
 def _share(played: Played | None) -> dict[str, Any] | None:
-    from rlhf.evaluation.statistics import wilson_interval
+    from rlhf.evaluation.statistics import share_interval
 
     if played is None:
         return None
-    low, high = wilson_interval(played.n_solved, played.n)
+    low, high = share_interval(played.n_solved, played.n)
     return {
         "n": played.n,
         "n_solved": played.n_solved,

@@ -12,6 +12,7 @@ from rich.table import Table
 from rlhf.commands.fits import size_of
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
 from rlhf.commands.ready import refuse_absent_models
+from rlhf.evaluation.wording import duration_text
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -136,18 +137,12 @@ def _trial_rows(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
         name = f"trial of {stage['stage']}"
         if stage["step_s"]:
             each = ", ".join(f"{seconds:.1f}" for seconds in stage["step_s"])
-            yield name, f"{each} s for its first steps, so {_duration(stage['stage_s'])} for all, without evaluations"
+            yield name, f"{each} s for its first steps, so {duration_text(stage['stage_s'])} for all, without evaluations"
             name = ""
         if stage["peak_bytes"] is not None:
             where = "of the GPU " if measured["on_gpu"] else ""
             expected = f", {size_of(stage['estimated_bytes'])} estimated" if "estimated_bytes" in stage else ""
             yield name, f"{size_of(stage['peak_bytes'])} {where}at the highest so far{expected}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
