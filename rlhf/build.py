@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 import rlhf
 from environments.base import Environment, properties_of
@@ -44,6 +43,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import DemonstratedSampler
 from rlhf.sampling.shuffled import Shuffled
 from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
+from rlhf.terminal import CleanConsole
 from rlhf.trainers import demonstrations
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.demonstrations import Demonstration
@@ -63,7 +63,7 @@ def device() -> torch.device:
 
 
 def train(
-    recipe: Recipe, out: Path | None, *, resume: Path | None = None, console: Console | None = None
+    recipe: Recipe, out: Path | None, *, resume: Path | None = None, console: CleanConsole | None = None
 ) -> dict[str, Any]:
     """Run a recipe, or go on with the run in folder `resume`.
 
@@ -75,7 +75,7 @@ def train(
     """
     with joined(recipe) as here, run_folder(recipe, out, resume) as folder:
         here.begin(folder)
-        console = (console or Console(stderr=True)) if here.is_main else Console(quiet=True)
+        console = (console or CleanConsole(stderr=True)) if here.is_main else CleanConsole(quiet=True)
         try:
             return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console)))
         except BaseException as error:

@@ -49,8 +49,15 @@ def fork(status: int, steps: Callable[[], NoReturn]) -> int:
 
 
 def become(user: int | None) -> None:
-    """Give up the rights of root, for good, where this process has them."""
+    """Give up the rights of root, for good, where this process has them.
+
+    Where memory runs out, the kernel is to end this process first; what root says of that nobody else can undo.
+    """
     if user is not None:
+        try:
+            _write("/proc/self/oom_score_adj", "1000")
+        except OSError:
+            pass  # without /proc it is as likely as any other
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)

@@ -21,6 +21,14 @@ _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _READ_ONLY, _ATTR_NO_SUID, _ATTR_NO_DEV = 1, 2, 4
 
 
+#: Kinds of System V objects: name in /proc/sysvipc, call that removes one of an id.
+_SYSTEM_V = {
+    "shm": lambda number: _libc.shmctl(number, _REMOVE, None),
+    "sem": lambda number: _libc.semctl(number, 0, _REMOVE),
+    "msg": lambda number: _libc.msgctl(number, _REMOVE, None),
+}
+_REMOVE = 0
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -73,6 +81,32 @@ def forbid_new_privileges() -> None:
 def hide() -> None:
     """Let no other process of the same user look into this one."""
     _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def system_v(user: int, *, orphans: bool = False) -> set[tuple[str, int, int]]:
+    """Kind, id and bytes of the System V memory, semaphores and queues that `user` made and that are still there.
+
+    With `orphans` only memory whose maker has ended: of semaphores and queues the kernel does not say who made them.
+    """
+    found = set()
+    for kind in _SYSTEM_V:
+        try:
+            with open(f"/proc/sysvipc/{kind}", encoding="ascii") as file:
+                head, *rows = [line.split() for line in file]
+        except (OSError, ValueError):
+            continue  # this kernel has none
+        for row in rows:
+            values = dict(zip(head, map(int, row), strict=True))
+            is_orphan = kind == "shm" and not os.path.exists(f"/proc/{values['cpid']}")
+            if values["cuid"] == user and (is_orphan or not orphans):
+                found.add((kind, int(row[1]), values.get("size", 0)))
+    return found
+
+
+def remove_system_v(made: set[tuple[str, int, int]]) -> None:
+    """Remove these; one that is gone already, or that another user owns, is left."""
+    for kind, number, _ in made:
+        _SYSTEM_V[kind](number)
 
 
 def _call(name: str, *arguments: Any) -> None:

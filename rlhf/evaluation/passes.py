@@ -72,7 +72,9 @@ def share_of_tasks(values: Sequence[float], n_attempts: int, *, confidence: floa
     x = np.asarray(values, dtype=np.float64)
     mean = min(1.0, max(0.0, float(x.mean())))
     error = float(x.std(ddof=1)) / math.sqrt(m) if m > 1 else math.inf
-    effective = effective_n(mean * (1 - mean), error, n_attempts, m, confidence=confidence) if n_attempts > m else float(m)
+    effective = (
+        effective_n(mean * (1 - mean), error, n_attempts, m, confidence=confidence) if n_attempts > m else float(m)
+    )
     low, high = share_interval(mean * effective, effective, confidence)
     return Estimate(mean, low, high, m)
 

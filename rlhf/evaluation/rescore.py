@@ -122,8 +122,8 @@ def _judgements(group: Sequence[TrajectoryRecord], scored: ScoredGroup, against:
 def figures(judged: Sequence[Judgement], passes: float) -> dict[str, Any]:
     """Compare before and after over attempts that the reward could judge.
 
-    Means have the intervals of `mean_interval`, clustered by task, within the `usual_range` of the values. Flipped attempts are those of which one value is at least
-    `passes` and the other is not.
+    Means have the intervals of `mean_interval`, clustered by task, within the `usual_range` of the values. Flipped
+    attempts are those of which one value is at least `passes` and the other is not.
     """
     kept = [(j.record.task_id, j.before, j.after) for j in judged if j.after is not None]
     tasks, before, after = (list(column) for column in zip(*kept, strict=True)) if kept else ([], [], [])

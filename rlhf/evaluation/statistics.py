@@ -21,7 +21,7 @@ from rlhf.errors import DataError
 Floats = npt.NDArray[np.float64]
 
 #: Values that `bounded_interval` adds at either end of the range.
-_ADDED = 1.5
+_ADDED = 1.8
 #: Least design effect: few tasks may agree by chance far better than they should.
 _MIN_DEFF = 0.5
 #: Tasks whose attempts agree that a design effect is estimated with, beside those that there are.
@@ -68,11 +68,11 @@ def share_interval(successes: float, n: float, confidence: float = 0.95) -> tupl
 def bounded_interval(
     mean: float, variance: float, n: float, low: float = 0.0, high: float = 1.0, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Give the interval of the mean of values within [low, high]: Student's t, with 1.5 values more at either end.
+    """Give the interval of the mean of values within [low, high]: Student's t, with 1.8 values more at either end.
 
-    With N = n + 3, m = (n x̄ + 1.5 low + 1.5 high) / N and s² the sample variance of all N values, m ± t_{N−1} s/√N, cut
-    to the range. The values that are added stand for what so few did not show: where all n agree the plain interval has
-    no width, and where few differ it is too narrow. Kin of A. Agresti, B. A. Coull, The American Statistician 52
+    With N = n + 3.6, m = (n x̄ + 1.8 low + 1.8 high) / N and s² the sample variance of all N values, m ± t_{N−1} s/√N,
+    cut to the range. The values that are added stand for what so few did not show: where all n agree the plain interval
+    has no width, and where few differ it is too narrow. Kin of A. Agresti, B. A. Coull, The American Statistician 52
     (1998), 119-126, who add two successes and two failures, and of D. G. Bonett, R. M. Price, Journal of Educational
     and Behavioral Statistics 37 (2012), 479-488, for paired shares, both with the normal quantile.
 
@@ -172,7 +172,7 @@ def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
     least, most = 0.0, 0.0
     for value in values:
         least, most = min(least, value), max(most, value)
-    return (0.0 if least >= 0 else -1.0, 1.0) if -1 <= least and most <= 1 else None
+    return (0.0 if least >= 0 else -1.0, 1.0) if least >= -1 and most <= 1 else None
 
 
 def t_quantile(probability: float, df: float) -> float:

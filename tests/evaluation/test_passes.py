@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.evaluation.passes import pass_all_k, pass_at_k, pass_estimates, share_of_tasks
-from rlhf.evaluation.statistics import success_estimate, share_interval
+from rlhf.evaluation.statistics import share_interval, success_estimate
 
 
 def test_by_hand() -> None:

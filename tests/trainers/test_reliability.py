@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.evaluation.reliability import reliability_chart, reliability_charts
-from rlhf.evaluation.statistics import success_estimate, share_interval
+from rlhf.evaluation.statistics import share_interval, success_estimate
 from rlhf.trainers.reliability import Bin, bins_of, calibration_error, sureness, write_held_out
 
 
