@@ -54,10 +54,8 @@ def become(user: int | None) -> None:
     Where memory runs out, the kernel is to end this process first; what root says of that nobody else can undo.
     """
     if user is not None:
-        try:
+        if os.access("/proc/self/oom_score_adj", os.W_OK):
             _write("/proc/self/oom_score_adj", "1000")
-        except OSError:
-            pass  # without /proc it is as likely as any other
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)

@@ -104,8 +104,8 @@ def _own_system_v(level: str, user: int | None) -> set[tuple[str, int, int]] | N
     """Arrange that nothing of System V outlives the program: what is there before it; None where that is sure already.
 
     From `namespaces` on the program has such objects to itself. At `rlimits` root gives it and this process a namespace
-    of them; where that is refused, what the program's user made, whom nobody else is, is removed at the end. An ordinary user has
-    other programs too: memory that was made in the meantime, by a process that has ended, is taken for the program's.
+    of them. Where that is refused, what the program's user made, whom nobody else is, is removed at the end. A common
+    user has other programs too: what a process made in the meantime that has ended is taken for this program's.
     """
     if level != "rlimits":
         return None

@@ -25,7 +25,12 @@ from rlhf.commands.output import (
     quiet_libraries,
     results,
 )
-from rlhf.commands.ready import refuse_absent_engine, refuse_absent_models, refuse_absent_quantization
+from rlhf.commands.ready import (
+    refuse_absent_engine,
+    refuse_absent_models,
+    refuse_absent_quantization,
+    refuse_unreachable_models,
+)
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import no_run
 from rlhf.processes import n_here, n_wanted, take_one_gpu
@@ -87,6 +92,8 @@ def train(
         caution(told)
     refuse_absent_engine(loaded)
     refuse_absent_models(loaded)
+    if is_main:
+        refuse_unreachable_models(loaded)
     refuse_absent_quantization(loaded)
     if memory_check:
         refuse_too_large(loaded, n_wanted(), n_here())

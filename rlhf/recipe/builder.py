@@ -22,6 +22,7 @@ from pydantic.errors import PydanticUserError
 from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.kinds import kind_of, resolve, section_of_type
+from rlhf.recipe.aliases import ours
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
@@ -170,6 +171,7 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
                 got=f"{key}: {given(values[key])}",
                 expected=", ".join(keys) or "no keys at all",
                 hint=_meant_by_kind(key, values[key], keys)
+                or ours(str(key))
                 or _one_level_down(str(key), keys, base)
                 or _ELSEWHERE.get(str(key))
                 or nearest(str(key), keys)
@@ -220,7 +222,8 @@ def _refuse_of_other_kinds(
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=_one_level_down(str(key), keys, base)
+                hint=ours(str(key))
+                or _one_level_down(str(key), keys, base)
                 or f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
                 f"give all of it: {_replaced(path, 'kind: ..., ...')}",
             )

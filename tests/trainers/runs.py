@@ -41,7 +41,7 @@ BASE: Values = {
 }
 
 #: Of the log, what says how long things took.
-_CLOCK = ("time/", "memory/", "rollout/tokens_per_s", "rollout/time_s")
+_CLOCK = ("time/", "memory/", "rollout/tokens_per_s")
 
 
 @dataclass(frozen=True)
