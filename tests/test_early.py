@@ -156,7 +156,7 @@ def test_a_reward_with_a_mistake_is_told_of_before_any_update(tmp_path: Path) ->
 
 def test_a_watched_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NAME_ERROR)
-    rewards = {"environment": {"kind": "environment_return"}, "own": {"kind": "./own.py:reward", "watch": {}}}
+    rewards = {"environment": {"kind": "environment"}, "own": {"kind": "./own.py:reward", "watch": {}}}
     said: list[str] = []
     asyncio.run(try_once(load(runs.write(tmp_path, STAGES, rewards=rewards)), said.append))
     assert len(said) == 1 and "own fails" in said[0] and "facter" in said[0]
@@ -168,27 +168,34 @@ def test_a_trial_leaves_no_trace_in_a_reward(tmp_path: Path) -> None:
     assert recipe.rewards["own"].reward.seen == []
 
 
-@pytest.mark.parametrize(("broken", "said"), [("reset", "no game today"), ("step", "cannot move")])
+@pytest.mark.parametrize(("broken", "said"), [("start", "no game today"), ("step", "cannot move")])
 def test_an_environment_that_fails_is_told_of_before_anything_is_trained(
     tmp_path: Path, broken: str, said: str
 ) -> None:
-    body = {"reset": "return StepResult('Go.')", "step": "return StepResult('Gone.', terminated=True, success=True)"}
+    body = {"start": "return Episode()", "step": "return StepResult('Gone.', terminated=True, success=True)"}
     body[broken] = f"raise RuntimeError('{said}')"
     (tmp_path / "world.py").write_text(
         f"""
 from environments.base import StepResult
-from rlhf.data import Message, Role, Task
+from rlhf.data import Task
+
+
+class Episode:
+    opening = StepResult("Go.")
+
+    async def step(self, action):
+        {body["step"]}
+
+    async def close(self):
+        pass
 
 
 class World:
     def tasks(self, split):
-        return [Task(id=f"world/{{i}}", messages=(Message(Role.USER, "Go."),)) for i in range(40)]
+        return [Task(id=f"world/{{split}}/{{i}}") for i in range(40)]
 
-    def reset(self, task):
-        {body["reset"]}
-
-    def step(self, action):
-        {body["step"]}
+    def start(self, task):
+        {body["start"]}
 """
     )
     recipe = load(runs.write(tmp_path, STAGES[1:], environment={"kind": "./world.py:World"}))

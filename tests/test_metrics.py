@@ -65,7 +65,7 @@ def test_every_name_that_is_described_is_written_by_code() -> None:
         if name in texts or name in _BY_USERS or (name.endswith("/*") and name[:-2] in texts):
             return True
         found = (match for pattern in formed if (match := pattern.fullmatch(name)))
-        return name.endswith("/*") and any(True for _ in found) or any(
+        return (name.endswith("/*") and any(True for _ in found)) or any(
             all(part in texts or part.rpartition("_")[0] in texts for part in match.groups())
             for pattern in formed
             if (match := pattern.fullmatch(name))

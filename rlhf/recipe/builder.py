@@ -117,7 +117,8 @@ def build_environment(values: Any, path: str, *, base: Path) -> Any:
 def convert(annotation: Any, value: Any, path: str, *, base: Path, default: object = None) -> Any:
     """Return `value` as an object of type `annotation`, or raise RecipeError naming `path`."""
     if not holds_objects(annotation):
-        return convert_data(annotation, value, path)
+        data = convert_data(annotation, value, path)
+        return _beside(data, base) if isinstance(data, Path) else data
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         inner = convert(args[0], value, path, base=base, default=default)
@@ -160,6 +161,12 @@ def plain_part(section: str | None, part: Any) -> dict[str, Any]:
     if inspect.isroutine(part):
         return kind
     return kind | {name: plain(key.annotation, getattr(part, name)) for name, key in keys_of(type(part)).items()}
+
+
+def _beside(named: Path, base: Path) -> Path:
+    """A file or folder beside the recipe, as `./file.py` in a kind is; what is not there is named from here."""
+    there = base / named.expanduser()
+    return there.resolve() if there.exists() else named.expanduser()
 
 
 def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str, base: Path) -> None:
