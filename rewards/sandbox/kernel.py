@@ -21,12 +21,8 @@ _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _READ_ONLY, _ATTR_NO_SUID, _ATTR_NO_DEV = 1, 2, 4
 
 
-#: Kinds of System V objects: name in /proc/sysvipc, call that removes one of an id.
-_SYSTEM_V = {
-    "shm": lambda number: _libc.shmctl(number, _REMOVE, None),
-    "sem": lambda number: _libc.semctl(number, 0, _REMOVE),
-    "msg": lambda number: _libc.msgctl(number, _REMOVE, None),
-}
+#: Kinds of System V objects, as /proc/sysvipc names them, and what stands between the id and the order to remove one.
+_SYSTEM_V: dict[str, tuple[int, ...]] = {"shm": (), "sem": (0,), "msg": ()}
 _REMOVE = 0
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -106,7 +102,7 @@ def system_v(user: int, *, orphans: bool = False) -> set[tuple[str, int, int]]:
 def remove_system_v(made: set[tuple[str, int, int]]) -> None:
     """Remove these; one that is gone already, or that another user owns, is left."""
     for kind, number, _ in made:
-        _SYSTEM_V[kind](number)
+        getattr(_libc, f"{kind}ctl")(number, *_SYSTEM_V[kind], _REMOVE, None)
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -81,7 +81,7 @@ class Server:
         """The aiohttp application."""
         from aiohttp import web
 
-        @web.middleware
+        @web.middleware  # type: ignore[untyped-decorator]  # aiohttp may be absent
         async def no_pages(request: Any, handler: Any) -> Any:
             """Refuse what a page of a browser sends: it reaches this machine from wherever the page comes from."""
             if "Origin" in request.headers and request.headers["Origin"] not in self.origins:
