@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 import rlhf
 from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
 from rlhf import locks, processes
-from rlhf.build_early import check_template, refuse_without_references
+from rlhf.build_early import check_template, refuse_without_references, try_once, try_samplers
 from rlhf.build_engine import make_publisher, start_engine
 from rlhf.build_extend import extended
 from rlhf.build_guard import refuse_overlap
@@ -45,8 +44,8 @@ from rlhf.rollout.role_adapters import adapter_names
 from rlhf.rollout.score import Weighted
 from rlhf.rollout.tasks import tasks_of
 from rlhf.sampling.sampler import DemonstratedSampler
-from rlhf.sampling.shuffled import Shuffled
 from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
+from rlhf.terminal import CleanConsole
 from rlhf.trainers import demonstrations
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.demonstrations import Demonstration
@@ -66,7 +65,7 @@ def device() -> torch.device:
 
 
 def train(
-    recipe: Recipe, out: Path | None, *, resume: Path | None = None, console: Console | None = None
+    recipe: Recipe, out: Path | None, *, resume: Path | None = None, console: CleanConsole | None = None
 ) -> dict[str, Any]:
     """Run a recipe, or go on with the run in folder `resume`.
 
@@ -78,7 +77,7 @@ def train(
     """
     with joined(recipe) as here, run_folder(recipe, out, resume) as folder:
         here.begin(folder)
-        console = (console or Console(stderr=True)) if here.is_main else Console(quiet=True)
+        console = (console or CleanConsole(stderr=True)) if here.is_main else CleanConsole(quiet=True)
         try:
             return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console)))
         except BaseException as error:
@@ -122,10 +121,9 @@ async def prepare(
         check_sources(recipe)
         refuse_without_references(recipe)
         if here.is_main:
+            await try_once(recipe, progress.say)
             write_record(folder, recipe)
-    played = await play_all(recipe, folder, progress)
-    policy = await make_policy(recipe, folder, found, state, played, progress)
-    collector = await make_collector(recipe, policy, progress, folder / "engine.log")
+    policy, collector, played = await _start(recipe, folder, found, state, progress)
     keeper = make_store_keeper(recipe, folder, found)
     collector = replace(collector, agent=keeper.bound) if keeper else collector
     sinks: list[Sink] = (
@@ -162,6 +160,21 @@ async def prepare(
         store_keeper=keeper,
     )
     return run
+
+
+async def _start(
+    recipe: Recipe, folder: Path, found: Path | None, state: State, progress: RichProgress
+) -> tuple[Policy, Collector, dict[int, list[Demonstration]]]:
+    """Policy, engine and demonstrations; these last, as they take long, but where the tokenizer is made of them."""
+    waits = found is None and recipe.policy.needs_texts
+    played = await play_all(recipe, folder, progress) if waits else {}
+    policy = await make_policy(recipe, folder, found, state, played, progress)
+    collector = await make_collector(recipe, policy, progress, folder / "engine.log")
+    try:
+        return policy, collector, played if waits else await play_all(recipe, folder, progress)
+    except BaseException:
+        await collector.engine.close()
+        raise
 
 
 async def make_policy(
@@ -263,14 +276,6 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
         seed=recipe.seed,
         on_progress=progress.rollout,
     )
-
-
-def try_samplers(recipe: Recipe) -> None:
-    """Start each sampler once: what does not fit the tasks is refused before anything is played or trained."""
-    for stage in recipe.stages:
-        sampler: Any = getattr(stage, "sampler", None)
-        if sampler is not None and not isinstance(sampler, Shuffled | DemonstratedSampler):
-            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
 
 
 async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, list[Demonstration]]:

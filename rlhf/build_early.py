@@ -1,24 +1,38 @@
-"""What would be missed only in the first rollout, perhaps after whole stages: found before anything is loaded."""
+"""What would be missed only in the first rollout, perhaps after whole stages: found before anything is loaded.
+
+Keys and references are looked at; an environment and rewards are tried, once each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from agents.tools import ToolAgent
+from rewards.asking import AsksModel
 from rewards.parts import compared_in, with_parts
-from rlhf.data import Task
-from rlhf.errors import RecipeError
+from rlhf.data import Task, Trajectory
+from rlhf.errors import EnvError, RecipeError, RewardError
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
+from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.live import Ended
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted
+from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.tasks import tasks_of
+from rlhf.sampling.sampler import DemonstratedSampler
+from rlhf.sampling.shuffled import Shuffled
+from rlhf.trainers.demonstrations import AtRandom, play_one
 from rlhf.trainers.stages import is_played
 
 #: Tasks of each split that are looked at.
 _N_TASKS = 16
+#: Tasks that an environment may fail at when it is tried, and turns of an attempt then.
+_N_TRIED, _N_TURNS = 3, 2
 
 
 def refuse_without_references(recipe: Recipe) -> None:
@@ -79,6 +93,80 @@ def _without(reward: Any, path: str, tasks: Sequence[Task]) -> list[tuple[Task, 
     """The tasks that lack the reference, each with the place of what would compare with it."""
     lacking = (task for task in tasks if task.reference is None)
     return [(task, found) for task in lacking for found in list(compared_in(path, reward, task))[:1]]
+
+
+def try_samplers(recipe: Recipe) -> None:
+    """Start each sampler once: what does not fit the tasks is refused before anything is played or trained."""
+    for stage in recipe.stages:
+        sampler: Any = getattr(stage, "sampler", None)
+        if sampler is not None and not isinstance(sampler, Shuffled | DemonstratedSampler):
+            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
+
+
+async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
+    """Attempt a task by random actions and score that attempt: what raises at once would do so after whole stages.
+
+    Not asked are rewards that load a model, that read sampled tokens, of which there are none yet, or that cannot be
+    copied: the trial leaves no trace in them. What is only watched may fail, and `say` is told.
+
+    Raises:
+        EnvError: the environment fails at each of the first tasks.
+        RewardError: a reward fails.
+    """
+    stages = [stage for stage in recipe.stages if is_played(stage)]
+    split = next((s for stage in stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
+    task, attempt = await _attempted(recipe, split)
+    for name, weighted in recipe.rewards.items():
+        if (copied := _to_try(weighted)) is None:
+            continue
+        alone = {name: replace(copied, watch=None)}
+        found = await score_group(task, [attempt], alone, timeout_s=recipe.limits.reward_timeout_s)
+        if not found.failures:
+            continue
+        message = found.failures[0].message
+        if weighted.watch:
+            say(f"caution: the watched reward {name} fails: {message}")
+            continue
+        raise RewardError(
+            "the reward fails at an attempt by random actions",
+            where=f"rewards.{name}, {task.id}",
+            got=message,
+            expected="a number or a verdict for every attempt, a bad one too",
+            hint="mend it, and try it alone: `rlhf check reward`",
+        )
+
+
+async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:
+    limits = replace(recipe.limits, max_turns=min(recipe.limits.max_turns, _N_TURNS))
+    lanes, said = lanes_of(recipe.environment), ""
+    try:
+        for task in tasks_of(recipe.environment, split, _N_TRIED):
+            strays = AtRandom(1.0, {}, random.Random(recipe.seed))
+            try:
+                found = await play_one(recipe.environment, task, strays, limits, lanes.open(), ())
+                return task, found.trajectory
+            except Ended as ended:
+                said = f"{ended.outcome.value} in {task.id}: {ended.detail}"
+    finally:
+        await lanes.close()
+    raise EnvError(
+        "the environment fails at its first tasks",
+        where=f"environment, split {split!r}",
+        got=said,
+        expected="a reset and a step",
+        hint="run `rlhf check environment`",
+    )
+
+
+def _to_try(weighted: Weighted) -> Weighted | None:
+    """A copy of a reward, whose state the trial may change; None of one that is not asked."""
+    for _, part in with_parts("", weighted.reward):
+        if getattr(part, "reads_tokens", False) or (isinstance(part, AsksModel) and part.url is None):
+            return None
+    try:
+        return deepcopy(weighted)
+    except Exception:  # of whatever it holds: a lock, a connection
+        return None
 
 
 def check_template(agent: Any, renderer: Any, where: str = "agent") -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from environments.base import properties_of
 from rlhf import locks
@@ -30,7 +30,7 @@ from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.evaluation_report import write_evaluation_report
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
 from rlhf.evaluation.play import Played, play_part
-from rlhf.evaluation.statistics import wilson_interval
+from rlhf.evaluation.statistics import share_interval
 from rlhf.evaluation.summary import summarize
 from rlhf.progress import RichProgress
 from rlhf.recipe.asked import Asked
@@ -39,7 +39,9 @@ from rlhf.recipe.contender import Contender, contender
 from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
 from rlhf.recipe.text import parse, to_text
 from rlhf.rollout.collect import Collector
+from rlhf.terminal import CleanConsole
 
+_CAUTION = Text.assemble(("caution", "yellow"), " ")
 #: Differing keys that a message names.
 _MOST_NAMED = 4
 
@@ -51,7 +53,7 @@ def evaluate(
     out: Path | None = None,
     price_in: float | None = None,
     price_out: float | None = None,
-    console: Console | None = None,
+    console: CleanConsole | None = None,
 ) -> dict[str, Any]:
     """Evaluate a policy, or go on with the evaluation in `out`.
 
@@ -71,7 +73,7 @@ def evaluate(
         RlhfError: any problem; the attempts made are kept.
     """
     found = found or contender(asked)
-    console = console or Console(stderr=True)
+    console = console or CleanConsole(stderr=True)
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
         if out is not None:
@@ -89,13 +91,13 @@ def evaluate(
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
         summary = finish(folder, found, tasks, price_in, price_out)
         if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
-            console.print("[yellow]caution[/] the server counts no tokens, so nothing is known of the cost")
+            console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
         if out is not None:
             write_evaluation_report(out)
         return summary
 
 
-def _hold(out: Path, stack: ExitStack, console: Console) -> None:
+def _hold(out: Path, stack: ExitStack, console: CleanConsole) -> None:
     """Make the folder of an evaluation, and keep other processes from writing there; an empty one goes again."""
     was_there = out.is_dir()
     with disk("the evaluation", out):
@@ -112,7 +114,7 @@ class RunningProgress(RichProgress):
     at each task it is that of the report.
     """
 
-    def __init__(self, console: Console, attempts: int, n_each: int = 1) -> None:
+    def __init__(self, console: CleanConsole, attempts: int, n_each: int = 1) -> None:
         super().__init__(console, every=50)
         self._attempts = attempts
         self._n_each = n_each  # candidates of an attempt: until they are chosen from, success is that of candidates
@@ -135,17 +137,18 @@ class RunningProgress(RichProgress):
     def _running(self, n_solved: int, n_counted: int) -> str:
         if not n_counted:
             return ""
-        low, high = wilson_interval(n_solved / self._attempts, n_counted / self._attempts)
+        low, high = share_interval(n_solved / self._attempts, n_counted / self._attempts)
         return f"success {n_solved / n_counted:.1%} ({low:.1%} to {high:.1%})"
 
 
-def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Console) -> None:
+def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: CleanConsole) -> None:
     for part in suite.parts:
         wanted, got = part.tasks.n, len(tasks[part.name])
         if wanted is not None and got < wanted and not part.tasks.ids:
             console.print(
-                f"[yellow]caution[/] parts.{part.name}.tasks: the split '{part.tasks.split}' has {got} tasks, "
-                f"fewer than the {wanted} asked for",
+                _CAUTION
+                + f"parts.{part.name}.tasks: the split '{part.tasks.split}' has {got} tasks, "
+                + f"fewer than the {wanted} asked for",
                 soft_wrap=True,
             )
 
@@ -218,7 +221,7 @@ def begin(folder: Path, asked: Asked, found: Contender, tasks: Mapping[str, list
         write_listed(path, to_text(plan))
 
 
-def _list_older(folder: Path, console: Console) -> None:
+def _list_older(folder: Path, console: CleanConsole) -> None:
     """List the files of an evaluation that was begun before there were digests, and say so."""
     if (folder / PLAN).is_file() and not Manifest(folder).is_there:
         Manifest(folder).record_all(PLAN, VERSIONS)

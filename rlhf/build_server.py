@@ -18,8 +18,6 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from rich.console import Console
-
 from rlhf.build import policy_of
 from rlhf.build_engine import save_merged, start_options
 from rlhf.errors import EngineError, RecipeError
@@ -29,6 +27,7 @@ from rlhf.rollout.engines import VllmSettings
 from rlhf.rollout.role_adapters import adapter_names
 from rlhf.rollout.transfer import memory_folder
 from rlhf.rollout.vllm_start import missing_vllm, server_arguments, server_environment, start_error
+from rlhf.terminal import CleanConsole
 from rlhf.trainers.policy import Policy
 
 #: Most seconds until a server answers.
@@ -38,7 +37,7 @@ START_TIMEOUT_S = 600.0
 _STOP_S = 20.0
 
 
-def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, console: Console) -> None:
+def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, console: CleanConsole) -> None:
     """Serve the policy until stopped.
 
     Raises:

@@ -9,8 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rlhf.build_evaluation import evaluate, flat
 from rlhf.data import Trajectory
 from rlhf.digests import read_listed
@@ -18,11 +16,12 @@ from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, refuse
 from rlhf.evaluation.store import read_failures, read_trajectories
 from rlhf.recipe.asked import Asked
 from rlhf.recipe.text import parse
+from rlhf.terminal import CleanConsole
 
 _Key = tuple[str, str, int]
 
 
-def verify(folder: Path, *, console: Console | None = None) -> dict[str, Any]:
+def verify(folder: Path, *, console: CleanConsole | None = None) -> dict[str, Any]:
     """Evaluate again what `folder` holds, as it was asked for.
 
     Returns:

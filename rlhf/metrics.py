@@ -38,21 +38,16 @@ rollout/n_generations           | calls      | calls of the policy
 rollout/n_turns_mean            | turns      | mean turns of an episode, those left out that were given to it
 rollout/n_replayed_turns        | turns      | turns replayed because they were given, or shared with another attempt
 rollout/n_tokens                | tokens     | sampled tokens; those that several attempts share count once
-rollout/n_prompt_tokens         | tokens     | prompt tokens given to the model, cached ones included
 rollout/prompt_tokens_mean      | tokens     | mean length of a prompt
 rollout/prompt_tokens_max       | tokens     | longest prompt
 rollout/calls_per_turn          | calls      | calls of the policy per turn
 rollout/tokens_per_s            | tokens/s   | sampled tokens per second of rollout
-rollout/time_s                  | s          | wall-clock time of the rollout
-rollout/cached_share            | share      | prompt tokens whose keys and values were kept from an earlier call
-rollout/engine_share            | share      | rollout time spent inside the model's forward pass
 rollout/n_truncated_generations | calls      | generations cut by the limit on new tokens
 rollout/n_invalid_actions       | turns      | turns whose action could not be read or was not understood
 rollout/invalid_share           | share      | turns with an invalid action among all turns
 rollout/n_failures              | attempts   | attempts that ended by the failure of a part, retries exhausted
 rollout/error_share             | share      | attempts that ended by the failure of a part among all attempts
 rollout/n_retries               | attempts   | attempts thrown away and repeated because a part failed
-rollout/n_policy_versions       | versions   | different weights that sampled this step's tokens
 rollout/n_solved                | episodes   | episodes that met the environment's success criterion
 rollout/n_failed                | episodes   | episodes that the environment ended without success
 rollout/n_turn_limit            | episodes   | episodes cut by the limit on turns
@@ -113,7 +108,6 @@ store/n_merged                  | 1          | summaries that were merged into e
 store/n_refused                 | 1          | replies, and parts of them, that a store could make nothing of
 store/n_evolved                 | 1          | earlier notes that were given another context or other tags
 store/n_linked                  | 1          | links that were asked for between notes
-env/*                           | 1          | figure reported by the environment
 custom/*                        | 1          | figure reported by a plugged-in part
 credit/n_groups                 | groups     | groups credit was computed for
 credit/n_single_groups          | groups     | groups of one trajectory: no baseline, no signal
@@ -136,8 +130,6 @@ credit/n_planning_tokens        | tokens     | sampled tokens taken for planning
 credit/n_trees                  | trees      | trees of several trajectories that begin with the same generation
 credit/n_single_trees           | trees      | trajectories that begin like no other: not compared within a tree
 credit/n_shared_pieces          | pieces     | longest runs of generations that the same several trajectories share
-credit/advantage_abs_mean       | 1          | mean absolute advantage of a sampled token
-credit/advantage_std            | 1          | standard deviation of the advantage over the sampled tokens
 batch/n_samples                 | rows       | rows given to the trainer
 batch/n_tokens                  | tokens     | tokens in these rows, padding left out
 batch/n_policy_tokens           | tokens     | tokens that are trained on
@@ -148,8 +140,6 @@ batch/n_low_entropy_tokens      | tokens     | sampled tokens left out because t
 batch/n_outliers                | episodes   | trajectories left out because their advantage is far from the others'
 batch/n_trajectories_without_tokens | episodes | trajectories in which the policy sampled nothing
 batch/n_trained_trajectories    | episodes   | trajectories trained on, replayed ones included
-batch/n_microbatches            | batches    | forward and backward passes
-batch/padding_share             | share      | computed tokens that are padding
 loss/total                      | 1          | the number that is minimised
 loss/policy                     | 1          | policy-gradient term
 loss/kl_ref                     | nats       | divergence from the frozen reference per token
@@ -210,7 +200,6 @@ optimizer/grad_norm             | 1          | norm of the gradient before clipp
 optimizer/n_updates             | updates    | parameter updates
 optimizer/n_skipped             | updates    | updates left out because the gradient was not finite
 supervised/loss                 | nats       | cross-entropy per demonstrated token
-supervised/accuracy             | share      | demonstrated tokens that are the policy's likeliest
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
 supervised/n_demonstrations     | episodes   | demonstrations, or attempts kept, that were trained on
 supervised/n_calibrated         | episodes   | of these, attempts that were corrected from their first bad step on

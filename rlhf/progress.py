@@ -5,24 +5,25 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+
+from rlhf.terminal import CleanConsole
 
 
 class RichProgress:
     """One bar for the present stage; without a terminal, a line now and then."""
 
-    def __init__(self, console: Console, *, every: int = 10) -> None:
+    def __init__(self, console: CleanConsole, *, every: int = 10) -> None:
         self.console, self.every = console, every
         self._bars = Bars(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[last]}", markup=False),
-            TextColumn("[dim]{task.fields[waiting]}", markup=False),
+            TextColumn("{task.fields[waiting]}", style="dim", markup=False),
             console=console,
             disable=not console.is_terminal,
             transient=True,
@@ -54,7 +55,7 @@ class RichProgress:
             self._bars.update(self._task, completed=self._done, last=note, waiting="")
         due = self._done == self._total or self._done % max(self.every, self._total // 20) == 0
         if not self.console.is_terminal and due:
-            self.console.print(f"{self._name} {self._done}/{self._total}  {note}", markup=False, highlight=False)
+            self.console.print(f"{self._name} {self._done}/{self._total}  {note}", soft_wrap=True)
 
     def at(self, done: int, note: str) -> None:
         """So many steps are nearly done: shown on the bar, and counted when `advance` says so."""
@@ -72,4 +73,4 @@ class RichProgress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, soft_wrap=True)

@@ -390,3 +390,15 @@ def test_a_resumed_run_keeps_the_kinds_of_its_parts(echo: Path, tmp_path: Path, 
     # A trainer may be of another kind, and only what differs is told.
     message = refused("train", "--resume", str(run), "stages.0.trainer={kind: deepspeed}", "seed=4")
     assert "another value of seed\n" in message
+
+
+def test_a_folder_without_a_tokenizer_is_told_of(tmp_path: Path) -> None:
+    """Whatever else it holds: without these files a tokenizer of no tokens would be made, and blamed on the texts."""
+    from rlhf.errors import ModelError
+    from rlhf.trainers.policy import load_folder
+
+    for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError) as error:
+        load_folder(str(tmp_path))
+    assert error.value.what == "there is no tokenizer in this folder" and "tokenizer.json" in error.value.expected

@@ -227,9 +227,9 @@ def test_batch_arithmetic(echo: Path) -> None:
     assert improved["max_sampled_tokens_per_step"] == 480  # x limits.max_tokens 8
     assert improved["max_samples_per_step"] == 20 and improved["n_episodes"] == 60
     assert improved["n_updates"] == 3 * 3 * 2
-    # Wilson at p = 1/2, n = 200: z sqrt(1/(4 n) + z^2/(4 n^2)) / (1 + z^2/n) with z = 1.959964
-    # = 1.959964 sqrt(0.00125 + 0.00002400912) / 1.01920729 = 1.959964 x 0.03569326 / 1.01920729 = 0.0686391
-    assert figures["evaluation"]["half_width_at_half"] == pytest.approx(0.0686391, abs=1e-6)
+    # p = 1/2, n = 200: N = 203.6 values of which half are 1, s^2 = N / 4 / (N - 1), t(0.975, N - 1) s / sqrt(N)
+    # = 1.971727 x 0.5 / sqrt(202.6) = 0.069263
+    assert figures["evaluation"]["half_width_at_half"] == pytest.approx(0.069263, abs=1e-6)
     per_turn = arithmetic(load(echo, ["stages.1.layout=generation"]))["stages"][1]
     assert per_turn["max_samples_per_step"] == 60
 

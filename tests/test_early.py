@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from rewards.parts import compared_in
 from rlhf.build import train
-from rlhf.build_early import refuse_without_references
+from rlhf.build_early import refuse_without_references, try_once
+from rlhf.commands.ready import models_of, refuse_unreachable_models
 from rlhf.data import Task
-from rlhf.errors import RecipeError
+from rlhf.errors import EnvError, ModelError, RecipeError, RewardError
 from rlhf.recipe import load
 from tests.trainers import runs
 
@@ -117,3 +119,100 @@ def test_tools_for_a_template_that_knows_none_are_refused(tmp_path: Path) -> Non
     with pytest.raises(RecipeError) as error:
         train(held, tmp_path / "run")
     assert error.value.where == "agent.inner.through"
+
+
+NAME_ERROR = """
+def reward(task, trajectory):
+    return len(trajectory.turns) * facter
+"""
+GOOD = '''
+calls = []
+
+
+class Counting:
+    """A reward that keeps state, which the trial may not change."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, task, trajectory):
+        self.seen.append(task.id)
+        return float(len(self.seen))
+'''
+
+
+def own(tmp_path: Path, text: str, name: str, **more: Any) -> Any:
+    (tmp_path / "own.py").write_text(text)
+    return load(runs.write(tmp_path, STAGES, rewards={"own": {"kind": f"./own.py:{name}", **more}}))
+
+
+def test_a_reward_with_a_mistake_is_told_of_before_any_update(tmp_path: Path) -> None:
+    recipe = own(tmp_path, NAME_ERROR, "reward")
+    with pytest.raises(RewardError) as error:
+        train(recipe, tmp_path / "run")
+    assert "facter" in error.value.got and error.value.where.startswith("rewards.own")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_watched_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(NAME_ERROR)
+    rewards = {"environment": {"kind": "environment"}, "own": {"kind": "./own.py:reward", "watch": {}}}
+    said: list[str] = []
+    asyncio.run(try_once(load(runs.write(tmp_path, STAGES, rewards=rewards)), said.append))
+    assert len(said) == 1 and "own fails" in said[0] and "facter" in said[0]
+
+
+def test_a_trial_leaves_no_trace_in_a_reward(tmp_path: Path) -> None:
+    recipe = own(tmp_path, GOOD, "Counting")
+    asyncio.run(try_once(recipe))
+    assert recipe.rewards["own"].reward.seen == []
+
+
+@pytest.mark.parametrize(("broken", "said"), [("start", "no game today"), ("step", "cannot move")])
+def test_an_environment_that_fails_is_told_of_before_anything_is_trained(
+    tmp_path: Path, broken: str, said: str
+) -> None:
+    body = {"start": "return Episode()", "step": "return StepResult('Gone.', terminated=True, success=True)"}
+    body[broken] = f"raise RuntimeError('{said}')"
+    (tmp_path / "world.py").write_text(
+        f"""
+from environments.base import StepResult
+from rlhf.data import Task
+
+
+class Episode:
+    opening = StepResult("Go.")
+
+    async def step(self, action):
+        {body["step"]}
+
+    async def close(self):
+        pass
+
+
+class World:
+    def tasks(self, split):
+        return [Task(id=f"world/{{split}}/{{i}}") for i in range(40)]
+
+    def start(self, task):
+        {body["start"]}
+"""
+    )
+    recipe = load(runs.write(tmp_path, STAGES[1:], environment={"kind": "./world.py:World"}))
+    with pytest.raises(EnvError) as error:
+        train(recipe, tmp_path / "run")
+    assert said in error.value.got and error.value.where.startswith("environment")
+
+
+def test_a_model_that_cannot_be_had_is_told_of_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that nobody answers for: a port of this machine that is closed."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    judge = {"kind": "judge", "path": "nobody/has-this", "question": "Is it good?"}
+    recipe = load(runs.write(tmp_path, STAGES, rewards={"judge": judge}))
+    assert list(models_of(recipe)) == [("rewards.judge.path", "nobody/has-this")]
+    with pytest.raises(ModelError) as error:
+        refuse_unreachable_models(recipe)
+    assert error.value.where.startswith("rewards.judge") and error.value.got.startswith("nobody/has-this")

@@ -161,11 +161,16 @@ def test_an_existing_folder_is_left_alone(finished: Path, tmp_path: Path) -> Non
     assert "do: --out /model-2, or" in refused(runs.newest(finished), "--out", "/")
 
 
-def test_a_run_is_no_checkpoint_and_its_checkpoints_are_named(finished: Path, tmp_path: Path) -> None:
-    said = refused(finished, "--out", tmp_path / "model")
-    newest = runs.newest(finished)
-    best = json.loads((newest / "state.json").read_text())["best"]
-    assert f"rlhf export {newest} --out FOLDER" in said and f"during the run: {finished / 'checkpoints' / best}" in said
+def test_a_run_gives_its_newest_checkpoint(finished: Path, tmp_path: Path) -> None:
+    exported = last_json(export(finished, "--out", tmp_path / "model", "--json"))
+    assert exported["checkpoint"] == str(runs.newest(finished)) and (tmp_path / "model" / "config.json").is_file()
+
+
+def test_a_run_without_a_checkpoint_is_told_of(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text((finished / "recipe.yaml").read_text())
+    said = refused(tmp_path / "run", "--out", tmp_path / "model")
+    assert "this run has no checkpoint yet" in said and f"rlhf train --resume {tmp_path / 'run'}" in said
 
 
 def test_a_name_that_is_nearly_one(finished: Path, tmp_path: Path) -> None:
@@ -175,7 +180,7 @@ def test_a_name_that_is_nearly_one(finished: Path, tmp_path: Path) -> None:
 
 def test_a_place_that_is_no_checkpoint_is_told_the_run_that_may_be_meant(finished: Path, tmp_path: Path) -> None:
     said = refused(finished / "checkpoints", "--out", tmp_path / "model")
-    assert f"the newest: rlhf export {runs.newest(finished)} --out FOLDER" in said
+    assert f"rlhf export {finished} takes the newest" in said
     said = refused(finished.with_name(f"{finished.name}x"), "--out", tmp_path / "model")
     assert f"did you mean '{finished}'?" in said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -43,6 +44,38 @@ def test_every_name_written_in_the_code_is_described() -> None:
     for path in Path(rlhf.__file__).parent.rglob("*.py"):
         for name in re.findall(rf'"((?:{prefixes})/[a-z0-9_]+)"', path.read_text("utf-8")):
             assert describe(name), path
+
+
+def test_every_name_that_is_described_is_written_by_code() -> None:
+    """Literally, or by an f-string such as `f"critic/{name}"` whose variable part is a text of the code too."""
+    root, texts, patterns = Path(rlhf.__file__).parents[1], set(), set()
+    for package in ("rlhf", "agents", "environments", "rewards"):
+        for path in (root / package).rglob("*.py"):
+            if path == root / "rlhf" / "metrics.py":
+                continue
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.add(node.value)
+                if isinstance(node, ast.JoinedStr):
+                    parts = [re.escape(str(p.value)) if isinstance(p, ast.Constant) else "(.+)" for p in node.values]
+                    patterns.add("".join(parts))
+    formed = [re.compile(pattern) for pattern in patterns if re.match(r"[a-z_]+/|\(\.\+\)/[a-z_]", pattern)]
+
+    def is_written(name: str) -> bool:
+        if name in texts or name in _BY_USERS or (name.endswith("/*") and name[:-2] in texts):
+            return True
+        found = (match for pattern in formed if (match := pattern.fullmatch(name)))
+        return (name.endswith("/*") and any(True for _ in found)) or any(
+            all(part in texts or part.rpartition("_")[0] in texts for part in match.groups())
+            for pattern in formed
+            if (match := pattern.fullmatch(name))
+        )
+
+    assert [name for name in METRICS if not is_written(name)] == []
+
+
+#: Families for metrics of one's own.
+_BY_USERS = {"custom/*"}
 
 
 def test_a_family_admits_any_name_below_it_but_not_itself() -> None:

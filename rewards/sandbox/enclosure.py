@@ -49,8 +49,13 @@ def fork(status: int, steps: Callable[[], NoReturn]) -> int:
 
 
 def become(user: int | None) -> None:
-    """Give up the rights of root, for good, where this process has them."""
+    """Give up the rights of root, for good, where this process has them.
+
+    Where memory runs out, the kernel is to end this process first; what root says of that nobody else can undo.
+    """
     if user is not None:
+        if os.access("/proc/self/oom_score_adj", os.W_OK):
+            _write("/proc/self/oom_score_adj", "1000")
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)

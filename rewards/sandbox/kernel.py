@@ -21,6 +21,10 @@ _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _READ_ONLY, _ATTR_NO_SUID, _ATTR_NO_DEV = 1, 2, 4
 
 
+#: Kinds of System V objects, as /proc/sysvipc names them, and what stands between the id and the order to remove one.
+_SYSTEM_V: dict[str, tuple[int, ...]] = {"shm": (), "sem": (0,), "msg": ()}
+_REMOVE = 0
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -73,6 +77,32 @@ def forbid_new_privileges() -> None:
 def hide() -> None:
     """Let no other process of the same user look into this one."""
     _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def system_v(user: int, *, orphans: bool = False) -> set[tuple[str, int, int]]:
+    """Kind, id and bytes of the System V memory, semaphores and queues that `user` made and that are still there.
+
+    With `orphans` only memory whose maker has ended: of semaphores and queues the kernel does not say who made them.
+    """
+    found = set()
+    for kind in _SYSTEM_V:
+        try:
+            with open(f"/proc/sysvipc/{kind}", encoding="ascii") as file:
+                head, *rows = [line.split() for line in file]
+        except (OSError, ValueError):
+            continue  # this kernel has none
+        for row in rows:
+            values = dict(zip(head, map(int, row), strict=True))
+            is_orphan = kind == "shm" and not os.path.exists(f"/proc/{values['cpid']}")
+            if values["cuid"] == user and (is_orphan or not orphans):
+                found.add((kind, int(row[1]), values.get("size", 0)))
+    return found
+
+
+def remove_system_v(made: set[tuple[str, int, int]]) -> None:
+    """Remove these; one that is gone already, or that another user owns, is left."""
+    for kind, number, _ in made:
+        getattr(_libc, f"{kind}ctl")(number, *_SYSTEM_V[kind], _REMOVE, None)
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -62,6 +62,7 @@ def _carry_out(order: dict[str, Any], control: int) -> dict[str, Any]:
     user = _stranger(order["level"]) if os.geteuid() == 0 else None
     order["user_processes"] = order["max_processes"] + _OWN_PROCESSES + _counted_already(order["level"], user)
     heard, said = os.pipe()
+    before = _own_system_v(order["level"], user)
     begun = time.monotonic()
     try:
         if order["level"] == "rlimits":
@@ -72,9 +73,11 @@ def _carry_out(order: dict[str, Any], control: int) -> dict[str, Any]:
         else:
             child = start_in_bubblewrap(order, user, said)
         os.close(said)
-        found = _watch(child, order, control, begun)
+        found = _watch(child, order, control, begun, user)
     finally:
         _end_all()
+        if before is not None:
+            kernel.remove_system_v(_left_of_system_v(user) - before)
     if found.get("ending") == "cancelled" and order["folder"]:  # who would remove it may have ended
         for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
             os.spawnvp(os.P_WAIT, command[0], [*command, order["folder"]])
@@ -97,7 +100,27 @@ def _start_limited(order: dict[str, Any], user: int | None, status: int) -> int:
     return fork(status, steps)
 
 
-def _watch(child: int, order: Mapping[str, Any], control: int, begun: float) -> dict[str, Any]:
+def _own_system_v(level: str, user: int | None) -> set[tuple[str, int, int]] | None:
+    """Arrange that nothing of System V outlives the program: what is there before it; None where that is sure already.
+
+    From `namespaces` on the program has such objects to itself. At `rlimits` root gives it and this process a namespace
+    of them. Where that is refused, what the program's user made, whom nobody else is, is removed at the end. A common
+    user has other programs too: what a process made in the meantime that has ended is taken for this program's.
+    """
+    if level != "rlimits":
+        return None
+    try:
+        kernel.unshare(kernel.NEW_IPC)
+    except OSError:
+        return _left_of_system_v(user) if user is None else set()
+    return None
+
+
+def _left_of_system_v(user: int | None) -> set[tuple[str, int, int]]:
+    return kernel.system_v(os.getuid(), orphans=True) if user is None else kernel.system_v(user)
+
+
+def _watch(child: int, order: Mapping[str, Any], control: int, begun: float, user: int | None = None) -> dict[str, Any]:
     """Wait for the end of `child`, or for the first limit that is exceeded."""
     found: dict[str, Any] = {"memory_bytes": 0}
     pause = 0.001
@@ -109,6 +132,8 @@ def _watch(child: int, order: Mapping[str, Any], control: int, begun: float) -> 
             return found | {"ending": "cancelled"}
         pause = min(pause * 1.5, _LONGEST_PAUSE_S)
         n, memory_bytes, cpu_s = _measure()
+        if user is not None and order["level"] == "rlimits":  # which counts for no process that is not attached to it
+            memory_bytes += sum(size for _, _, size in kernel.system_v(user))
         found["memory_bytes"] = max(found["memory_bytes"], memory_bytes)
         for limit, value, most in (
             ("wall_limit", time.monotonic() - begun, order["wall_s"]),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.commands.memory import estimates, largest
 from rlhf.commands.meta import count, meta_model, parameters_of
 from rlhf.errors import ModelError
-from rlhf.evaluation.statistics import wilson_interval
+from rlhf.evaluation.statistics import share_interval
 from rlhf.kinds import kind_of
 from rlhf.recipe.checks import supervised_stages
 from rlhf.recipe.loss_checks import policy_gradient_stages
@@ -106,7 +106,7 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
 def _evaluation(recipe: Recipe) -> dict[str, Any]:
     # Attempts at one task are not independent: the tasks are what the interval can be counted on.
     n_tasks = recipe.evaluation.n_tasks
-    low, high = wilson_interval(n_tasks / 2, n_tasks)
+    low, high = share_interval(n_tasks / 2, n_tasks)
     n_episodes = n_tasks * recipe.evaluation.attempts
     return {"split": recipe.evaluation.split, "n_episodes": n_episodes, "half_width_at_half": (high - low) / 2}
 

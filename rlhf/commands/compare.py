@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.commands.output import AsJson, command, errors, one_of, print_json, results
+from rlhf.commands.output import AsJson, caution, command, one_of, print_json, results
 from rlhf.commands.tables import number, percent
 from rlhf.errors import RecipeError
+from rlhf.terminal import CleanConsole
 
 
 class Metric(StrEnum):
@@ -112,10 +112,10 @@ def _caution_unfinished(folders: list[Path]) -> None:
 def _caution(said: Iterable[str]) -> None:
     """Print each of these once."""
     for text in dict.fromkeys(said):
-        errors().print(Text.assemble(("caution", "yellow"), " ", text), soft_wrap=True)
+        caution(text)
 
 
-def _show_board(title: str, rows: list[dict[str, Any]], console: Console) -> None:
+def _show_board(title: str, rows: list[dict[str, Any]], console: CleanConsole) -> None:
     """Print a board; where the policies have no room beside the figures, with the folders of the evaluations."""
     from rlhf.evaluation.leaderboard import COLUMNS, cells
     from rlhf.viewer.terminal import whole_table
@@ -150,8 +150,11 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
     console, write = results(), percent if metric is Metric.success else number
     low, high = row["interval"]
     console.print(
-        f"[bold]{row['second']}[/] against {row['first']}: {metric} {_signed(row['difference'], write)} "
-        f"(95% interval {_signed(low, write)} to {_signed(high, write)})",
+        Text.assemble(
+            (row["second"], "bold"),
+            f" against {row['first']}: {metric} {_signed(row['difference'], write)} "
+            f"(95% interval {_signed(low, write)} to {_signed(high, write)})",
+        ),
         soft_wrap=True,
     )
     if any(found["phase"] != "evaluation" for found in row["measured"]):

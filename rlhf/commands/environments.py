@@ -13,6 +13,7 @@ import typer
 from rlhf.commands.glance import COLUMNS, LEGEND, MEASURES, PROMISES, WIDTH, glance, kept, listing
 from rlhf.commands.output import AsJson, command, errors, print_json, results
 from rlhf.errors import EnvError, MissingPackageError, RlhfError, boundary
+from rlhf.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,14 +47,16 @@ def environments(
         return
     chosen = list(CATALOG["environment"]) if kind is None else [kind]
     rows = []
+    from rich.text import Text
+
     with errors().status("counting tasks") as status:
         for name in chosen:
-            status.update(f"looking at {name}")
+            status.update(Text(f"looking at {name}"))
             rows.append(described(name, fields or [], measure, is_strict=kind is not None))
     if as_json:
         print_json({"environments": rows})
     elif markdown:
-        typer.echo(markdown_table(rows, with_measures=measure is not None))
+        say(markdown_table(rows, with_measures=measure is not None))
     elif kind is not None:
         for label, text in _lines(rows[0]):
             results().print(f"{label + ':':<15}{text}", soft_wrap=True, markup=False)
@@ -69,14 +72,12 @@ def _list(kinds: list[str], *, markdown: bool, as_json: bool) -> None:
         print_json({"environments": rows})
         return
     if markdown:
-        typer.echo(
-            _as_markdown((*COLUMNS, *MEASURES), [list(kept()[name].values()) for name in kinds if name in kept()])
-        )
+        say(_as_markdown((*COLUMNS, *MEASURES), [list(kept()[name].values()) for name in kinds if name in kept()]))
         return
-    typer.echo(listing(rows))
+    say(listing(rows))
     absent = {row["extra"]: row["missing"] for row in rows if row["missing"]}
     needs = [f"{row['kind']} needs {row['needs']}" for row in rows if row["needs"]]
-    typer.echo()
+    say("")
     for text in (
         f"promises: {LEGEND}",
         "train, test: tasks of these splits",
@@ -84,9 +85,9 @@ def _list(kinds: list[str], *, markdown: bool, as_json: bool) -> None:
         "one kind, with its oracle and all there is to say: rlhf environments KIND",
         f"without defaults: {', '.join(needs)}",
     ):
-        typer.echo(fill(text, WIDTH, subsequent_indent="  "))
+        say(fill(text, WIDTH, subsequent_indent="  "))
     for extra, how in absent.items():  # a command to copy is not broken
-        typer.echo(f"*{extra} is absent: {how}")
+        say(f"*{extra} is absent: {how}")
 
 
 def described(kind: str, fields: list[str], measure: int | None = None, *, is_strict: bool = True) -> dict[str, Any]:
@@ -197,11 +198,11 @@ def _measures(values: Mapping[str, Any], splits: tuple[str, ...], n: int, limit_
 
 
 def _share(played: Played | None) -> dict[str, Any] | None:
-    from rlhf.evaluation.statistics import wilson_interval
+    from rlhf.evaluation.statistics import share_interval
 
     if played is None:
         return None
-    low, high = wilson_interval(played.n_solved, played.n)
+    low, high = share_interval(played.n_solved, played.n)
     return {
         "n": played.n,
         "n_solved": played.n_solved,

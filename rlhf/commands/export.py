@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rlhf.commands.evaluate import newest
 from rlhf.commands.output import (
     AsJson,
     caution_without_digests,
@@ -24,16 +25,18 @@ from rlhf.evaluation.folder import run_around, where_to_look
 
 @command
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint of a run.")],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, for its newest checkpoint, or one of them.")
+    ],
     out: Annotated[Path, typer.Option(help="Where the model goes: a folder that does not exist.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint's policy as an ordinary Hugging Face folder, with its tokenizer and chat template.
+    """Write the policy of a run or checkpoint as an ordinary Hugging Face folder, with its tokenizer and chat template.
 
     An adapter is merged into the weights it was trained over; full weights are copied as they are. The store of an
     agent that remembers goes with them, as store.sqlite, which transformers and vLLM take no notice of.
 
-    Example: rlhf export runs/my-run/checkpoints/1-policy_gradient-000040 --out my-model
+    Example: rlhf export runs/my-run --out my-model
     """
     refuse_existing(out)
     folder = _checkpoint(Path(checkpoint))
@@ -61,7 +64,7 @@ def export(
         return
     how = "an adapter, merged into its base" if is_merged else "full weights, copied"
     how += "" if n_entries is None else f", with a store of {n_entries} entries"
-    results().print(f"model {out}  ({record['n_bytes'] / 1e6:.1f} MB: {how})", soft_wrap=True)
+    results().print(f"model {out}  (of {folder.name}; {record['n_bytes'] / 1e6:.1f} MB: {how})", soft_wrap=True)
 
 
 def _copy_store(folder: Path, into: Path) -> int | None:
@@ -82,13 +85,13 @@ def _copy_store(folder: Path, into: Path) -> int | None:
 
 
 def _checkpoint(asked: Path) -> Path:
-    """The whole checkpoint of a run that was asked for, or that whose policy was."""
+    """The whole checkpoint that was asked for, the newest of a run that was, or that whose policy was."""
     from rlhf.trainers.checkpoint import every
     from rlhf.trainers.snapshot import damage
 
     folder = asked.parent if (asked.parent / "state.json").is_file() else asked
     if (folder / "recipe.yaml").is_file():
-        raise _of_run(folder)
+        folder = newest(folder) or folder
     if not (folder / "state.json").is_file() or not (folder.parent.parent / "recipe.yaml").is_file():
         around = run_around(folder)
         around = around if around is not None and (around / "checkpoints").is_dir() else None
@@ -98,7 +101,7 @@ def _checkpoint(asked: Path) -> Path:
             where=str(asked),
             got="another folder" if folder.is_dir() else "no such folder",
             expected="a folder in checkpoints/ of a run, which says what model the policy is",
-            hint=near or (_of_run(around).hint if around is not None else where_to_look(asked)),
+            hint=near or (f"rlhf export {around} takes the newest" if around is not None else where_to_look(asked)),
         )
     found = damage(folder)
     if found is not None:
@@ -106,24 +109,6 @@ def _checkpoint(asked: Path) -> Path:
     verify(folder, "policy", hint="export another")
     caution_without_digests(folder)
     return folder
-
-
-def _of_run(run: Path) -> CheckpointError:
-    """What is said of a run: which checkpoints it may have meant."""
-    from rlhf.trainers.checkpoint import latest, load_state
-
-    newest = latest(run / "checkpoints")
-    hint = f"the newest: rlhf export {newest} --out FOLDER" if newest else f"train first: rlhf train --resume {run}"
-    best = newest.with_name(load_state(newest).best) if newest and load_state(newest).best else None
-    if best is not None and best != newest and best.is_dir():
-        hint += f"; the best of the evaluations during the run: {best}"
-    return CheckpointError(
-        "this is a run, not a checkpoint of one",
-        where=str(run),
-        got="a run" if newest else "a run without a checkpoint",
-        expected="a folder in its checkpoints/",
-        hint=hint,
-    )
 
 
 def _merge(folder: Path, into: Path) -> None:

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from rlhf.digests import has_digests
 from rlhf.errors import CheckpointError, RecipeError, RlhfError, nearest
+from rlhf.terminal import CleanConsole, clean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,14 +56,14 @@ class State:
 STATE = State()
 
 
-def errors() -> Console:
+def errors() -> CleanConsole:
     """Return the console for progress and messages."""
-    return Console(stderr=True, highlight=False)
+    return CleanConsole(stderr=True)
 
 
-def results() -> Console:
+def results() -> CleanConsole:
     """Return the console for what a command was asked for."""
-    return Console(highlight=False)
+    return CleanConsole()
 
 
 def quiet_libraries() -> None:
@@ -74,6 +74,11 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def caution(text: str) -> None:
+    """Print what to beware of to standard error."""
+    errors().print(Text.assemble(("caution", "yellow"), " ", text), soft_wrap=True)
 
 
 def print_json(values: Mapping[str, Any]) -> None:
@@ -129,9 +134,9 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 def report(error: BaseException, *, as_json: bool) -> int:
     """Print what went wrong, and return the exit code."""
     if STATE.debug:
-        traceback.print_exception(error)
+        sys.stderr.write(clean("".join(traceback.format_exception(error))))
     if isinstance(error, KeyboardInterrupt | CancelledError):
-        errors().print("[bold]interrupted[/]")
+        errors().print("interrupted", style="bold")
         return INTERRUPTED
     known = _disk_full(error) or error
     if isinstance(known, RlhfError):

@@ -16,6 +16,7 @@ from rlhf.commands.glance import variant
 from rlhf.commands.output import AsJson, command, print_json
 from rlhf.commands.seat import Seat, seat_of
 from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.terminal import say
 
 if TYPE_CHECKING:
     from environments.base import StepResult
@@ -313,20 +314,19 @@ def _answer(result: Any, what: str) -> StepResult:
 
 def _line() -> str | None:
     """The next line, None at their end; a piped one is echoed, so that what is printed reads as the game it was."""
-    typer.echo("> ", nl=False)
+    say("> ", end="")
     line = sys.stdin.readline()
     if not line:
-        typer.echo()
+        say("")
         return None
     line = line.rstrip("\r\n")
     if not sys.stdin.isatty():
-        typer.echo(line)
+        say(line)
     return line
 
 
 def _say(*texts: str) -> None:
-    for text in texts:
-        typer.echo(text)
+    say(*texts)
 
 
 def _count(n: int, noun: str) -> str:

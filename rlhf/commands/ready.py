@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf.errors import EngineError, MissingPackageError
+from rlhf.errors import EngineError, MissingPackageError, ModelError
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
 #: Seconds that a server has to take a connection.
 CONNECT_S = 10.0
+#: Keys that name a model.
+_NAMES_MODEL = {"path", "teacher"}
 
 
 def refuse_absent_engine(recipe: Recipe) -> None:
@@ -60,6 +63,55 @@ def refuse_absent_models(recipe: Recipe) -> None:
     for path, reward in with_parts("rewards", rewards):
         if isinstance(reward, ModelReward | AsksModel) and reward.path is not None:
             refuse_no_model(reward.path, f"{path}.path", hint)
+
+
+def refuse_unreachable_models(recipe: Recipe) -> None:
+    """Raise ModelError where a model that the recipe names on a hub is neither here nor to be had.
+
+    Looked up is its config.json, in the cache and then on the hub: a few kilobytes, before hours of other work.
+    """
+    from huggingface_hub import hf_hub_download
+
+    from rlhf.recipe.model_folders import is_local_model
+
+    for where, named in models_of(recipe):
+        if is_local_model(named):
+            continue
+        try:
+            try:
+                hf_hub_download(named, "config.json", local_files_only=True)
+            except Exception:
+                hf_hub_download(named, "config.json")
+        except Exception as error:  # of the hub's client: of the network, of rights, of names
+            raise ModelError(
+                "this model cannot be had",
+                where=where,
+                got=f"{named}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
+                expected="a model in the cache, or on a hub that can be reached",
+                hint="check name, network and HF_TOKEN, or give the folder of a model that is here",
+            ) from error
+
+
+def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """YAML path and name of every model that a recipe names: of the policy, critics, judges, rewards and teachers."""
+    from rewards.parts import with_parts
+
+    held = {name: getattr(recipe, name) for name in ("policy", "stages", "agent")}
+    held["rewards"] = {name: weighted.reward for name, weighted in recipe.rewards.items()}
+    for path, part in with_parts("", held):
+        for key in _NAMES_MODEL & vars(part).keys() if is_dataclass(part) else ():
+            if isinstance(named := getattr(part, key), str) and (key != "path" or _is_of_model(part)):
+                yield f"{path}.{key}", named
+
+
+def _is_of_model(part: object) -> bool:
+    """Whether `path` of these settings is a model's: they say so in naming a hub."""
+    from rewards.asking import AsksModel
+    from rewards.model_folder import ModelReward
+    from rlhf.trainers.policy import Pretrained
+    from rlhf.trainers.value_model import OwnModel
+
+    return isinstance(part, AsksModel | ModelReward | OwnModel | Pretrained)
 
 
 def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from rlhf.commands.output import AsJson, command, errors, one_of, print_json, results
+from rlhf.commands.output import AsJson, caution, command, one_of, print_json, results
 from rlhf.commands.stored import Stored, look
 from rlhf.commands.tables import number
 from rlhf.errors import RecipeError, disk, nearest
@@ -64,8 +64,8 @@ def score(
     for _, target, part in parts:
         stored.refuse_without_references(part, f"--reward {target}")
     if stored.problem:
-        told = f"tasks are known by their ids alone: {escape(stored.problem)}"
-        errors().print(f"[yellow]caution[/] {told}", soft_wrap=True)
+        told = f"tasks are known by their ids alone: {stored.problem}"
+        caution(told)
     found = {name: _judged(stored, part, against, timeout_s, target) for name, target, part in parts}
     plain = [_plain(name, target, found[name], passes, run) for name, target, _ in parts]
     result = {"run": str(run), "against": against, "passes": passes, "rewards": plain}
@@ -148,7 +148,7 @@ def _judged(stored: Stored, reward: Any, against: str, timeout_s: float, target:
         )
     if n_failed:
         told = f"{target} could not judge {n_failed} of {len(judged)} attempts, which are left out: {message}"
-        errors().print(f"[yellow]caution[/] {escape(told)}", soft_wrap=True)
+        caution(told)
     return judged
 
 
@@ -196,7 +196,7 @@ def _write(out: Path, result: dict[str, Any], found: dict[str, list[Judgement]])
 
 def _show(row: dict[str, Any], against: str, limit: int) -> None:
     console = results()
-    console.print(f"[bold]{row['name']}[/] beside the stored {against}")
+    console.print(Text.assemble((row["name"], "bold"), f" beside the stored {against}"))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attempts", overflow="fold")
     for column in ("n", "before", "95% interval", "after", "95% interval", "rank\ncorr.", "flipped"):

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from rlhf.errors import AgentError, RecipeError, boundary
+from rlhf.terminal import say
 
 if TYPE_CHECKING:
     from agents.base import Agent, Reply
@@ -135,15 +134,15 @@ class Seat:
         self._newest = place
         tools = [json.dumps(tool, ensure_ascii=False) for tool in asked.tools]
         if tools and tools != self._tools:
-            typer.echo("\n".join(["--- tools", *tools]))
+            say("\n".join(["--- tools", *tools]))
         self._tools = tools or self._tools
         seen, now = self._shown.get(asked.role, ()), asked.messages
         n_same = next((i for i, (a, b) in enumerate(zip(seen, now, strict=False)) if a != b), min(len(seen), len(now)))
         self._shown[asked.role] = now
         for message in now[n_same:]:
             if str(message.role) != "assistant":
-                typer.echo(f"--- {message.role}\n{message.content}")
-        typer.echo(f"--- your reply{f' as {asked.role}' if asked.role else ''}")
+                say(f"--- {message.role}\n{message.content}")
+        say(f"--- your reply{f' as {asked.role}' if asked.role else ''}")
 
 
 class _Asks(BaseException):

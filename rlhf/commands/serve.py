@@ -45,6 +45,9 @@ def serve_environment(
     host: Annotated[str, typer.Option(help="Address to listen on. Whoever reaches it can play.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at a time.")] = 64,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin of a page in a browser that may connect; without one none may.")
+    ] = None,
 ) -> None:
     """Serve an environment in the protocol of OpenEnv, for other toolkits or other machines.
 
@@ -72,7 +75,7 @@ def serve_environment(
 
     def say(line: str) -> None:
         if "Running on" in line:
-            console.print(f"[bold]{kind}[/] by OpenEnv's protocol at {line.partition('Running on ')[2].split()[0]}")
+            console.print(f"{kind} by OpenEnv's protocol at {line.partition('Running on ')[2].split()[0]}")
 
-    app = Server(environment, max_sessions=max_sessions).application()
+    app = Server(environment, max_sessions=max_sessions, origins=allow_origin or ()).application()
     web.run_app(app, host=host, port=port, print=say, handle_signals=True)

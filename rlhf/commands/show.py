@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlhf.commands.fits import size_of
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
 from rlhf.commands.ready import refuse_absent_models
+from rlhf.evaluation.wording import duration_text
+from rlhf.terminal import CleanConsole
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -51,7 +53,7 @@ def show(
         return
     _print_figures(console, figures, measured)
     for warning in warnings:
-        console.print(f"[yellow]caution[/] {warning}", soft_wrap=True)
+        console.print(Text.assemble(("caution", "yellow"), " ", warning), soft_wrap=True)
 
 
 def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:
     return found
 
 
-def _print_figures(console: Console, figures: dict[str, Any], measured: dict[str, Any] | None) -> None:
+def _print_figures(console: CleanConsole, figures: dict[str, Any], measured: dict[str, Any] | None) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -136,18 +138,15 @@ def _trial_rows(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
         name = f"trial of {stage['stage']}"
         if stage["step_s"]:
             each = ", ".join(f"{seconds:.1f}" for seconds in stage["step_s"])
-            yield name, f"{each} s for its first steps, so {_duration(stage['stage_s'])} for all, without evaluations"
+            yield (
+                name,
+                f"{each} s for its first steps, so {duration_text(stage['stage_s'])} for all, without evaluations",
+            )
             name = ""
         if stage["peak_bytes"] is not None:
             where = "of the GPU " if measured["on_gpu"] else ""
             expected = f", {size_of(stage['estimated_bytes'])} estimated" if "estimated_bytes" in stage else ""
             yield name, f"{size_of(stage['peak_bytes'])} {where}at the highest so far{expected}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:

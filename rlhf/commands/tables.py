@@ -6,19 +6,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from rlhf.terminal import CleanConsole
 
 #: Rows of a table by types of tasks; the rest is in the summary.
 _MOST_TYPES = 24
 
 
-def show_summary(summary: Mapping[str, Any], console: Console) -> None:
+def show_summary(summary: Mapping[str, Any], console: CleanConsole) -> None:
     """Print the figures of one evaluation."""
     found = summary["success"]
     console.print(
-        f"success [bold]{share(found)}[/]  ({found['n']} attempts at {summary['n_tasks']} tasks, "
-        f"{summary['n_errors']} errors)",
+        Text.assemble(
+            "success ",
+            (share(found), "bold"),
+            f"  ({found['n']} attempts at {summary['n_tasks']} tasks, {summary['n_errors']} errors)",
+        ),
         soft_wrap=True,
     )
     score = summary["score"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from rlhf.commands.fits import refuse_too_large
 from rlhf.commands.output import (
@@ -17,13 +18,19 @@ from rlhf.commands.output import (
     AsJson,
     Overrides,
     Stopped,
+    caution,
     command,
     errors,
     print_json,
     quiet_libraries,
     results,
 )
-from rlhf.commands.ready import refuse_absent_engine, refuse_absent_models, refuse_absent_quantization
+from rlhf.commands.ready import (
+    refuse_absent_engine,
+    refuse_absent_models,
+    refuse_absent_quantization,
+    refuse_unreachable_models,
+)
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import no_run
 from rlhf.processes import n_here, n_wanted, take_one_gpu
@@ -82,10 +89,12 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     if resume is None:
         _refuse_untrainable(loaded)
-    for caution in _cautions(loaded) if is_main else ():
-        errors().print(f"[yellow]caution[/] {caution}", soft_wrap=True)
+    for told in _cautions(loaded) if is_main else ():
+        caution(told)
     refuse_absent_engine(loaded)
     refuse_absent_models(loaded)
+    if is_main:
+        refuse_unreachable_models(loaded)
     refuse_absent_quantization(loaded)
     if memory_check:
         refuse_too_large(loaded, n_wanted(), n_here())
@@ -229,8 +238,8 @@ def _print_result(result: dict[str, Any]) -> None:
     for when in ("before", "after"):
         success, interval = result.get(f"success_{when}"), result.get(f"interval_{when}")
         if success is not None:
-            text = f"success {when}: [bold]{success:.1%}[/]"
-            console.print(text + (f"  (95% interval {interval[0]:.1%} to {interval[1]:.1%})" if interval else ""))
+            within = f"  (95% interval {interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
+            console.print(Text.assemble(f"success {when}: ", (f"{success:.1%}", "bold"), within))
     console.print(f"trained in {result['train_s']:.0f} s on {result['n_episodes']} episodes")
     console.print(f"run     {result['run']}", soft_wrap=True)
     console.print(f"report  {result['report']}", soft_wrap=True)

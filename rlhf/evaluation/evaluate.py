@@ -43,7 +43,7 @@ class EvaluationResult:
 
     Attributes:
         success: share of attempts solved, of those that say something about the policy.
-        low, high: 95% Wilson interval of `success`, clustered by task when there are several attempts.
+        low, high: 95% interval of `success`, clustered by task when there are several attempts.
         n: attempts behind it.
         n_errors: attempts that failed for no fault of the policy; not in `n`.
     """

@@ -18,9 +18,10 @@ from rlhf.digests import read_listed
 from rlhf.errors import DataError
 from rlhf.evaluation import transcript
 from rlhf.evaluation.attempts import Attempt, read_attempts
-from rlhf.evaluation.figures import Band, Series, interval_chart, line_chart, number_text, percent_text
+from rlhf.evaluation.figures import Band, Series, interval_chart, line_chart
 from rlhf.evaluation.page import Section, failures, flat, page, table, write_page
 from rlhf.evaluation.store import TrajectoryRecord, read_trajectories
+from rlhf.evaluation.wording import number_text, percent_text
 
 #: Tasks in the table of the hardest ones, and of these those of which an attempt is shown.
 N_HARDEST, N_SHOWN = 12, 4
@@ -143,7 +144,7 @@ def _headline(found: Mapping[str, Any]) -> str:
         f'<div class="figures"><span>{_percent(success["value"])}</span></div>'
         f'<p class="what">success in {success["n"]} attempts at {found["n_tasks"]} tasks, 95% interval '
         f"{_percent(success['low'])} to {_percent(success['high'])}</p>"
-        f'<p class="soft">Bars are 95% Wilson intervals, clustered by task.{left_out}</p></div>'
+        f'<p class="soft">Bars are 95% intervals, clustered by task.{left_out}</p></div>'
         f"<div>{interval_chart(rows, 'Success', standalone=False)}</div></section>"
     )
 
@@ -164,7 +165,6 @@ def _figures(data: EvaluationData) -> str:
         ("success, errors left out", _share(found["success"])),
         ("success, errors as failures", _share(found["if_errors_failed"])),
         ("mean score", _number(found["score"])),
-        *(("mean score of a task, bootstrap", _number(one)) for one in [found.get("score_bootstrap")] if one),
         *((f"pass@{k}", _share(each["at"])) for k, each in found["pass"].items() if int(k) > 1),
         *((f"pass^{k}", _share(each["all"])) for k, each in found["pass"].items() if int(k) > 1),
         ("mean turns", number_text(found["turns_mean"])),

@@ -14,6 +14,7 @@ from html import escape
 from typing import Literal
 
 from rlhf.errors import DataError
+from rlhf.evaluation.wording import number_text, percent_text
 
 #: Styles of every chart. A page that holds charts puts them in its own style sheet once.
 STYLE = """
@@ -371,20 +372,3 @@ def _svg(body: Sequence[str], words: str, width: int, height: float, standalone:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" aria-label="{escape(words)}" '
         f'viewBox="0 0 {width} {height}" {size}>{style}{"".join(body)}</svg>'
     )
-
-
-def percent_text(value: float) -> str:
-    """Write a share as a percentage with at most one decimal."""
-    text = f"{100 * value:.1f}"
-    return text.removesuffix(".0") + "%"
-
-
-def number_text(value: float) -> str:
-    """Write a number briefly: 0.25, 12k, 3.1e-6."""
-    size = abs(value)
-    if size >= 10_000:
-        return f"{value / 1000:.4g}k" if size < 1e6 else f"{value / 1e6:.4g}M"
-    if 0 < size < 0.001:
-        digits, power = f"{value:.1e}".split("e")
-        return f"{digits.removesuffix('.0')}e{int(power)}"
-    return f"{value:.4g}"

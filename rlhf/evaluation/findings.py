@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf.evaluation.figures import number_text, percent_text
+from rlhf.evaluation.paired import Paired, compare
 from rlhf.evaluation.run_data import RunData
+from rlhf.evaluation.store import read_successes
+from rlhf.evaluation.wording import number_text, percent_text
 
 Level = Literal["fine", "look", "problem"]
 
@@ -35,7 +37,7 @@ def findings(run: RunData) -> list[Finding]:
     """Look for quiet failures; what the run did not log is not reported on."""
     checks = (
         *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _watched, _limits, _updates, _finite),
-        *(_refreshed, _renewed, _overlap),
+        *(_refreshed, _renewed, _chance),
     )
     return [finding for check in checks for finding in check(run)]
 
@@ -133,9 +135,9 @@ def _signal(run: RunData) -> Iterator[Finding]:
     yield Finding(
         "Groups without signal",
         percent_text(share),
-        _level(share, look=0.6, problem=0.95),
+        _level(share, look=0.3, problem=0.9),
         "Groups whose trajectories all scored the same: nothing is learned from comparing them.",
-        "choose tasks nearer to the policy's ability, or a larger group_size" if share >= 0.6 else "",
+        "choose tasks nearer to the policy's ability, or a larger group_size" if share >= 0.3 else "",
     )
 
 
@@ -261,19 +263,33 @@ def _finite(run: RunData) -> Iterator[Finding]:
         )
 
 
-def _overlap(run: RunData) -> Iterator[Finding]:
+def _chance(run: RunData) -> Iterator[Finding]:
+    """Whether first and last evaluation differ by more than chance: task by task, or, where none is stored, overlap."""
     points = list(run.results.values())
     if len(points) < 2:
         return
+    hint = "evaluate on more tasks (evaluation.n_tasks), or train longer"
+    if (pair := compared(run)) is not None:
+        low, high, n = pair.difference.low, pair.difference.high, pair.difference.n
+        if low <= 0 <= high:
+            words = f"Task by task, success changed by {100 * low:+.1f} to {100 * high:+.1f} points: it may be chance."
+            yield Finding("No clear change", f"n = {n}", "look", words, hint)
+        return
     first, last = points[0], points[-1]
     if last["low"] <= first["high"] and first["low"] <= last["high"]:
-        yield Finding(
-            "Intervals overlap",
-            f"n = {last.get('n', 0)}",
-            "look",
-            "The intervals before and after overlap: the difference may be chance.",
-            "evaluate on more tasks (evaluation.n_tasks), or train longer",
-        )
+        words = "The intervals before and after overlap: the difference may be chance."
+        yield Finding("Intervals overlap", f"n = {last.get('n', 0)}", "look", words, hint)
+
+
+def compared(run: RunData) -> Paired | None:
+    """Compare first and last evaluation on the tasks both attempted; None where fewer than two such are stored."""
+    names, folder = list(run.results), run.folder / "trajectories"
+    if len(names) < 2:
+        return None
+    first, last = (read_successes(folder, stage=name) for name in (names[0], names[-1]))
+    if len([task for task in first if first[task] and last.get(task)]) < 2:
+        return None
+    return compare(first, last)
 
 
 def _level(value: float, *, look: float, problem: float) -> Level:

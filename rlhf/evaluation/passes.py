@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlhf.errors import DataError
-from rlhf.evaluation.statistics import Estimate, effective_n, wilson_interval
+from rlhf.evaluation.statistics import Estimate, effective_n, share_interval
 
 
 def pass_at_k(n: int, n_solved: int, k: int) -> float:
@@ -48,7 +48,7 @@ def pass_estimates(
         confidence: of the intervals.
 
     Returns:
-        Both, with `n` tasks. The interval is Wilson's for the effective number of tasks; see `share_of_tasks`.
+        Both, with `n` tasks. For the intervals see `share_of_tasks`.
     """
     counts = [(len(found), sum(found)) for found in solved.values() if len(found) >= k]
     n_attempts = sum(n for n, _ in counts)
@@ -57,10 +57,9 @@ def pass_estimates(
 
 
 def share_of_tasks(values: Sequence[float], n_attempts: int, *, confidence: float = 0.95) -> Estimate:
-    """Estimate the mean of one value in [0, 1] per task, with Wilson's interval for the effective number of tasks.
+    """Estimate the mean of one value in [0, 1] per task, with the interval of a share of effective tasks.
 
-    That number is what `success_estimate` uses: v̄(1−v̄) / (s²/m), corrected for the tasks' degrees of freedom, at most
-    2 `n_attempts`; m where all values agree at 0 or at 1. So the interval stays in [0, 1] and is not empty there.
+    Their number is that of `effective_n`, of the variance v̄(1−v̄) that ones and zeros would have and the error s/√m.
 
     Args:
         values: `[m]`, one per task.
@@ -73,8 +72,10 @@ def share_of_tasks(values: Sequence[float], n_attempts: int, *, confidence: floa
     x = np.asarray(values, dtype=np.float64)
     mean = min(1.0, max(0.0, float(x.mean())))
     error = float(x.std(ddof=1)) / math.sqrt(m) if m > 1 else math.inf
-    effective = effective_n(mean, error, n_attempts, m, confidence) if n_attempts > m else float(m)
-    low, high = wilson_interval(mean * effective, effective, confidence)
+    effective = (
+        effective_n(mean * (1 - mean), error, n_attempts, m, confidence=confidence) if n_attempts > m else float(m)
+    )
+    low, high = share_interval(mean * effective, effective, confidence)
     return Estimate(mean, low, high, m)
 
 

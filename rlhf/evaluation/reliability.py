@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import DataError
-from rlhf.evaluation.figures import Band, Series, line_chart, percent_text
+from rlhf.evaluation.figures import Band, Series, line_chart
+from rlhf.evaluation.wording import percent_text
 
 _OF = {"pairs": "held-out pairs", "outcome": "held-out attempts", "steps": "steps of held-out attempts"}
 

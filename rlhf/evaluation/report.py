@@ -13,12 +13,11 @@ from typing import Any
 
 from rlhf.evaluation import transcript
 from rlhf.evaluation.curves import learning_curves
-from rlhf.evaluation.figures import interval_chart, number_text, percent_text
-from rlhf.evaluation.findings import Finding, findings
+from rlhf.evaluation.figures import interval_chart
+from rlhf.evaluation.findings import Finding, compared, findings
 from rlhf.evaluation.page import Section, failures, flat, page, table, write_page
-from rlhf.evaluation.paired import compare
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.store import read_successes
+from rlhf.evaluation.wording import duration_text, number_text, percent_text
 from rlhf.metrics import describe
 
 
@@ -54,7 +53,7 @@ def _subtitle(run: RunData) -> str:
     if episodes := sum(run.values("rollout/n_episodes")):
         parts.append(f"{episodes:,.0f} training episodes")
     if seconds := _duration(run):
-        parts.append(f"{seconds / 60:.0f} min {seconds % 60:.0f} s" if seconds >= 60 else f"{seconds:.0f} s")
+        parts.append(duration_text(seconds))
     if (seed := run.setting("seed")) is not None:
         parts.append(f"seed {seed}")
     return escape(" · ".join(parts))
@@ -84,21 +83,15 @@ def _headline(run: RunData) -> str:
         '<section class="card hero" aria-label="Result"><div>'
         f'<div class="figures">{"".join(numbers)}</div>'
         f'<p class="what">success on {escape(str(last.get("n", "?")))} unseen tasks{split}</p>{_compared(run)}'
-        f'<p class="soft">Bars are 95% Wilson intervals.{left_out}</p></div>'
+        f'<p class="soft">Bars are 95% intervals.{left_out}</p></div>'
         f"<div>{interval_chart(rows, 'Success on unseen tasks', standalone=False)}</div></section>"
     )
 
 
 def _compared(run: RunData) -> str:
     """Say how first and last evaluation differ on the tasks both attempted."""
-    names = list(run.results)
-    folder = run.folder / "trajectories"
-    if len(names) < 2:
+    if (result := compared(run)) is None:
         return ""
-    first, last = (read_successes(folder, stage=name) for name in (names[0], names[-1]))
-    if len([task for task in first if first[task] and last.get(task)]) < 2:
-        return ""
-    result = compare(first, last)
     d, test = result.difference, "McNemar's test" if result.test == "mcnemar" else "permutation test"
     chance = "p < 0.0001" if result.p_value < 1e-4 else f"p = {result.p_value:.2g}"
     return (

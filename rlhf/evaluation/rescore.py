@@ -12,7 +12,7 @@ import numpy as np
 
 from rlhf.data import Failure, ScoredGroup, Task
 from rlhf.evaluation.rows import TrajectoryRecord
-from rlhf.evaluation.statistics import Estimate, mean_interval
+from rlhf.evaluation.statistics import Estimate, mean_interval, usual_range
 from rlhf.rollout.score import Weighted, score_group
 
 #: Name under which the reward is asked.
@@ -122,8 +122,8 @@ def _judgements(group: Sequence[TrajectoryRecord], scored: ScoredGroup, against:
 def figures(judged: Sequence[Judgement], passes: float) -> dict[str, Any]:
     """Compare before and after over attempts that the reward could judge.
 
-    Means have Student's t intervals, clustered by task. Flipped attempts are those of which one value is at least
-    `passes` and the other is not.
+    Means have the intervals of `mean_interval`, clustered by task, within the `usual_range` of the values. Flipped
+    attempts are those of which one value is at least `passes` and the other is not.
     """
     kept = [(j.record.task_id, j.before, j.after) for j in judged if j.after is not None]
     tasks, before, after = (list(column) for column in zip(*kept, strict=True)) if kept else ([], [], [])
@@ -132,8 +132,8 @@ def figures(judged: Sequence[Judgement], passes: float) -> dict[str, Any]:
     return {
         "n": len(kept),
         "n_failed": len(judged) - len(kept),
-        "before": _plain(mean_interval(before, tasks)),
-        "after": _plain(mean_interval(after, tasks)),
+        "before": _plain(mean_interval(before, tasks, within=usual_range(before))),
+        "after": _plain(mean_interval(after, tasks, within=usual_range(after))),
         "rank_correlation": rank_correlation(before, after),
         "n_up": up,
         "n_down": down,

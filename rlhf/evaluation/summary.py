@@ -9,7 +9,7 @@ from typing import Any
 from rlhf.data import Outcome
 from rlhf.evaluation.attempts import Attempt, scores_by_task, solved_by_task
 from rlhf.evaluation.passes import pass_estimates
-from rlhf.evaluation.statistics import Estimate, bootstrap_interval, mean_interval, success_estimate
+from rlhf.evaluation.statistics import Estimate, mean_interval, success_estimate, usual_range
 
 #: Ends that came from a limit: counted apart, and failures all the same.
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
@@ -27,7 +27,6 @@ def summarize(attempts: Sequence[Attempt], *, price_in: float | None = None, pri
     parts = _grouped(attempts, lambda a: a.part)
     return {
         **_figures(attempts),
-        "score_bootstrap": _bootstrapped(attempts),
         "if_errors_failed": _plain(_success(attempts, errors_fail=True)),
         "pass": _passes(attempts),
         "per_solved": _per_solved(attempts, price_in, price_out),
@@ -46,7 +45,7 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
     tasks = [task for task, found in scores.items() for _ in found]
     return {
         "success": _plain(_success(attempts, errors_fail=False)),
-        "score": _plain(mean_interval(values, tasks)),
+        "score": _plain(mean_interval(values, tasks, within=usual_range(values))),
         "n_tasks": len({a.task_id for a in attempts}),
         "n_attempts": len(attempts),
         "n_solved": outcomes[Outcome.SOLVED],
@@ -66,11 +65,6 @@ def _success(attempts: Sequence[Attempt], *, errors_fail: bool) -> Estimate:
     counted = [a for a in attempts if errors_fail or not a.is_error]
     n_errors = sum(a.is_error for a in attempts)
     return success_estimate([a.solved for a in counted], [a.task_id for a in counted], n_errors=n_errors)
-
-
-def _bootstrapped(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Mean over tasks of their mean scores, with the percentile bootstrap over tasks."""
-    return _plain(bootstrap_interval([sum(found) / len(found) for found in scores_by_task(attempts).values()]))
 
 
 def _passes(attempts: Sequence[Attempt]) -> dict[str, dict[str, Any]]:

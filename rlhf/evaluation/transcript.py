@@ -14,8 +14,8 @@ from typing import Any
 
 from rlhf.data import Generation, Outcome
 from rlhf.digests import verify_model
-from rlhf.evaluation.figures import number_text
 from rlhf.evaluation.store import StoredStep, TrajectoryRecord, list_steps, read_trajectories
+from rlhf.evaluation.wording import number_text
 
 #: A prompt longer than this is folded away.
 MAX_OPEN_PROMPT = 220

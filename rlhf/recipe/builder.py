@@ -22,6 +22,7 @@ from pydantic.errors import PydanticUserError
 from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.kinds import kind_of, resolve, section_of_type
+from rlhf.recipe.aliases import ours
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
@@ -116,7 +117,8 @@ def build_environment(values: Any, path: str, *, base: Path) -> Any:
 def convert(annotation: Any, value: Any, path: str, *, base: Path, default: object = None) -> Any:
     """Return `value` as an object of type `annotation`, or raise RecipeError naming `path`."""
     if not holds_objects(annotation):
-        return convert_data(annotation, value, path)
+        data = convert_data(annotation, value, path)
+        return _beside(data, base) if isinstance(data, Path) else data
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         inner = convert(args[0], value, path, base=base, default=default)
@@ -161,6 +163,12 @@ def plain_part(section: str | None, part: Any) -> dict[str, Any]:
     return kind | {name: plain(key.annotation, getattr(part, name)) for name, key in keys_of(type(part)).items()}
 
 
+def _beside(named: Path, base: Path) -> Path:
+    """A file or folder beside the recipe, as `./file.py` in a kind is; what is not there is named from here."""
+    there = base / named.expanduser()
+    return there.resolve() if there.exists() else named.expanduser()
+
+
 def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str, base: Path) -> None:
     for key in values:
         if key not in keys:
@@ -170,6 +178,7 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
                 got=f"{key}: {given(values[key])}",
                 expected=", ".join(keys) or "no keys at all",
                 hint=_meant_by_kind(key, values[key], keys)
+                or ours(str(key))
                 or _one_level_down(str(key), keys, base)
                 or _ELSEWHERE.get(str(key))
                 or nearest(str(key), keys)
@@ -220,7 +229,8 @@ def _refuse_of_other_kinds(
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=_one_level_down(str(key), keys, base)
+                hint=ours(str(key))
+                or _one_level_down(str(key), keys, base)
                 or f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
                 f"give all of it: {_replaced(path, 'kind: ..., ...')}",
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
+from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build, build_environment, build_part, plain, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.keys import keys_of
@@ -75,7 +76,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     """
     for key in values:
         if key not in KEYS:
-            hint = nearest(key, KEYS) or "remove the key"
+            hint = ours(key) or nearest(key, KEYS) or "remove the key"
             raise RecipeError(
                 f"a recipe has no key '{key}'", where=key, got=given(values[key]), expected=", ".join(KEYS), hint=hint
             )

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.errors import RecipeError
+from rlhf.recipe.bombs import refuse_long_references, refuse_many_nodes, refused
 
 _NUMBER_STARTS = list("-+.0123456789")
 _CORE: tuple[tuple[str, str, list[str]], ...] = (
@@ -71,8 +72,13 @@ _Dumper.add_representer(str, _represent_text)
 
 def parse(text: str, where: str) -> Any:
     """Read YAML text into plain values. Raises RecipeError with line and column."""
+    loader = _Loader(text)
     try:
-        return yaml.load(text, Loader=_Loader)
+        node = loader.get_single_node()
+        refuse_many_nodes(node, where)
+        return None if node is None else loader.construct_document(node)
+    except RecursionError:
+        raise refused(where, "too many levels") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
@@ -84,6 +90,8 @@ def parse(text: str, where: str) -> Any:
             expected=str(getattr(error, "problem", None) or "YAML"),
             hint="look at the indentation, brackets and colons there",
         ) from error
+    finally:
+        loader.dispose()
 
 
 def to_text(values: Mapping[str, Any]) -> str:
@@ -120,6 +128,7 @@ def read(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         raise _of_omegaconf(error, str(path)) from error
     for override in overrides:
         _apply(config, override)
+    refuse_long_references(OmegaConf.to_container(config), str(path))  # type: ignore[arg-type]
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

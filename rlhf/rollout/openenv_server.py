@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from environments.base import Environment, StepResult, properties_of
@@ -60,10 +60,19 @@ class Server:
         environment: what is served; its calls run as in a rollout, under the same limits.
         limits: of time.
         max_sessions: connections at a time; the next one is told that there is no room.
+        origins: of pages in a browser that may connect, such as `https://lab.example`; without any no page may.
     """
 
-    def __init__(self, environment: Environment, *, limits: Limits | None = None, max_sessions: int = 64) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        limits: Limits | None = None,
+        max_sessions: int = 64,
+        origins: Collection[str] = (),
+    ) -> None:
         self.environment, self.limits, self.max_sessions = environment, limits or Limits(), max_sessions
+        self.origins = frozenset(origins)
         self._lanes: Lanes | None = None
         self._tasks: dict[str, Sequence[Task]] = {}
         self._n_sessions = 0
@@ -72,7 +81,14 @@ class Server:
         """The aiohttp application."""
         from aiohttp import web
 
-        app = web.Application()
+        @web.middleware  # type: ignore[untyped-decorator]  # aiohttp may be absent
+        async def no_pages(request: Any, handler: Any) -> Any:
+            """Refuse what a page of a browser sends: it reaches this machine from wherever the page comes from."""
+            if "Origin" in request.headers and request.headers["Origin"] not in self.origins:
+                raise web.HTTPForbidden(text=f"{request.headers['Origin']} may not use this server")
+            return await handler(request)
+
+        app = web.Application(middlewares=[no_pages])
         app.router.add_get("/health", self._health)
         app.router.add_get("/metadata", self._metadata)
         app.router.add_get("/schema", self._schema)

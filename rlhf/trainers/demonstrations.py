@@ -115,7 +115,7 @@ async def play(
             for retry in range(1 + limits.max_retries):
                 rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
                 share = 1.0 if rng.random() < unsolved_share else random_share
-                strays = _AtRandom(share, dict(pool), rng)
+                strays = AtRandom(share, dict(pool), rng)
                 try:
                     played.append(await play_one(environment, task, strays, limits, lanes.open(), needs))
                     pool = strays.pool
@@ -161,7 +161,7 @@ class Strays(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _AtRandom:
+class AtRandom:
     """Leaves the plan now and then for a random action.
 
     Attributes:

@@ -119,6 +119,10 @@ class Pretrained:
         return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
 
 
+#: Files of which a tokenizer has at least one.
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
 def load_folder(
     path: str, *, dtype: str = "float32", where: str = "", quantization: str | None = None
 ) -> tuple[Any, Any]:
@@ -140,6 +144,14 @@ def load_folder(
             got=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder",
             expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
             hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
+        )
+    if local and not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise ModelError(
+            "there is no tokenizer in this folder",
+            where=where,
+            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]),
+            expected=f"one of {', '.join(_TOKENIZERS)}",
+            hint="copy the tokenizer's files there from the model it was trained from, as save_pretrained writes them",
         )
     options = loading_options(quantization, getattr(torch, dtype))
     try:

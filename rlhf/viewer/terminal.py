@@ -16,8 +16,8 @@ from rich.text import Text
 
 from rlhf.data import Failure, Outcome, Score, Trajectory, Turn
 from rlhf.data.generation import calls_of
+from rlhf.terminal import clean
 
-_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code != 10} | {127: "␡"}
 #: More cells than any table has.
 _ENDLESS = 100_000
 #: Cells that a message has at least.
@@ -300,4 +300,4 @@ def _outcome_style(outcome: Outcome) -> str:
 
 
 def _plain(text: str, style: str = "") -> Text:
-    return Text(text.translate(_CONTROLS), style=style)
+    return Text(clean(text), style=style)

@@ -260,3 +260,35 @@ def test_a_split_is_asked_for_by_name(ours: str) -> None:
         return episode.opening.reply
 
     assert asyncio.run(opening()) == near.start(task).opening.reply
+
+
+def test_a_page_of_a_browser_may_not_connect() -> None:
+    """A page reaches this machine from wherever it comes, and a name of its own may lead here: Host says nothing."""
+    import aiohttp
+
+    async def tried(server: Server, origin: str | None) -> int:
+        runner = web.AppRunner(server.application())
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        headers = {} if origin is None else {"Origin": origin, "Host": origin.partition("//")[2]}
+        try:
+            async with aiohttp.ClientSession() as client:
+                async with client.get(f"http://127.0.0.1:{port}/metadata", headers=headers) as found:
+                    status = found.status
+                try:
+                    async with client.ws_connect(f"http://127.0.0.1:{port}/ws", headers=headers):
+                        assert status == 200
+                except aiohttp.WSServerHandshakeError as error:
+                    assert error.status == status
+                return status
+        finally:
+            await runner.cleanup()
+
+    closed, opened = Server(Keyhole()), Server(Keyhole(), origins=["https://lab.example"])
+    assert asyncio.run(tried(closed, None)) == 200
+    for origin in ("https://evil.example", "http://127.0.0.1:8000", "null", ""):
+        assert asyncio.run(tried(closed, origin)) == 403
+    assert asyncio.run(tried(opened, "https://lab.example")) == 200
+    assert asyncio.run(tried(opened, "https://lab.example.evil.com")) == 403

@@ -25,7 +25,7 @@ from rlhf.data import (
     Turn,
     Verdict,
 )
-from rlhf.evaluation.statistics import wilson_interval
+from rlhf.evaluation.statistics import share_interval
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.sinks import JsonlSink, Metrics
 
@@ -122,7 +122,7 @@ def evaluation(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """A result as an evaluation writes it."""
     trajectories = [t for g in groups for t in g.trajectories]
     n, solved = len(trajectories), sum(t.solved for t in trajectories)
-    low, high = wilson_interval(solved, n)
+    low, high = share_interval(solved, n)
     n_errors = sum(len(g.failures) for g in groups)
     return {"success": solved / n, "low": low, "high": high, "n": n, "n_errors": n_errors, "split": "test"}
 

@@ -125,7 +125,7 @@ def test_a_missing_or_damaged_file_is_named(folder: Path) -> None:
 def test_nothing_but_errors_has_a_page(tmp_path: Path) -> None:
     folder = write(tmp_path / "errors", {"house/a/1": [None, None]})
     summary = json.loads((folder / "summary.json").read_text())
-    for name in ("success", "score", "score_bootstrap"):
+    for name in ("success", "score"):
         summary[name]["value"] = None  # as the command writes what is no number
     for each in (*summary["parts"].values(), *summary["types"].values()):
         each["success"]["value"] = each["score"]["value"] = None

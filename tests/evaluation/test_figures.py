@@ -18,9 +18,9 @@ from rlhf.evaluation.figures import (
     line_chart,
     nice_ticks,
     number_text,
-    percent_text,
     smooth,
 )
+from rlhf.evaluation.wording import duration_text, percent_text
 
 NS = "{http://www.w3.org/2000/svg}"
 VALUES = st.lists(st.none() | st.floats(-1e6, 1e6) | st.just(math.nan), max_size=30)
@@ -166,3 +166,23 @@ def test_numbers_are_written_briefly() -> None:
         "0", "0.25", "3.142", "12k", "2.5M", "3.1e-6", "-2e-5",
     ]  # fmt: skip
     assert [percent_text(x) for x in (0, 0.6000000001, 0.975, 1)] == ["0%", "60%", "97.5%", "100%"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (299.7, "5 min 0 s"),
+        (3599.6, "1 h 0 min"),
+        (9000, "2 h 30 min"),
+        (86_400 * 3, "3 d 0 h"),
+    ],
+)
+def test_a_duration_is_rounded_before_it_is_split(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_a_share_that_is_not_quite_none_or_all_does_not_look_so() -> None:
+    assert [percent_text(x) for x in (0.0001, 0.0005, 0.9994, 0.99999)] == ["<0.1%", "0.1%", "99.9%", ">99.9%"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.evaluation.paired import compare, holm, mcnemar, n_tasks_needed, permutation
-from rlhf.evaluation.statistics import mean_interval, wilson_interval
+from rlhf.evaluation.statistics import mean_interval, share_interval
 
 
 def test_mcnemar_by_hand() -> None:
@@ -80,7 +80,7 @@ def test_a_comparison_counts_tasks_and_names_those_that_flipped() -> None:
     found = compare(first, second)
     assert (found.better, found.worse, found.n_unpaired, found.test) == (("b",), ("a",), 3, "permutation")
     # differences -1/2, 1, 0, 0
-    plain = mean_interval([-0.5, 1.0, 0.0, 0.0])
+    plain = mean_interval([-0.5, 1.0, 0.0, 0.0], within=(-1.0, 1.0))
     assert (found.difference.value, found.difference.low) == pytest.approx((0.125, plain.low))
     assert found.deviation == pytest.approx(np.std([-0.5, 1.0, 0.0, 0.0], ddof=1))
     mirrored = compare(second, first)
@@ -97,8 +97,8 @@ def test_one_attempt_each_takes_mcnemar() -> None:
 def test_policies_that_never_differ_have_an_interval_all_the_same() -> None:
     same = {str(i): [1.0, 0.0] for i in range(50)}
     found = compare(same, same)
-    # one task each way by one of two attempts: 1.959964 · √(2 · (1/2)² / 52) / √52 = 1.959964 · 0.7071 / 52
-    assert (found.difference.low, found.difference.high) == pytest.approx((-0.026652, 0.026652), abs=1e-6)
+    # 1.8 tasks each way: s² = 3.6 / 52.6, s/√53.6 = 0.035733, t(0.975, 52.6) = 2.006102
+    assert (found.difference.low, found.difference.high) == pytest.approx((-0.071685, 0.071685), abs=1e-5)
     assert (found.p_value, found.better, found.worse) == (1.0, (), ())
 
 
@@ -106,9 +106,26 @@ def test_pairing_finds_a_difference_that_two_intervals_hide() -> None:
     # 100 tasks; the second policy solves what the first does, and 10 more: 10 better, 0 worse, 1 / 2^10
     first = {str(i): [float(i < 45)] for i in range(100)}
     second = {str(i): [float(i < 55)] for i in range(100)}
-    assert wilson_interval(45, 100)[1] > wilson_interval(55, 100)[0]
+    assert share_interval(45, 100)[1] > share_interval(55, 100)[0]
     found = compare(first, second)
     assert found.difference.low > 0 and found.p_value == 1 / 1024
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_a_difference_of_shares_stays_within_one(pairs: list[tuple[bool, bool]]) -> None:
+    first, second = ({str(i): [float(pair[side])] for i, pair in enumerate(pairs)} for side in (0, 1))
+    found = compare(first, second).difference
+    assert -1 <= found.low <= found.value <= found.high <= 1 and found.high - found.low > 1 / len(pairs)
+
+
+def test_all_better_is_no_more_than_all() -> None:
+    first = {str(i): [0.0] for i in range(20)}
+    second = {str(i): [float(i > 0)] for i in range(20)}  # 95 points, whose plain t interval ends at 105.5
+    found = compare(first, second).difference
+    assert found.high == 1.0 and 0.5 < found.low < 0.95
+    # scores that pass 1 have no known range
+    third = {str(i): [2.0 + i] for i in range(20)}
+    assert compare(first, third).difference.high > 12
 
 
 def test_nothing_in_common_is_an_error() -> None:

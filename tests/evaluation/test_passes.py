@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.evaluation.passes import pass_all_k, pass_at_k, pass_estimates, share_of_tasks
-from rlhf.evaluation.statistics import success_estimate, wilson_interval
+from rlhf.evaluation.statistics import share_interval, success_estimate
 
 
 def test_by_hand() -> None:
@@ -61,9 +61,9 @@ def test_tasks_with_fewer_attempts_are_left_out() -> None:
 
 def test_agreement_at_an_end_counts_the_tasks() -> None:
     found = share_of_tasks([1.0] * 20, 160)
-    assert (found.value, found.low, found.high) == (1.0, wilson_interval(20, 20)[0], 1.0)
+    assert (found.value, found.low, found.high) == (1.0, share_interval(20, 20)[0], 1.0)
     found = share_of_tasks([0.0], 8)
-    assert (found.low, found.high) == wilson_interval(0, 1)
+    assert (found.low, found.high) == share_interval(0, 1)
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)])

@@ -208,6 +208,12 @@ def test_groups_without_signal_invalid_actions_and_limits_are_shown(tmp_path: Pa
     assert found["Skipped updates"].value == "1" and found["No updates"].level == "problem"
 
 
+@pytest.mark.parametrize(("flat", "level"), [(2, "fine"), (5.1, "look"), (9.5, "problem")])
+def test_half_of_the_groups_without_signal_is_worth_a_look(tmp_path: Path, flat: float, level: str) -> None:
+    found = run_with(tmp_path, {}, credit__n_groups=10, credit__n_zero_std_groups=flat)["Groups without signal"]
+    assert found.level == level and bool(found.hint) == (level != "fine")
+
+
 def test_overlapping_intervals_are_pointed_out(tmp_path: Path) -> None:
     before, after = ({"success": x, "low": x - 0.1, "high": x + 0.1, "n": 90} for x in (0.4, 0.55))
     assert run_with(tmp_path, {"before": before, "after": after})["Intervals overlap"].level == "look"

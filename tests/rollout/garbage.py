@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from small_world import Corridor, CorridorEpisode
 
 from environments.base import StepResult
 from rlhf.data import Task, Verdict
+from tests.rollout.small_world import Corridor, CorridorEpisode
 
 #: Bytes of a text that is beyond all bounds; the full number of cases draws ones of up to 100 MB.
 LONG = 5 * 2**20

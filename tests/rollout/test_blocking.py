@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from garbage import Endless
-from small_world import INLINE, THREADS, Corridor, Plain, tokenizer
-from trouble import Troubled
 
 from environments.base import StepResult
 from environments.pool import Processes
@@ -29,6 +26,9 @@ from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.scripted import ScriptedEngine
 from rlhf.rollout.workers import CallError, CallTimeout, InlineLane
+from tests.rollout.garbage import Endless
+from tests.rollout.small_world import INLINE, THREADS, Corridor, Plain, tokenizer
+from tests.rollout.trouble import Troubled
 from tests.standing import standing
 
 LIMITS = Limits(step_timeout_s=20.0, start_timeout_s=20.0, episode_timeout_s=60.0, max_retries=0)
@@ -111,7 +111,7 @@ def test_ctrl_c_in_an_inline_step_still_ends_the_run() -> None:
         import asyncio, sys, time
         sys.path[:0] = ["tests/rollout", "."]
         from test_blocking import rollout
-        from trouble import Troubled
+        from tests.rollout.trouble import Troubled
         def trouble(environment):
             print("begun", flush=True)
             time.sleep(0.5)

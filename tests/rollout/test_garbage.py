@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from garbage import LONG, NO_TRUTH, Garbage, Leaving, Trouble, Unwilling, broken_verdict
-from small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
 
 from environments.base import StepResult
 from environments.gate import checked_result
@@ -21,6 +19,8 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.scripted import ScriptedEngine
+from tests.rollout.garbage import LONG, NO_TRUTH, Garbage, Leaving, Trouble, Unwilling, broken_verdict
+from tests.rollout.small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
 
 LIMITS = Limits(step_timeout_s=20.0, start_timeout_s=20.0, episode_timeout_s=120.0, max_retries=0, max_concurrent=16)
 MANY_BYTES = 100 * 2**20

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from agents.chat import ChatAgent
 from environments.base import StepResult
@@ -27,6 +26,7 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, score_group
 from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.terminal import CleanConsole
 from rlhf.viewer.terminal import show_trajectory
 from tests.rollout.small_world import Corridor, CorridorEpisode, tokenizer
 
@@ -277,7 +277,7 @@ def test_reports_and_terminal_say_what_was_given_and_what_is_shared():
         (True, False), (False, True), (False, True), (False, False), (False, False),
     ]  # fmt: skip
     assert turns[0].startswith("1") and "go north" in turns[0]
-    console = Console(file=io.StringIO(), width=200)
+    console = CleanConsole(file=io.StringIO(), width=200)
     show_trajectory(record, console)
     lines = [line for line in console.file.getvalue().splitlines() if " > go north" in line]
     assert [line.split("go north")[1].strip() for line in lines] == ["given", "shared", "shared", "", ""]

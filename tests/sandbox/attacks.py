@@ -273,6 +273,41 @@ for folder in ("/tmp", "/var/tmp", "/dev/shm"):
     return not left
 
 
+def memory_of_system_v(scene: Scene) -> bool:
+    """It belongs to no process: it outlives the one that made it."""
+    return _leaves_nothing("shm", "libc.shmget({key}, 1 << 20, 0o1600)", scene)
+
+
+def semaphores_of_system_v(scene: Scene) -> bool:
+    made = {"sem": "libc.semget({key}, 1, 0o1600)", "msg": "libc.msgget({key}, 0o1600)"}
+    return all(_leaves_nothing(kind, call, scene) for kind, call in made.items())
+
+
+def _leaves_nothing(kind: str, call: str, scene: Scene) -> bool:
+    """Whether what `call` made with a key that nobody else has is gone; if not, it is removed here."""
+    key = 1 + uuid.uuid4().int % (1 << 30)
+    finished = scene.run(f"import ctypes\nlibc = ctypes.CDLL(None)\nprint({call.format(key=key)})\n")
+    rows = Path(f"/proc/sysvipc/{kind}").read_text("ascii").splitlines()[1:]
+    left = [row.split()[1] for row in rows if int(row.split()[0]) == key]
+    for number in left:
+        subprocess.run(["ipcrm", {"shm": "-m", "sem": "-s", "msg": "-q"}[kind], number], check=False)
+    return finished.ending is Ending.OK and b"-1" not in finished.stdout and not left
+
+
+def being_spared_when_memory_runs_out(scene: Scene) -> bool:
+    code = """
+import os
+for adjustment in range(-1000, 0, 100):
+    try:
+        os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY), str(adjustment).encode())
+        print(adjustment)
+        break
+    except OSError:
+        pass
+"""
+    return not scene.run(code).stdout
+
+
 #: What is stopped from which level on. The levels are those of an ordinary user, and of root, who becomes another user.
 ATTACKS: dict[Callable[[Scene], bool], tuple[str, str]] = {
     fork_bomb: ("rlimits", "rlimits"),
@@ -284,6 +319,9 @@ ATTACKS: dict[Callable[[Scene], bool], tuple[str, str]] = {
     endless_output: ("rlimits", "rlimits"),
     leaving_children_behind: ("rlimits", "rlimits"),
     a_folder_that_cannot_be_removed: ("rlimits", "rlimits"),
+    memory_of_system_v: ("rlimits", "rlimits"),
+    semaphores_of_system_v: ("namespaces", "rlimits"),
+    being_spared_when_memory_runs_out: ("namespaces", "rlimits"),
     reading_environments: ("namespaces", "rlimits"),
     reading_files: ("namespaces", "rlimits"),
     forging_the_report: ("namespaces", "rlimits"),

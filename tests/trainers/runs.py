@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from rlhf.build import train
 from rlhf.evaluation.store import list_steps
 from rlhf.recipe import load
+from rlhf.terminal import CleanConsole
 from tests.trainers import words
 
 Values = dict[str, Any]
@@ -41,7 +41,7 @@ BASE: Values = {
 }
 
 #: Of the log, what says how long things took.
-_CLOCK = ("time/", "memory/", "rollout/tokens_per_s", "rollout/time_s")
+_CLOCK = ("time/", "memory/", "rollout/tokens_per_s")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def write(folder: Path, stages: list[Values], **changes: Any) -> Path:
 def run(recipe: Path, out: Path, *, resume: bool = False) -> Done:
     """Train in this process."""
     shown = io.StringIO()
-    result = train(load(recipe), out, resume=out if resume else None, console=Console(file=shown, width=500))
+    result = train(load(recipe), out, resume=out if resume else None, console=CleanConsole(file=shown, width=500))
     return Done(out, result, shown.getvalue())
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from rlhf.build import train
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.recipe import load
+from rlhf.terminal import CleanConsole
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.optimizer import AdamW
@@ -300,7 +300,7 @@ def test_a_run_that_fails_before_its_first_checkpoint_says_what_there_is(tmp_pat
             raise RuntimeError("the lamp fell over")
 
     with words.on_every_step(path, fall_over), pytest.raises(RlhfError, match="demonstrations"):
-        train(load(path), out, console=Console(file=shown, width=500))
+        train(load(path), out, console=CleanConsole(file=shown, width=500))
     said = shown.getvalue()
     assert f"there is no checkpoint yet; {out} holds demonstrations, " in said
     assert f"rlhf train --resume {out}" in said

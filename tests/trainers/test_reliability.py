@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.errors import DataError
 from rlhf.evaluation.reliability import reliability_chart, reliability_charts
-from rlhf.evaluation.statistics import success_estimate, wilson_interval
+from rlhf.evaluation.statistics import share_interval, success_estimate
 from rlhf.trainers.reliability import Bin, bins_of, calibration_error, sureness, write_held_out
 
 
@@ -25,7 +25,7 @@ def test_probabilities_are_put_together_with_what_happened() -> None:
         (1, 0.7, 1.0),
         (2, pytest.approx(0.975), 1.0),
     ]
-    assert (bins[0].low, bins[0].high) == pytest.approx(wilson_interval(1, 2))
+    assert (bins[0].low, bins[0].high) == pytest.approx(share_interval(1, 2))
     # (2 · .025 + 1 · .3 + 2 · .025) / 5
     assert calibration_error(bins) == pytest.approx(0.08)
 
