@@ -84,6 +84,7 @@ _TURN = pa.struct(
         "n_generations": pa.int32(),
         "notes": pa.map_(pa.string(), pa.string()),
         "parts": pa.list_(pa.string()),
+        "said": pa.string(),
     }
 )
 _GENERATION = pa.struct(
@@ -204,6 +205,7 @@ def _encode_turn(turn: Turn) -> Row:
         "n_generations": len(turn.generations),
         "notes": [(_text(name), _text(note)) for name, note in turn.action.notes.items()],
         "parts": [_text(part) for part in turn.action.parts],
+        "said": _text(turn.action.said),
     }
 
 
@@ -273,8 +275,9 @@ def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[
                 t["text"],
                 tuple(next(generations) for _ in range(t["n_generations"])),
                 t["error"],
-                dict(t.get("notes") or ()),  # these two are not in the files of older versions
+                dict(t.get("notes") or ()),  # these three are not in the files of older versions
                 tuple(t.get("parts") or ()),
+                t.get("said") or "",
             ),
             reply=t["reply"],
             reward=t["reward"],
