@@ -219,7 +219,7 @@ def worth_keeping(said: Sequence[str]) -> str:
 
 @lru_cache(maxsize=8192)
 def _story(settings: LongMemory, seed: int) -> Story:
-    return draw_for("long_memory", seed, settings.draw)
+    return draw_for("long_memory", seed, settings.draw, lambda story: (story.said[0], story.reference))
 
 
 def _merged(rng: random.Random, lines: Sequence[Sequence[str]]) -> list[str]:

@@ -135,6 +135,10 @@ class MatrixGame(Drawn):
             return Match(self.game, ((third, low), (high, second)), opponent, 0)
         return Match(self.game, ((high, low), (third, second)), opponent, 0)
 
+    def told(self, instance: Match) -> str:
+        """The payments; by which rule the other plays is not seen."""
+        return repr(instance.pays)
+
     def start(self, task: Task) -> MatrixGameEpisode:
         """Begin one attempt."""
         return MatrixGameEpisode(self, self.instance(task))

@@ -119,7 +119,12 @@ class Shop(Seeded):
 
 @lru_cache(maxsize=64)
 def _drawn(seed: int, n_products: int, n_attributes: int, options: bool) -> tuple[Catalogue, Goal]:
-    products, goal = draw_for("shop", seed, lambda rng: draw(rng, n_products, n_attributes, options=options))
+    products, goal = draw_for(
+        "shop",
+        seed,
+        lambda rng: draw(rng, n_products, n_attributes, options=options),
+        lambda made: (made[1].instruction, made[1].asin),
+    )
     return Catalogue(products), goal
 
 

@@ -150,7 +150,8 @@ class Tools(Seeded):
 
 @lru_cache(maxsize=8192)
 def _drawn(seed: int, kind: Kind, n_goods: int) -> Problem:
-    return draw_for("tools", seed, lambda rng: draw(rng, kind, n_goods))
+    # Prices of what is not asked for are not seen, so they do not make another task.
+    return draw_for("tools", seed, lambda rng: draw(rng, kind, n_goods), lambda made: (made.text, made.answer))
 
 
 def draw(rng: random.Random, kind: Kind, n_goods: int) -> Problem:
