@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -86,6 +86,8 @@ class Problem:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Tools(Seeded):
     """Prices, bills and programs, by tools that are called in JSON: look-ups, a calculator, a sandbox for Python."""
+
+    offers_tools: ClassVar[bool] = True
 
     questions: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("price", "bill")
     """What is asked, by turns: `price` takes a look-up, `bill` several and a sum, `program` a program."""
