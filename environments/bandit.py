@@ -82,6 +82,7 @@ class Bandit(Drawn):
     """Of each pull: minus its regret, or what it paid; or the score, at the last one."""
 
     name: ClassVar[str] = "bandit"
+    edition: ClassVar[str] = "-2"
 
     @property
     def level(self) -> str:

@@ -129,8 +129,7 @@ class Collaborate(Seeded):
 
 @lru_cache(maxsize=8192)
 def _drawn(seed: int, n_points: int, n_told: int, n_free: int) -> Wish:
-    told = lambda wish: (wish.thing, wish.told, wish.reference)  # noqa: E731  a free point may have any value
-    return draw_for("collaborate", seed, lambda rng: draw(rng, n_points, n_told, n_free), told)
+    return draw_for("collaborate", seed, lambda rng: draw(rng, n_points, n_told, n_free))
 
 
 def draw(rng: random.Random, n_points: int, n_told: int, n_free: int) -> Wish:

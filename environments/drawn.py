@@ -57,6 +57,8 @@ class SplitByContent(Seeded, ABC):
 
     name: ClassVar[str]
     """Name in the catalogue, with which the ids of tasks begin."""
+    edition: ClassVar[str] = ""
+    """Stands behind it where seeds drew other instances once, so that nobody takes one for the other."""
 
     @property
     @abstractmethod
@@ -91,7 +93,7 @@ class Drawn(SplitByContent):
             EnvError: no such split, or this level has no instance for it.
         """
         seeds = _seeds(self, split, self.n_in(split))
-        return [Task(id=f"{self.name}/{self.level}/{split}/{seed}", seed=seed) for seed in seeds]
+        return [Task(id=f"{self.name}{self.edition}/{self.level}/{split}/{seed}", seed=seed) for seed in seeds]
 
     def instance(self, task: Task) -> Any:
         """The instance of a task."""

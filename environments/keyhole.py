@@ -167,7 +167,7 @@ class Keyhole(Seeded):
         Raises:
             EnvError: no such split.
         """
-        return self.listed(split, f"keyhole/{self.rows}x{self.columns}+{self.loops}")
+        return self.listed(split, f"keyhole-2/{self.rows}x{self.columns}+{self.loops}")
 
     def start(self, task: Task) -> KeyholeEpisode:
         """Begin one attempt."""

@@ -109,6 +109,7 @@ class MatrixGame(Drawn):
     """Of each round: minus its regret, or what it paid; or the score, at the last one."""
 
     name: ClassVar[str] = "matrix_game"
+    edition: ClassVar[str] = "-2"
 
     @model_validator(mode="after")
     def _known(self) -> MatrixGame:

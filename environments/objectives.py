@@ -148,7 +148,7 @@ class Objectives(Seeded):
         if self.environment is not None:
             n = {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}.get(split)
             return chained(self.environment.tasks(split), self.k, n)
-        prefix = f"objectives/{self.k}x{self.hops}-{self.mode}/{split}"
+        prefix = f"objectives-2/{self.k}x{self.hops}-{self.mode}/{split}"
         return [
             Task(id=f"{prefix}/{seed}", seed=seed, reference=self._facts(seed).reference) for seed in self.seeds(split)
         ]

@@ -125,7 +125,7 @@ class Tools(Seeded):
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split, each with its answer as `reference`. Raises EnvError for an unknown split."""
-        prefix = f"tools/{'+'.join(self.questions)}-{self.n_goods}/{split}"
+        prefix = f"tools-2/{'+'.join(self.questions)}-{self.n_goods}/{split}"
         return [
             Task(
                 id=f"{prefix}/{seed}",
