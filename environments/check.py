@@ -66,7 +66,9 @@ def check_environment(
         one finding per promise; the environment's own exceptions are findings, never raised.
     """
     walk = Walk(f"environment {type(environment).__name__}", call_limit_s)
-    check = _EnvironmentCheck(walk, environment, n_tasks, n_drawn, max_steps, random.Random(seed), other_process, enough_s)
+    check = _EnvironmentCheck(
+        walk, environment, n_tasks, n_drawn, max_steps, random.Random(seed), other_process, enough_s
+    )
     return walk.run(check.run)
 
 

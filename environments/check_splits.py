@@ -46,8 +46,8 @@ async def kept_apart(
         shared = sorted(a.keys() & b.keys())
         pair = next(((a[key], b[key]) for key in shared), None)
         got = (
-            f"{len(shared)} of {len(a)} different tasks of '{one}' are among {len(b)} of '{other}', such as {pair}: same "
-            "opening, reference and plan; let a hash of these choose the split, or declare Properties.repeats"
+            f"{len(shared)} of {len(a)} different tasks of '{one}' are among {len(b)} of '{other}', such as {pair}: "
+            "same opening, reference and plan; let a hash of these choose the split, or declare Properties.repeats"
         )
         walk.note(not shared or properties_of(environment).repeats, _PROMISE, got)
 

@@ -27,17 +27,17 @@ _NOT_WRONG = re.compile(r"(?:\bnot|n't)\s+(?:wrong|incorrect|false|mistaken)\b",
 #: Words of denial that stand before what they deny.
 _BEFORE = (
     r"(?:\bnot|n't|\bcannot|\bnever|\bneither|\bnor|\bhardly|\bunlikely|\bimpossible|\bdoubt\w*|\bdisagree|\bdeny|\bdenied"
-    r"|\banything but|\ball but|\beverything but|\bany\w* (?:\w+ )?but|\bexcept(?: for)?|\bexcluding|\bbesides|\bapart from"
-    r"|\bother than|\brather than|\binstead of|\bfar from|\bno way|\bno longer"
+    r"|\banything but|\ball but|\beverything but|\bany\w* (?:\w+ )?but|\bexcept(?: for)?|\bexcluding|\bbesides"
+    r"|\bapart from|\bother than|\brather than|\binstead of|\bfar from|\bno way|\bno longer"
     r"|\bwrong|\bincorrect|\bfalse|\binvalid"
-    r"|\b(?:rul\w+|cross\w*|strik\w+|throw\w*|threw) out|\beliminat\w+|\bexclud\w+|\breject\w*|\bdiscard\w*|\bdismiss\w*"
-    r"|\bavoid\w*)"
+    r"|\b(?:rul\w+|cross\w*|strik\w+|throw\w*|threw) out|\beliminat\w+|\bexclud\w+|\breject\w*|\bdiscard\w*"
+    r"|\bdismiss\w*|\bavoid\w*)"
 )
-#: Words that may stand between a word of denial and the letter: `not` does not deny B in `the one that is not red is B`.
+#: Words that may stand between a word of denial and the letter: none denies B in `the one that is not red is B`.
 _FILL = (
-    rf"(?:\s++|{_OPEN}|[:,}}]|\b(?:(?:the|that|this|it|its|answer|choice|option|letter|one)\s+(?:is|was|be|would be|could be|"
-    r"should be|must be|will be|can be)|it's|that's|the|an?|that|for|to|be|been|being|option|choice|answer|letter|correct|"
-    r"right|best|final|true|case|think|believe|say|claim|agree|choose|chosen|pick|picked|select|selected|go|going|with|"
+    rf"(?:\s++|{_OPEN}|[:,}}]|\b(?:(?:the|that|this|it|its|answer|choice|option|letter|one)\s+(?:is|was|be|would be|"
+    r"could be|should be|must be|will be|can be)|it's|that's|the|an?|that|for|to|be|been|being|option|choice|answer|"
+    r"letter|correct|right|best|final|true|case|think|believe|say|claim|agree|choose|chosen|pick|picked|select|selected|go|going|with|"
     r"either|necessarily|definitely|really|actually|certainly|possibly|likely|simply|exactly|quite|at all|my|our)\b)"
 )
 _VERB = (
@@ -50,7 +50,8 @@ _BEHIND = (
     r"(?:(?:is|was|are|were|does|do|did|can|could|will|would|should|must|may|might|has|have)(?:\s+(?:\w+ly|surely))?"
     r"(?:\s+not|n't)\b|cannot|can't|won't|is never|is no\b|fails?\b|failed\b"
     rf"|(?:{_VERB}\s++){{0,5}}(?:wrong|incorrect|false|invalid|impossible|mistaken|untrue|inaccurate|unlikely|"
-    r"implausible|ruled out|eliminated|excluded|rejected|discarded|dismissed|crossed out|out of the question|out\s*[.!]))"
+    r"implausible|ruled out|eliminated|excluded|rejected|discarded|dismissed|crossed out|"
+    r"out of the question|out\s*[.!]))"
 )
 _DENIED_BEFORE = re.compile(rf"({_BEFORE}(?:{_FILL}){{1,24}})({_LETTER})", re.IGNORECASE)
 _DENIED_BEHIND = re.compile(

@@ -1,7 +1,7 @@
 """Rewards for answers found with searches and tools: right first, then with as few calls as are needed.
 
-All three read the calls that the agent recorded (`search[x]`, `<search>x</search>`, a JSON call of `search`), the answer,
-and the order of both (`rewards.tags`). Only calls in turns that the environment understood count.
+All three read the calls that the agent recorded (`search[x]`, `<search>x</search>`, a JSON call of `search`), the
+answer, and the order of both (`rewards.tags`). Only calls in turns that the environment understood count.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class ToolUse:
             return Verdict(-1.0, why=wrong)
         score = f1(answer_of(trajectory), reference)
         used = [tool for tool in tools if n_calls(trajectory, tool)]
-        return Verdict(self.value(score, bool(tools) and len(used) == len(tools)), why=f"F1 {score:.3f}, used {', '.join(used) or 'no tool'}")
+        return Verdict(
+            self.value(score, bool(tools) and len(used) == len(tools)),
+            why=f"F1 {score:.3f}, used {', '.join(used) or 'no tool'}",
+        )
 
     def value(self, score: float, used_all: bool) -> float:
         """Return the reward of a well-formed attempt."""

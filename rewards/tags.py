@@ -24,8 +24,8 @@ SEARCH_R1: dict[str, tuple[str, ...]] = {
     "information": ("think", "search", "answer"),
     "answer": (),
 }
-#: The same for whatever an agent calls: thoughts are the agent's to demand (`agent.think`), `call` is a call of any tool
-#: that has no line of its own, and `information` what the environment replied.
+#: The same for whatever an agent calls: thoughts are the agent's to demand (`agent.think`), `call` is a call of any
+#: tool that has no line of its own, and `information` what the environment replied.
 SEARCHED: dict[str, tuple[str, ...]] = {
     "": ("think", "search", "call", "answer"),
     "think": ("search", "call", "answer"),
@@ -84,16 +84,17 @@ def well_formed(text: str, then: Mapping[str, Sequence[str]], last: str, *, stri
 class Format:
     """1 if what was said keeps to an order of thoughts, calls, replies and the answer, else 0; needs no reference.
 
-    By default: thoughts where there are some, a call of a tool, what came back, and so on, and then the answer. Thoughts
-    are those of the reply (`<think>`), calls those that the agent recorded in any form that `rewards.calls` reads, so
-    `<search>x</search>`, `search[x]` and a JSON call of `search` are one. An action that could not be read breaks the
-    form. `then` may demand thoughts (`"": [think]`), with an agent that demands them too (`think: require`).
+    By default: thoughts where there are some, a call of a tool, what came back, and so on, and then the answer.
+    Thoughts are those of the reply (`<think>`), calls those that the agent recorded in any form that `rewards.calls`
+    reads, so `<search>x</search>`, `search[x]` and a JSON call of `search` are one. An action that could not be read
+    breaks the form. `then` may demand thoughts (`"": [think]`), with an agent that demands them too (`think:
+    require`).
     """
 
     inline: ClassVar[bool] = True
 
     then: Mapping[str, tuple[str, ...]] = Field(default_factory=lambda: dict(SEARCHED))
-    """For each tag those that may follow it; the key `""` has those that may come first, and `call` is any other call."""
+    """For each tag those that may follow it; the key `""` has those that may come first, `call` is any other call."""
     last: str = "answer"
     """The tag that ends the text."""
     strict: bool = True

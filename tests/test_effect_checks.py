@@ -1,4 +1,4 @@
-"""Parts without the part that they are about are refused when the recipe is loaded, or where ids are, with the policy."""
+"""Parts without the part that they are about are refused at load, and ids of no token with the policy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.rollout.small_world import tokenizer
 
 ADVANTAGE = "stages.1.advantage="
 SEARCH, TOOLS, CALLS = "environment={kind: search_qa}", "environment={kind: tools}", "agent={kind: tools}"
+MIXED = "environment={kind: mixed, parts: {a: {environment: {kind: tools}}, b: {environment: {kind: wordle}}}}"
 FORM = "rewards.form={kind: format, then: {'': [think], think: [answer], answer: []}, replies: false}"
 
 
@@ -39,7 +40,7 @@ def echo(tmp_path: Path) -> Path:
         (["stages.1.loss={kind: ppo_clip, clip_high: 0.3}"], "stages[1].loss.clip_high", "every ratio is 1"),
         (["environment={kind: keyhole}", CALLS], "agent.kind", "tools in keyhole"),
         (
-            ["environment={kind: mixed, parts: {a: {environment: {kind: tools}}, b: {environment: {kind: wordle}}}}", CALLS],
+            [MIXED, CALLS],
             "agent.kind",
             "tools in wordle (environment[1])",
         ),
@@ -61,7 +62,11 @@ def test_what_would_do_nothing_is_refused(echo: Path, overrides: list[str], wher
     [
         [ADVANTAGE + "{kind: two_level}", "agent={kind: planner}"],
         [ADVANTAGE + "{kind: reviews}", "agent={kind: critic}"],
-        [ADVANTAGE + "{kind: tree_grpo}", "stages.1.rollout={kind: tree, branches_per_round: 1}", "stages.1.group_size=4"],
+        [
+            ADVANTAGE + "{kind: tree_grpo}",
+            "stages.1.rollout={kind: tree, branches_per_round: 1}",
+            "stages.1.group_size=4",
+        ],
         ["stages.1.loss={kind: ppo_clip, clip_high: 0.3}", "stages.1.minibatches=2"],
         [TOOLS, CALLS],
         [TOOLS, CALLS, "rewards.t={kind: tool_use}"],

@@ -51,7 +51,11 @@ class HICRA(Wrapper):
     def check_policy(self, tokenizer: Any) -> None:
         """Refuse ids that the policy cannot say. Raises RecipeError."""
         n_vocab = len(tokenizer)
-        for name, ids in (("grams", [i for gram in self.grams for i in gram]), ("begin", self.begin), ("end", self.end)):
+        for name, ids in (
+            ("grams", [i for gram in self.grams for i in gram]),
+            ("begin", self.begin),
+            ("end", self.end),
+        ):
             strange = [i for i in ids if not 0 <= i < n_vocab]
             if strange:
                 raise RecipeError(

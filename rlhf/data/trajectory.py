@@ -73,6 +73,8 @@ class Turn:
         reward: the environment's own reward of this turn.
         state_key: raw environment state in which the action was chosen, for state-level credit; None if unknown.
         valid: False if the action could not be parsed, or the environment did not understand it.
+        duration_s: wall-clock seconds from the observation to the reply; 0 where they are not known. Turns are equal
+            whatever time they took.
     """
 
     action: Action
@@ -80,6 +82,7 @@ class Turn:
     reward: float = 0.0
     state_key: str | None = None
     valid: bool = True
+    duration_s: float = field(default=0.0, compare=False)
 
     @property
     def generations(self) -> tuple[Generation, ...]:

@@ -85,6 +85,7 @@ _TURN = pa.struct(
         "notes": pa.map_(pa.string(), pa.string()),
         "parts": pa.list_(pa.string()),
         "said": pa.string(),
+        "duration_s": pa.float64(),
     }
 )
 _GENERATION = pa.struct(
@@ -206,6 +207,7 @@ def _encode_turn(turn: Turn) -> Row:
         "notes": [(_text(name), _text(note)) for name, note in turn.action.notes.items()],
         "parts": [_text(part) for part in turn.action.parts],
         "said": _text(turn.action.said),
+        "duration_s": turn.duration_s,
     }
 
 
@@ -283,6 +285,7 @@ def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[
             reward=t["reward"],
             state_key=t["state_key"],
             valid=t["valid"],
+            duration_s=t.get("duration_s") or 0.0,
         )
         for t in turns
     )

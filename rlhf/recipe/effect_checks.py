@@ -1,4 +1,4 @@
-"""Parts without the part that they are about: an estimator, a loss or an agent that would do nothing, or another's work."""
+"""Parts without the part that they are about: estimators, losses, agents and rewards that would do nothing."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from rlhf.recipe.trainer_checks import is_taken_apart
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
+
 def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each policy-gradient stage."""
     from rlhf.trainers.policy_gradient import PolicyGradient

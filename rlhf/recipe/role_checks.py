@@ -9,9 +9,7 @@ from agents.critic import ActorCritic
 from agents.memory.base import MEMORY
 from agents.self_play import SelfPlay
 from rlhf.errors import RecipeError, nearest
-from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
-from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:

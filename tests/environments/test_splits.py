@@ -86,7 +86,7 @@ def test_no_two_splits_tell_the_same_and_are_solved_by_the_same(values: dict[str
 
 @dataclasses.dataclass(frozen=True)
 class Riddles:
-    """A world whose test tasks have other ids, seeds and hidden numbers, and are those of the train split all the same."""
+    """A world whose test tasks have other ids and seeds, and are those of the train split all the same."""
 
     told: bool = False
 

@@ -1,4 +1,4 @@
-"""Attempts by scripted policies: real agents in worlds that come along, through the engine, the renderer and the tokens."""
+"""Attempts by scripted policies: real agents in worlds that come along, through engine, renderer and tokens."""
 
 from __future__ import annotations
 

@@ -82,7 +82,9 @@ CASES = {
     "overlong": Case(0, worse=(LONG + "answer[x]",), keys={"max_tokens": 200, "buffer": 100}, agent=THINKING),
     "exact_match": Case(1),
     "unit_tests": Case(1, [PROGRAM], [PROGRAM.replace("2 *", "3 *")], reference=TESTS),
-    "subtask": Case(1, ["It is\n```\na.py\nb.py\n```"], ["```\nc.py\n```"], {"subtask": "file"}, reference="a.py\nb.py"),
+    "subtask": Case(
+        1, ["It is\n```\na.py\nb.py\n```"], ["```\nc.py\n```"], {"subtask": "file"}, reference="a.py\nb.py"
+    ),
     "majority": Case(1),
     "math": Case(1, world=TOOLS, agent=CALLS, worse=[called(-1)]),
     "numeric": Case(1, world=TOOLS, agent=CALLS, worse=[called(-1)]),
@@ -94,9 +96,7 @@ CASES = {
     "bleu": Case(1, ["answer[the red ball is round]"], reference="the red ball is round"),
     "similarity": Case(1),
     "patch_similarity": Case(1, [PATCH], ["leave it"], reference=FILES),
-    "json_schema": Case(
-        1, worse=["I do not know"], keys={"schema": {"required": ["name"]}}, world=TOOLS, agent=CALLS
-    ),
+    "json_schema": Case(1, worse=["I do not know"], keys={"schema": {"required": ["name"]}}, world=TOOLS, agent=CALLS),
     "pattern": Case(1, keys={"pattern": r"answer\[(?!nobody).*\]"}),
     "format": Case(1, worse=["search[x]"]),
     "format_outcome": Case(1),
@@ -141,7 +141,9 @@ def model(body: dict[str, Any], _: int) -> Any:
         return completion(f"REACHED {mark}: {f'1 AT {action}' if right[1] else 'NONE'}")
     if "Attempt B" in text:
         return completion(f"VERDICT {mark}: {'TIE' if right[0] == right[1] else 'A' if right[0] else 'B'}")
-    return completion(f"VERDICT {mark}: {('10' if right[-1] else '0') if 'points' in text else 'YES' if right[-1] else 'NO'}")
+    return completion(
+        f"VERDICT {mark}: {('10' if right[-1] else '0') if 'points' in text else 'YES' if right[-1] else 'NO'}"
+    )
 
 
 def played(case: Case, folder: Path) -> tuple[Any, list[Any]]:
@@ -163,7 +165,9 @@ def test_the_best_attempt_earns_the_maximum_and_a_worse_one_less(kind: str, tmp_
         if kind == "episodic_memory":  # remembers two steps of the same attempts
             reward.episodes.is_open = True
             for _ in range(2):
-                scored = score_group(task, [best, worse], {"r": Weighted("r", 1.0, built("reward", {"kind": "outcome"}))})
+                scored = score_group(
+                    task, [best, worse], {"r": Weighted("r", 1.0, built("reward", {"kind": "outcome"}))}
+                )
                 reward.episodes.learn([asyncio.run(scored)])
         earned = totals(reward, task, group)
     assert earned[0] == pytest.approx(case.most, abs=2e-5)
@@ -174,7 +178,7 @@ def test_no_reward_of_the_catalogue_is_left_out() -> None:
     assert set(CASES) | set(TRAINED) == set(CATALOG["reward"])
 
 
-# --- the order of calls, whatever the agent writes ---------------------------------------------------------------------
+# --- the order of calls, whatever the agent writes -------------------------------------------------------------------
 
 FORMS = {"format": 1.0, "format_outcome": 1.0, "search_efficiency": 1.4, "cost_aware": 1.0}
 TAGGED = ["<search>{0}</search>", "<answer>{0}</answer>"]
