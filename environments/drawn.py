@@ -1,7 +1,7 @@
 """What worlds drawn by a seed have in common: splits of different instances, and answers with feedback.
 
 A task is a number; the instance it stands for is drawn from that number alone. Which split an instance belongs to is
-told by a hash of what the agent is told of it: half of all are of `train`, a quarter each of `dev` and of `test`. A seed
+told by a hash of what is told of it: half of all are of `train`, a quarter each of `dev` and of `test`. A seed
 of a split draws until it meets an instance of that split, so none is ever in two, whatever the sizes; within a split
 an instance is listed once.
 """
