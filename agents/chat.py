@@ -92,7 +92,7 @@ class ChatAgent:
                 break
         was_cut = reply.generation.finish is Finish.LENGTH
         parsed = self.parsed(reply.text, read.text, history, was_cut)
-        return Action(parsed.text, tuple(generations), parsed.error, notes, parsed.parts)
+        return Action(parsed.text, tuple(generations), parsed.error, notes, parsed.parts, reply.text)
 
     def past(self, history: History) -> tuple[Exchange, ...]:
         """Everything that was said, from the opening to the observation that waits for an answer."""

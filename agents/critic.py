@@ -145,7 +145,12 @@ class ActorCritic:
         was_cut = reply.generation.finish is Finish.LENGTH
         parsed = self.actor.parsed(reply.text, split_thoughts(reply.text).answer, history, was_cut)
         return replace(
-            before, text=parsed.text, error=parsed.error, parts=parsed.parts, generations=(reply.generation,)
+            before,
+            text=parsed.text,
+            error=parsed.error,
+            parts=parsed.parts,
+            said=reply.text,
+            generations=(reply.generation,),
         )
 
 

@@ -23,7 +23,7 @@ Style = Literal["json", "hermes", "llama", "mistral", "xml", "python"]
 
 _MOST_CHARS = 100_000
 # A reply may be anything, also a tag and ten thousand empty lines: no pattern here has two ways to read white space.
-_FENCE = re.compile(r"```(?:json|python|tool_code)?(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"`{3,}(?:json|python|tool_code)?(.*?)`{3,}", re.DOTALL)
 _CALL = re.compile(r"<tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
 _OPENING = re.compile(r"[\[{]")

@@ -31,7 +31,8 @@ class ToolAgent(ChatAgent):
     environment is then not stepped.
 
     An environment says in `Task.info["tools"]` which tools a task has, as a list of JSON schemas of functions. Where it
-    does not, its observations have to, and any name is passed on.
+    does not, its observations have to, and any name is passed on. Of the environments that come along those with an
+    attribute `offers_tools` take calls, and a recipe with any other is refused.
     """
 
     system: str = "You solve tasks by calling tools."

@@ -94,7 +94,7 @@ class BabyAI(Seeded):
     @property
     def properties(self) -> Properties:
         """What this environment promises."""
-        return replace(super().properties, package=f"minigrid {_version()}")
+        return replace(super().properties, package=f"minigrid {_version()}", repeats=True)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: one per seed.

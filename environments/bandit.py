@@ -29,6 +29,8 @@ from rlhf.settings import STRICT
 
 _TEXT = "amber blue coral green indigo orange purple red silver white"
 _COLOURS = tuple(_TEXT.split())
+#: With fewer sets of names than this, splits are not told apart by them.
+_MOST_ALIKE = 40
 _GUESTS = ("a child", "a farmer", "a sailor", "a student")
 
 #: What has been seen: for each guest and lever the payments, in the order of the pulls.
@@ -80,6 +82,7 @@ class Bandit(Drawn):
     """Of each pull: minus its regret, or what it paid; or the score, at the last one."""
 
     name: ClassVar[str] = "bandit"
+    edition: ClassVar[str] = "-2"
 
     @property
     def level(self) -> str:
@@ -100,6 +103,11 @@ class Bandit(Drawn):
     def content(self, instance: Levers) -> str:
         """The means."""
         return repr(instance.means)
+
+    def told(self, instance: Levers) -> str:
+        """The names, which are all that is seen of the levers; where there are too few sets of them, the means."""
+        names = math.comb(len(_COLOURS), self.levers)
+        return repr(instance.names) if names >= _MOST_ALIKE else self.content(instance)
 
     def start(self, task: Task) -> BanditEpisode:
         """Begin one attempt."""

@@ -150,6 +150,8 @@ class Properties:
         interleaves: several episodes may be alive in one process as long as one thread steps them in turn, as is so of
             those that are thread-safe; they then share worker processes.
         seats: names of the seats that the agent plays, where it plays several (`StepResult.seat`).
+        repeats: tasks of two splits may be the same to the agent, told the same at first and solved by the same: the
+            package draws its small worlds by seeds and knows few of them, or there is one opening alone.
     """
 
     deterministic: bool = False
@@ -162,6 +164,7 @@ class Properties:
     isolated: bool = False
     interleaves: bool = False
     seats: tuple[str, ...] = ()
+    repeats: bool = False
 
 
 def after_end(where: str, action: str) -> EnvError:

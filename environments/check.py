@@ -25,6 +25,7 @@ from itertools import combinations, islice
 from typing import Any
 
 from environments.base import Properties, StepResult, properties_of
+from environments.check_splits import kept_apart
 from environments.gate import checked_result
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
 from rlhf.data import Task
@@ -43,6 +44,7 @@ def check_environment(
     environment: Any,
     *,
     n_tasks: int = 3,
+    n_drawn: int = 400,
     max_steps: int = 30,
     seed: int = 0,
     other_process: bool = True,
@@ -54,17 +56,21 @@ def check_environment(
     Args:
         environment: the object, as a recipe would build it.
         n_tasks: tasks of the first split that are played; of each other split, one.
+        n_drawn: tasks of each split whose openings, references and plans are compared with those of the other splits.
         max_steps: longest random episode.
         seed: of the random actions.
         other_process: whether a deterministic environment is also replayed in a process with another hash seed.
         call_limit_s: a call that takes longer has hung; the walk ends there.
-        enough_s: after so long, replays leave the tasks out that remain, and so do plans once one has solved its task.
+        enough_s: after so long, comparisons and replays leave the tasks out that remain, and so do plans once one has
+            solved its task.
 
     Returns:
         one finding per promise; the environment's own exceptions are findings, never raised.
     """
     walk = Walk(f"environment {type(environment).__name__}", call_limit_s)
-    check = _EnvironmentCheck(walk, environment, n_tasks, max_steps, random.Random(seed), other_process, enough_s)
+    check = _EnvironmentCheck(
+        walk, environment, n_tasks, n_drawn, max_steps, random.Random(seed), other_process, enough_s
+    )
     return walk.run(check.run)
 
 
@@ -73,6 +79,7 @@ class _EnvironmentCheck:
     walk: Walk
     environment: Any
     n_tasks: int
+    n_drawn: int
     max_steps: int
     rng: random.Random
     other_process: bool
@@ -122,6 +129,7 @@ class _EnvironmentCheck:
         """List every split twice and compare. Gives the tasks to play."""
         chosen: list[Task] = []
         contents: dict[str, Mapping[str, str]] = {}
+        drawn: dict[str, list[Task]] = {}
         for split in self.properties.splits:
             listed = await self._listed(split)
             if listed is None:
@@ -130,7 +138,7 @@ class _EnvironmentCheck:
             ids = [t.id for t in listed]
             twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
             self.walk.note(twice is None, "tasks(): ids are unique", f"{twice!r} is more than once in '{split}'")
-            contents[split] = await self._contents(listed)
+            contents[split], drawn[split] = await self._contents(listed), listed[: self.n_drawn]
             chosen += listed[: self.n_tasks if not chosen else 1]
         promise = "tasks(): no task is in two splits"
         for (one, a), (other, b) in combinations(contents.items(), 2):
@@ -138,6 +146,7 @@ class _EnvironmentCheck:
             pair = next(((a[key], b[key]) for key in sorted(shared)), None)
             got = f"{len(shared)} of '{one}' are in '{other}', such as {pair}: same seed, messages, reference and info"
             self.walk.note(not shared, promise, got)
+        await kept_apart(self.walk, self.environment, self.start, drawn, self.enough_s)
         return chosen
 
     async def _listed(self, split: str) -> list[Task] | None:

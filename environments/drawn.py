@@ -1,9 +1,9 @@
 """What worlds drawn by a seed have in common: splits of different instances, and answers with feedback.
 
 A task is a number; the instance it stands for is drawn from that number alone. Which split an instance belongs to is
-told by a hash of its content: half of all instances are of `train`, a quarter each of `dev` and of `test`. A seed of a
-split draws until it meets an instance of that split, so none is ever in two, whatever the sizes; within a split an
-instance is listed once.
+told by a hash of what is told of it: half of all are of `train`, a quarter each of `dev` and of `test`. A seed
+of a split draws until it meets an instance of that split, so none is ever in two, whatever the sizes; within a split
+an instance is listed once.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class SplitByContent(Seeded, ABC):
 
     name: ClassVar[str]
     """Name in the catalogue, with which the ids of tasks begin."""
+    edition: ClassVar[str] = ""
+    """Stands behind it where seeds drew other instances once, so that nobody takes one for the other."""
 
     @property
     @abstractmethod
@@ -80,6 +82,10 @@ class Drawn(SplitByContent):
         """What makes an instance the problem it is; instances of the same content are duplicates."""
         return repr(instance)
 
+    def told(self, instance: Any) -> str:
+        """What the agent is told first and what solves it: instances of which both are the same are of one split."""
+        return self.content(instance)
+
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: different instances, none of them in another split.
 
@@ -87,7 +93,7 @@ class Drawn(SplitByContent):
             EnvError: no such split, or this level has no instance for it.
         """
         seeds = _seeds(self, split, self.n_in(split))
-        return [Task(id=f"{self.name}/{self.level}/{split}/{seed}", seed=seed) for seed in seeds]
+        return [Task(id=f"{self.name}{self.edition}/{self.level}/{split}/{seed}", seed=seed) for seed in seeds]
 
     def instance(self, task: Task) -> Any:
         """The instance of a task."""
@@ -116,7 +122,7 @@ def _drawn(world: Drawn, seed: int) -> Any:
     split = split_of_seed(seed)
     for i in range(_MOST_DRAWS):
         instance = world.draw(random.Random(f"{world.name}/{world.level}/{seed}/{i}"))
-        if split_of(world.content(instance)) == split:
+        if split_of(world.told(instance)) == split:
             return instance
     raise EnvError(
         f"this level has no instance for the split {split!r}",

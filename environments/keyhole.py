@@ -27,6 +27,7 @@ from pydantic.dataclasses import dataclass
 from environments.base import StepResult, after_end
 from environments.splits import Seeded
 from environments.words import plain_words
+from environments.worlds import draw_for
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -96,9 +97,22 @@ class House:
 def draw(seed: int, rows: int, columns: int, n_loops: int) -> House:
     """Draw the house of a task; one seed gives one house, in any process.
 
+    A house belongs to the split of its first room and of the way out, whatever its other rooms are.
+    """
+    return draw_for("keyhole", seed, lambda rng: drawn(rng, rows, columns, n_loops), told)
+
+
+def told(house: House) -> tuple[str, tuple[str, ...]]:
+    """What the agent is told first, without a compass, and what solves the house."""
+    episode = KeyholeEpisode(house, compass=False, max_steps=1)
+    return episode.opening.reply, episode.way_out()
+
+
+def drawn(rng: random.Random, rows: int, columns: int, n_loops: int) -> House:
+    """Draw any house.
+
     The passages are those of a random spanning tree and `n_loops` of the others, or all of them if there are fewer.
     """
-    rng = random.Random(f"keyhole/{seed}")
     cells = [(row, column) for row in range(rows) for column in range(columns)]
     walls = [(cell, way) for cell in cells for way in ("east", "south") if _beside(cell, way) in cells]
     rng.shuffle(walls)
@@ -153,7 +167,7 @@ class Keyhole(Seeded):
         Raises:
             EnvError: no such split.
         """
-        return self.listed(split, f"keyhole/{self.rows}x{self.columns}+{self.loops}")
+        return self.listed(split, f"keyhole-2/{self.rows}x{self.columns}+{self.loops}")
 
     def start(self, task: Task) -> KeyholeEpisode:
         """Begin one attempt."""

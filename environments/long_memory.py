@@ -141,7 +141,7 @@ class LongMemory(Seeded):
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split; the reference is all answers, `Paris; 2`. Raises EnvError for another split."""
-        prefix = f"long_memory/{self.n_facts}+{self.n_changes}+{self.distance}/{split}"
+        prefix = f"long_memory-2/{self.n_facts}+{self.n_changes}+{self.distance}/{split}"
         return [
             Task(id=f"{prefix}/{seed}", seed=seed, reference=_story(self, seed).reference) for seed in self.seeds(split)
         ]
@@ -219,7 +219,7 @@ def worth_keeping(said: Sequence[str]) -> str:
 
 @lru_cache(maxsize=8192)
 def _story(settings: LongMemory, seed: int) -> Story:
-    return draw_for("long_memory", seed, settings.draw)
+    return draw_for("long_memory", seed, settings.draw, lambda story: (story.said[0], story.reference))
 
 
 def _merged(rng: random.Random, lines: Sequence[Sequence[str]]) -> list[str]:

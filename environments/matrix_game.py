@@ -109,6 +109,7 @@ class MatrixGame(Drawn):
     """Of each round: minus its regret, or what it paid; or the score, at the last one."""
 
     name: ClassVar[str] = "matrix_game"
+    edition: ClassVar[str] = "-2"
 
     @model_validator(mode="after")
     def _known(self) -> MatrixGame:
@@ -134,6 +135,10 @@ class MatrixGame(Drawn):
         if self.game == "prisoners_dilemma":
             return Match(self.game, ((third, low), (high, second)), opponent, 0)
         return Match(self.game, ((high, low), (third, second)), opponent, 0)
+
+    def told(self, instance: Match) -> str:
+        """The payments; by which rule the other plays is not seen."""
+        return repr(instance.pays)
 
     def start(self, task: Task) -> MatrixGameEpisode:
         """Begin one attempt."""

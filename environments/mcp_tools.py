@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -50,6 +50,8 @@ _known: dict[tuple[object, ...], tuple[Mapping[str, Any], ...]] = {}
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class McpTools:
     """Questions from a file, to be answered with the tools of an MCP server."""
+
+    offers_tools: ClassVar[bool] = True
 
     questions: Path
     """JSON lines with `question`, and if there is one `answer`; `id` and `split` (`train`, `dev`, `test`) may be given:

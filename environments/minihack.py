@@ -127,6 +127,7 @@ class MiniHack(Seeded):
             package=f"minihack {version_of('minihack', EXTRA)}, nle {version_of('nle', EXTRA)}",
             isolated=True,
             interleaves=self._family not in _HANGS,
+            repeats=True,
         )
 
     @property

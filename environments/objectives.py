@@ -148,7 +148,7 @@ class Objectives(Seeded):
         if self.environment is not None:
             n = {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}.get(split)
             return chained(self.environment.tasks(split), self.k, n)
-        prefix = f"objectives/{self.k}x{self.hops}-{self.mode}/{split}"
+        prefix = f"objectives-2/{self.k}x{self.hops}-{self.mode}/{split}"
         return [
             Task(id=f"{prefix}/{seed}", seed=seed, reference=self._facts(seed).reference) for seed in self.seeds(split)
         ]
@@ -188,7 +188,12 @@ _OWN = {"hops": 1, "n_people": 8, "steps_each": 4}
 
 @lru_cache(maxsize=8192)
 def _drawn(seed: int, k: int, hops: int, n_people: int) -> Facts:
-    return draw_for("objectives", seed, lambda rng: draw(rng, k, hops, n_people))
+    return draw_for("objectives", seed, lambda rng: draw(rng, k, hops, n_people), told)
+
+
+def told(facts: Facts) -> object:
+    """What the agent is told first, and what solves the task: whom to look up, and the answers."""
+    return facts.objectives[0].asks, facts.ways, facts.reference
 
 
 def draw(rng: random.Random, k: int, hops: int, n_people: int) -> Facts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -29,6 +29,8 @@ _MOST_BYTES = 16 * 2**20
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OpenEnv(Seeded):
     """Episodes of a server that speaks OpenEnv's protocol; a task is a seed."""
+
+    offers_tools: ClassVar[bool] = True  # as far as anybody knows
 
     url: str
     """Address of the server, such as `http://127.0.0.1:8000`."""

@@ -36,6 +36,7 @@ class Several(ABC):
             package=", ".join(dict.fromkeys(p.package for p in found if p.package)),
             isolated=any(p.isolated for p in found),
             seats=tuple(dict.fromkeys(seat for p in found for seat in p.seats)),
+            repeats=any(p.repeats for p in found),
         )
 
     @property

@@ -93,7 +93,7 @@ class Shop(Seeded):
         """
         seeds = self.seeds(split)
         if self.data is None:
-            prefix = f"shop/{self.n_products}-{self.n_attributes}{'-options' if self.options else ''}/{split}"
+            prefix = f"shop-2/{self.n_products}-{self.n_attributes}{'-options' if self.options else ''}/{split}"
             return [Task(id=f"{prefix}/{seed}", seed=seed) for seed in seeds]
         numbers = range(len(_webshop(self.data)[1]))[_SPLITS[split]]
         return [Task(id=f"shop/webshop/{split}/{i}", seed=i, info={"goal": i}) for i in numbers[: len(seeds)]]
@@ -119,7 +119,12 @@ class Shop(Seeded):
 
 @lru_cache(maxsize=64)
 def _drawn(seed: int, n_products: int, n_attributes: int, options: bool) -> tuple[Catalogue, Goal]:
-    products, goal = draw_for("shop", seed, lambda rng: draw(rng, n_products, n_attributes, options=options))
+    products, goal = draw_for(
+        "shop",
+        seed,
+        lambda rng: draw(rng, n_products, n_attributes, options=options),
+        lambda made: (made[1].instruction, made[1].asin),
+    )
     return Catalogue(products), goal
 
 

@@ -106,6 +106,7 @@ class TextArena(Drawn):
             package=f"textarena {version()}",
             isolated=False,
             seats=SEATS if self.opponent == "self" else (),
+            repeats=not self.family.draws,
         )
 
     @property

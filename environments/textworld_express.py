@@ -115,6 +115,7 @@ class TextWorldExpress:
             oracle=True,
             splits=SPLITS,
             package=f"textworld-express {package_version()}",
+            repeats=self.game == "coin",
         )
 
     def tasks(self, split: str) -> Sequence[Task]:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -87,6 +87,8 @@ class Problem:
 class Tools(Seeded):
     """Prices, bills and programs, by tools that are called in JSON: look-ups, a calculator, a sandbox for Python."""
 
+    offers_tools: ClassVar[bool] = True
+
     questions: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("price", "bill")
     """What is asked, by turns: `price` takes a look-up, `bill` several and a sum, `program` a program."""
     n_goods: Annotated[int, Field(ge=1, le=8)] = 2
@@ -123,7 +125,7 @@ class Tools(Seeded):
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split, each with its answer as `reference`. Raises EnvError for an unknown split."""
-        prefix = f"tools/{'+'.join(self.questions)}-{self.n_goods}/{split}"
+        prefix = f"tools-2/{'+'.join(self.questions)}-{self.n_goods}/{split}"
         return [
             Task(
                 id=f"{prefix}/{seed}",
@@ -150,7 +152,8 @@ class Tools(Seeded):
 
 @lru_cache(maxsize=8192)
 def _drawn(seed: int, kind: Kind, n_goods: int) -> Problem:
-    return draw_for("tools", seed, lambda rng: draw(rng, kind, n_goods))
+    # Prices of what is not asked for are not seen, so they do not make another task.
+    return draw_for("tools", seed, lambda rng: draw(rng, kind, n_goods), lambda made: (made.text, made.answer))
 
 
 def draw(rng: random.Random, kind: Kind, n_goods: int) -> Problem:

@@ -42,13 +42,21 @@ def belongs_to(content: object) -> str:
     return next(split for split, quarters in _QUARTERS.items() if quarter in quarters)
 
 
-def draw_for(kind: str, seed: int, draw: Callable[[random.Random], Drawn]) -> Drawn:
-    """Draw the content of a task until its hash belongs to the split of `seed`.
+def draw_for(
+    kind: str,
+    seed: int,
+    draw: Callable[[random.Random], Drawn],
+    told: Callable[[Drawn], object] = lambda content: content,
+) -> Drawn:
+    """Draw the content of a task until the hash of what is told of it belongs to the split of `seed`.
 
     Args:
         kind: of the environment, so that one seed draws something else in each.
         seed: of the task.
-        draw: makes the content, which has to have a `repr` that tells everything.
+        draw: makes the content.
+        told: what the agent reads first, and what solves the task, of a content: contents that agree in both are one
+            task to the agent, whatever else they hold. It has to have a `repr` that tells everything; all of the
+            content by default.
 
     Raises:
         EnvError: nothing that was drawn belongs to the split: there are too few different tasks.
@@ -56,7 +64,7 @@ def draw_for(kind: str, seed: int, draw: Callable[[random.Random], Drawn]) -> Dr
     split = split_of(seed)
     for i in range(_MOST_DRAWS):
         content = draw(random.Random(f"{kind}/{seed}/{i}"))
-        if belongs_to(content) == split:
+        if belongs_to(told(content)) == split:
             return content
     raise EnvError(
         f"there is no task for the split '{split}'",

@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards import extract
+from rewards.denial import without_denied
 from rlhf.data import Verdict
 from rlhf.settings import STRICT
 
@@ -21,7 +22,8 @@ class MultipleChoice:
 
     The letter is looked for in tags, a box, behind "the answer is" or "option", or in a text that begins with it, as in
     `B`, `(B)`, `b.` and `B) because ...`; else the only letter of the choices that stands alone, in upper case, in the
-    last line. "A or B" and "AB" name two, and are wrong.
+    last line. "A or B" and "AB" name two, and are wrong. A letter that is denied (`rewards.denial`) is not named: "The
+    answer is not B" names none, "A, not B" names A.
     """
 
     inline: ClassVar[bool] = True
@@ -33,7 +35,7 @@ class MultipleChoice:
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""
         right = self.letters(extract.boxed(reference) or reference)
-        said = self.letters(self._found(answer))
+        said = self.letters(self._found(without_denied(answer)))
         named = "".join(sorted(said)) or "no choice"
         return Verdict(float(len(said) == 1 and said == right), why=f"names {named}, not {reference[:20]}"[:80])
 

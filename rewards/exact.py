@@ -1,4 +1,4 @@
-"""The simplest verifier: the last action says what the reference says, or it does not."""
+"""The simplest reward: the last action says what the reference says, or it does not."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from rewards.text import last_action, last_answer
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError
 from rlhf.settings import STRICT
@@ -14,7 +15,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExactMatch:
-    """1 if the text of the last action equals the task's reference after normalisation, else 0.
+    """1 if the last action, or the answer that it gives as in `answer[x]`, equals the task's reference, else 0.
 
     Normalised are: compatible characters (Unicode NFKC), white space, and, unless told otherwise, case and the marks
     `.,;:!?` at the end.
@@ -39,7 +40,8 @@ class ExactMatch:
             )
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
-        return self.judge(trajectory.turns[-1].action.text, task.reference)
+        said, answer = (self.judge(read(trajectory), task.reference) for read in (last_action, last_answer))
+        return max(said, answer, key=lambda verdict: verdict.value)
 
     def judge(self, answer: str, reference: str) -> Verdict:
         """Compare two texts; never raises."""

@@ -1,4 +1,4 @@
-"""Blocks of an answer, between lines of three backticks."""
+"""Blocks of an answer, between lines of three backticks or more."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Iterator
 def fenced(answer: str) -> Iterator[tuple[str, str]]:
     """Give language and text of every block that is closed, in order, in time that grows as the answer does.
 
-    A line of three backticks opens a block, with or without the name of a language, and one without closes it. Where a
-    second one with a name comes first, the block begins anew there: what was open was never closed.
+    A line of n backticks, three or more, opens a block, with or without the name of a language, and a line of n or more
+    without one closes it; lines of fewer are text of the block. Where a second one with a name comes first, the block
+    begins anew there: what was open was never closed.
     """
-    language: str | None = None
+    language, width = "", 0
     lines: list[str] = []
     for line in answer.split("\n"):
         mark = line.strip()
-        if mark.startswith("```") and "`" not in mark[3:]:
-            named = mark[3:].strip()
-            if language is not None and not named:
+        n = len(mark) - len(mark.lstrip("`"))
+        named = mark[n:].strip()
+        if n >= max(3, width) and "`" not in named:
+            if width and not named:
                 yield language, "".join(lines)
-                language = None
+                width = 0
             else:
-                language, lines = named, []
-        elif language is not None:
+                language, width, lines = named, n, []
+        elif width:
             lines.append(line + "\n")

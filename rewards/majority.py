@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pydantic.dataclasses import dataclass
 
+from rewards.calls import answer_in
 from rewards.exact import ExactMatch
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
@@ -19,10 +20,10 @@ _NORMAL = ExactMatch()
 class Majority:
     """1 if the answer of an attempt is the commonest answer of its group, else 0 (test-time RL); needs no reference.
 
-    The answer is the text of the last action, or what `pattern` finds in it, normalised as `exact_match` does by
-    default. An attempt without a turn, whose last action could not be read, or in which nothing is found has no answer:
-    it does not vote and earns 0. Of answers equally common, the one that was given first wins. Where no attempt has an
-    answer, all earn 0. Answers 4, 4, 5, 4, 6 earn 1, 1, 0, 1, 0.
+    The answer is what the last action answers (`answer[4]` is 4), else its text, or what `pattern` finds in it,
+    normalised as `exact_match` does by default. An attempt without a turn, whose last action could not be read, or in
+    which nothing is found has no answer: it does not vote and earns 0. Of answers equally common, the one that was
+    given first wins. Where no attempt has an answer, all earn 0. Answers 4, 4, 5, 4, 6 earn 1, 1, 0, 1, 0.
 
     The mean of this reward, `reward/NAME` in the log, is the share of attempts that agree with the majority of their
     group, here .6. Near 1 there is nothing left to learn, and a policy that has learnt to give one answer to everything
@@ -59,7 +60,7 @@ class Majority:
         """Return the answer of an attempt, normalised; None where it has none."""
         if not trajectory.turns or trajectory.turns[-1].action.error is not None:
             return None
-        text = trajectory.turns[-1].action.text
+        text = answer_in(trajectory.turns[-1].action)
         if self.pattern is not None:
             found = list(re.finditer(self.pattern, text))
             if not found:

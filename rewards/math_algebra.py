@@ -15,6 +15,7 @@ from typing import Any
 
 from rewards import math_numbers
 from rewards.math_compare import same
+from rewards.math_size import is_huge
 
 _DIGITS = 50
 _SAME = 1e-35
@@ -40,6 +41,8 @@ def equal(answer: str, reference: str) -> bool:
         return False
     if max(_depth(answer), _depth(reference)) > _MAX_DEPTH:
         return False
+    if is_huge(answer) or is_huge(reference):
+        return _spelt(answer) == _spelt(reference)
     ours, theirs = parsed(answer), parsed(reference)
     if ours is None or theirs is None:
         return False
@@ -53,6 +56,13 @@ def equal(answer: str, reference: str) -> bool:
         ):
             return near
     return _equal(ours, theirs)
+
+
+def _spelt(text: str) -> str:
+    """A formula without white space and needless brackets, to be compared as a text."""
+    text = re.sub(r"\s+|\\left|\\right", "", text)
+    text = re.sub(r"\{\(([^(){}]*)\)\}", r"{\1}", text)
+    return re.sub(r"\{(\w)\}", r"\1", text)
 
 
 def _depth(text: str) -> int:

@@ -112,6 +112,7 @@ def _same(a: str, r: str, equal: Equal, depth: int) -> bool:
     if depth > 6:
         return False
     one, other = shape(a), shape(r)
+    one, other = _point(one, other), _point(other, one)
     if one.name and other.name and _squeezed(one.name) != _squeezed(other.name):
         return equal(a, r) if one.kind == other.kind == "leaf" else False
     if one.kind == other.kind == "leaf":
@@ -146,6 +147,16 @@ def _leaves(one: Shape, other: Shape, a: str, r: str, equal: Equal, depth: int) 
             return equal(x, y) or equal(a, r)
         return equal(x, y)
     return equal(a, r)
+
+
+def _point(one: Shape, other: Shape) -> Shape:
+    """Read `x = 2, y = 3` as (2, 3) beside a point: in the order of its names, or else of the alphabet."""
+    found = [_ASSIGNED.fullmatch(item) for item in one.items] if one.kind == "list" and not one.name else []
+    values = {_squeezed(m[1]): m[2].strip() for m in found if m is not None}
+    if other.kind != "tuple" or other.frame != "()" or not len(values) == len(found) == len(other.items):
+        return one
+    order = split(_squeezed(other.name)[1:-1], ",") if other.name else sorted(values, key=str.casefold)
+    return Shape("tuple", tuple(values[n] for n in order), other.name, "()") if set(order) == set(values) else one
 
 
 def _fitted(one: Shape, other: Shape) -> Shape:

@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.extract import after_thinking
 from rewards.overlap import Rouge
-from rewards.structured import parsed
-from rewards.text import last_action, reference_of
+from rewards.structured import parsed, parsed_last
+from rewards.text import reference_of
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -47,7 +46,7 @@ class PageAction:
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge the last action. Raises RewardError where the task has no reference."""
         wanted, wrong = parsed(reference_of(task, "page_action"))
-        said, broken = parsed(after_thinking(last_action(trajectory)))
+        said, broken = parsed_last(trajectory)
         if broken or not isinstance(said, dict):
             return Verdict(0.0, why=broken or "no JSON object")
         if wrong or not isinstance(wanted, dict):

@@ -58,6 +58,7 @@ class Ranking:
     """
 
     inline: ClassVar[bool] = True
+    reads_reply: ClassVar[bool] = True
 
     metric: Literal["ndcg", "recall", "reciprocal_rank"] = "ndcg"
     """Which; all are between 0 and 1."""

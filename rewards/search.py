@@ -1,7 +1,7 @@
 """Rewards for answers found with searches and tools: right first, then with as few calls as are needed.
 
-All three read tags in what was said: calls such as `<search>...</search>`, the answer in `<answer>`, and the order of
-tags of `rewards.tags`. Only calls in turns that the environment understood count.
+All three read the calls that the agent recorded (`search[x]`, `<search>x</search>`, a JSON call of `search`), the
+answer, and the order of both (`rewards.tags`). Only calls in turns that the environment understood count.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.extract import tagged
+from rewards.calls import ANSWERS, calls_in
 from rewards.qa import exact, f1
-from rewards.tags import Format
-from rewards.text import reference_of, transcript
-from rlhf.data import Task, Trajectory, Verdict
+from rewards.tags import Format, answer_of
+from rewards.text import reference_of
+from rlhf.data import Action, Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
 _Value = Annotated[float, Field(allow_inf_nan=False)]
 _Tag = Annotated[str, Field(pattern=r"^[a-zA-Z_][\w-]*$")]
 
 
-def n_calls(trajectory: Trajectory, tag: str) -> int:
-    """How often `<tag>...</tag>` was called and understood; the same query twice counts twice."""
-    texts = (turn.action.text for turn in trajectory.turns if turn.valid and turn.action.error is None)
-    return sum(min(text.count(f"<{tag}>"), text.count(f"</{tag}>")) for text in texts)
+def n_calls(trajectory: Trajectory, name: str) -> int:
+    """How often `name` was called and understood; the same query twice counts twice."""
+    understood = [turn.action for turn in trajectory.turns if turn.valid and turn.action.error is None]
+    return sum(_calls(action, name) for action in understood)
 
 
-def answer_of(trajectory: Trajectory) -> str:
-    """Return what the last `<answer>` holds; empty where there is none."""
-    return tagged(transcript(trajectory)) or ""
+def _calls(action: Action, name: str) -> int:
+    in_tags = min(action.text.count(f"<{name}>"), action.text.count(f"</{name}>"))
+    return in_tags or sum(call.name == name for call in calls_in(action, (name,)))
+
+
+def tools_of(task: Task) -> tuple[str, ...]:
+    """Names of the tools that a task offers in `Task.info["tools"]`, but for that of the answer."""
+    functions = [tool.get("function", tool) for tool in task.info.get("tools", ())]
+    return tuple(str(f["name"]) for f in functions if str(f.get("name", "answer")).lower() not in ANSWERS)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -49,9 +55,9 @@ class SearchEfficiency:
     needs_reference: ClassVar[bool] = True
 
     form: Format = Field(default_factory=Format)
-    """The order of tags."""
+    """The order of calls and replies."""
     search: _Tag = "search"
-    """The tag of a search."""
+    """The name of a search."""
     bonus: _Value = 0.2
     """What each search that was not needed is worth."""
     n_free: Annotated[int, Field(ge=0)] = 3
@@ -76,7 +82,7 @@ class SearchEfficiency:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ToolUse:
-    """Broken form −1; F1 of the answer; and `bonus` more where that is above 0 and every one of `tools` was used.
+    """Broken form −1; F1 of the answer; and `bonus` more where that is above 0 and every tool was used.
 
     F1 .7 with both tools .8, with one .7; F1 0 is 0 however many tools were used.
 
@@ -86,36 +92,28 @@ class ToolUse:
     inline: ClassVar[bool] = True
     needs_reference: ClassVar[bool] = True
 
-    form: Format = Field(
-        default_factory=lambda: Format(
-            then={
-                "": ("think",),
-                "think": ("search", "python", "answer"),
-                "search": ("result",),
-                "python": ("result",),
-                "result": ("think", "search", "python", "answer"),
-                "answer": (),
-            }
-        )
-    )
-    """The order of tags."""
-    tools: tuple[_Tag, ...] = ("search", "python")
-    """Tags of the tools that all have to be used for the bonus."""
+    form: Format = Field(default_factory=Format)
+    """The order of calls and replies."""
+    tools: tuple[_Tag, ...] = ()
+    """Names of the tools that all have to be used for the bonus; empty is all that the task offers."""
     bonus: _Value = 0.1
     """What using them together is worth."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one trajectory. Raises RewardError where the task has no reference."""
-        reference = reference_of(task, "tool_use")
+        reference, tools = reference_of(task, "tool_use"), self.tools or tools_of(task)
         if wrong := self.form.wrong(trajectory):
             return Verdict(-1.0, why=wrong)
         score = f1(answer_of(trajectory), reference)
-        used = [tool for tool in self.tools if n_calls(trajectory, tool)]
-        return Verdict(self.value(score, len(used)), why=f"F1 {score:.3f}, used {', '.join(used) or 'no tool'}")
+        used = [tool for tool in tools if n_calls(trajectory, tool)]
+        return Verdict(
+            self.value(score, bool(tools) and len(used) == len(tools)),
+            why=f"F1 {score:.3f}, used {', '.join(used) or 'no tool'}",
+        )
 
-    def value(self, score: float, n_used: int) -> float:
+    def value(self, score: float, used_all: bool) -> float:
         """Return the reward of a well-formed attempt."""
-        return score + self.bonus * (n_used == len(self.tools)) if score else 0.0
+        return score + self.bonus * used_all if score else 0.0
 
 
 def thrift(cost: float, low: float, high: float) -> float:
@@ -146,7 +144,7 @@ class CostAware:
     needs_reference: ClassVar[bool] = True
 
     form: Format = Field(default_factory=Format)
-    """The order of tags."""
+    """The order of calls and replies."""
     kept: _Value = 0.0
     """What the form is worth where it is kept; it is added to the metric."""
     metric: Literal["exact", "f1"] = "exact"

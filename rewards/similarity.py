@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards import extract
-from rewards.text import last_action, reference_of
+from rewards.text import last_reply, reference_of
 from rewards.workers import Pool, TooSlow
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError
@@ -92,7 +92,7 @@ def _texts() -> Pool:
 class PatchSimilarity:
     r"""−1 for edits that cannot be made, else how alike their diff is to the reference's, between 0 and 1.
 
-    The last action holds blocks `### path`, `<<<<<<< SEARCH`, `=======`, `>>>>>>> REPLACE`, each of whose first texts
+    The last reply holds blocks `### path`, `<<<<<<< SEARCH`, `=======`, `>>>>>>> REPLACE`, each of whose first texts
     is in its file and is changed. The reference is JSON: `{"before": {path: text}, "after": {path: text}}`. The value
     is the mean over all touched files of the ratio of equal characters of their diffs; a comparison that takes more
     than `limit_s` is worth 0.
@@ -112,7 +112,7 @@ class PatchSimilarity:
     """Processor seconds of a comparison."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
-        """Judge the last action. Raises RewardError where the reference is missing or not as above."""
+        """Judge the last reply. Raises RewardError where the reference is missing or not as above."""
         reference = reference_of(task, "patch_similarity")
         try:
             files = json.loads(reference)
@@ -124,7 +124,7 @@ class PatchSimilarity:
                 got=reference[:80],
                 expected='{"before": {path: text}, "after": {path: text}}',
             ) from error
-        text = extract.after_thinking(last_action(trajectory))
+        text = extract.after_thinking(last_reply(trajectory))
         try:
             value, why = _patches().call(text, before, after, limit_s=self.limit_s)
         except TooSlow:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from rewards.text import last_action
+from rewards.extract import after_thinking
+from rewards.text import last_action, last_reply
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import MissingPackageError
 from rlhf.settings import STRICT
@@ -41,7 +42,7 @@ class JsonSchema:
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge the last action; never raises."""
-        value, wrong = parsed(last_action(trajectory))
+        value, wrong = parsed_last(trajectory)
         if wrong:
             return Verdict(0.0, why=wrong)
         try:
@@ -49,6 +50,15 @@ class JsonSchema:
         except RecursionError:
             return Verdict(0.0, why="nested too deeply")
         return Verdict(float(error is None), why="valid" if error is None else str(error.message)[:200])
+
+
+def parsed_last(trajectory: Trajectory) -> tuple[Any, str]:
+    """As `parsed`, of the last action; where that is no JSON, of the answer that it gives, or of the whole reply."""
+    value, wrong = parsed(after_thinking(last_action(trajectory)))
+    if wrong:
+        other, still = parsed(last_reply(trajectory))
+        value, wrong = (value, wrong) if still else (other, "")
+    return value, wrong
 
 
 def parsed(text: str) -> tuple[Any, str]:

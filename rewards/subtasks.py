@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -51,6 +51,8 @@ class Subtask:
     Source: SoRFT, arXiv 2502.20127: a subtask each for files, functions, lines and edits, rewarded by F_β against the
     accepted change. The forms of answers, how edits are taken apart, and β = 1 are definitions of this project.
     """
+
+    reads_reply: ClassVar[bool] = True
 
     subtask: Literal["file", "function", "line", "edit"]
     """What the answer names."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rewards.extract import MAX_TEXT
+from rewards.calls import answer_in
+from rewards.extract import MAX_TEXT, after_thinking
 from rlhf.data import Task, Trajectory
 from rlhf.errors import RewardError
 
@@ -12,6 +13,22 @@ def last_action(trajectory: Trajectory) -> str:
     if not trajectory.turns or trajectory.turns[-1].action.error is not None:
         return ""
     return trajectory.turns[-1].action.text
+
+
+def last_answer(trajectory: Trajectory) -> str:
+    """Return what the last action answers (see `rewards.calls`); empty where there is none."""
+    return answer_in(trajectory.turns[-1].action) if last_action(trajectory) else ""
+
+
+def last_reply(trajectory: Trajectory) -> str:
+    """Return the last reply of the policy without its thoughts, of which the last action may be a line alone.
+
+    Where the action gives an answer to a tool, it is that answer; empty where there is no action that could be read.
+    """
+    action, answer = last_action(trajectory), last_answer(trajectory)
+    if not action or answer != action:
+        return answer
+    return after_thinking(trajectory.turns[-1].action.said).strip() or action
 
 
 def transcript(trajectory: Trajectory, *, replies: bool = False) -> str:

@@ -17,6 +17,7 @@ from rewards.sandbox.calls import NO_TIME, Call, Returned, call_all, program_s
 from rewards.sandbox.level import Way
 from rewards.sandbox.run import Ending, Finished, run
 from rewards.sandboxed import Sandboxed, program_of
+from rewards.text import last_reply
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError, nearest
 from rlhf.settings import STRICT
@@ -31,7 +32,7 @@ _DOUBLE = '{"cases": [{"stdin": "4\\n", "stdout": "8\\n"}]}'
 class UnitTests(Sandboxed):
     r"""The share of a task's tests that a program passes, or 1 only where it passes all of them.
 
-    The program is the last Python block of the last action; an answer without one earns 0. The tests are in the task's
+    The program is the last Python block of the last reply; an answer without one earns 0. The tests are in the task's
     reference, which is JSON with one or more of
 
     - `cases`: what the program prints for an input, `{"stdin": "4\n", "stdout": "8\n"}`. It has to end with exit code
@@ -55,12 +56,12 @@ class UnitTests(Sandboxed):
     )
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
-        """Judge the last action. Raises RewardError where the reference holds no tests, or the sandbox fails."""
+        """Judge the last reply. Raises RewardError where the reference holds no tests, or the sandbox fails."""
         where = f"unit_tests, task {task.id}"
         tests = _tests(task.reference, where)
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
-        program = program_of(trajectory.turns[-1].action.text)
+        program = program_of(last_reply(trajectory))
         if program is None:
             return Verdict(0.0, why="no Python block")
         wrong = await self._wrong(program, tests, await asyncio.to_thread(self.way, where))

@@ -1,4 +1,4 @@
-"""A verifier as a reward: the last action of a trajectory is the answer."""
+"""A verifier as a reward: the last action of a trajectory gives the answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.base import Verifier
+from rewards.text import last_action, last_answer, last_reply
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RecipeError, RewardError
 
@@ -37,7 +38,10 @@ def is_verifier(part: Any) -> bool:
 
 @dataclass(frozen=True)
 class Verified:
-    """Asks `verifier` whether the text of the last action matches the task's reference; no action at all earns 0.
+    """Asks `verifier` whether the answer of the last action matches the task's reference; no action at all earns 0.
+
+    The answer is the argument of a call such as `answer[x]` (see `rewards.calls`), else the text of the action; or, for
+    a verifier with an attribute `reads_reply`, the whole reply without its thoughts, which may have many lines.
 
     A recipe names the verifier itself: `kind: ./my_verifier.py:judge`.
     """
@@ -61,4 +65,8 @@ class Verified:
             )
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
-        return self.verifier(trajectory.turns[-1].action.text, task.reference)
+        action = last_action(trajectory)
+        if action.strip() == task.reference.strip():  # a reference that is a call itself
+            return self.verifier(action, task.reference)
+        read = last_reply if getattr(self.verifier, "reads_reply", False) is True else last_answer
+        return self.verifier(read(trajectory), task.reference)

@@ -22,7 +22,7 @@ from rlhf.build_early import check_template, refuse_without_references, try_once
 from rlhf.build_engine import make_publisher, start_engine
 from rlhf.build_extend import extended
 from rlhf.build_guard import refuse_overlap
-from rlhf.build_pairs import check_rewards, check_sources, stored_groups
+from rlhf.build_pairs import check_parts, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build_resume import begin_of, is_finished, run_folder, say_finished, telling_what_is_there
 from rlhf.build_store import make_store_keeper
@@ -250,7 +250,8 @@ def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
 async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> Collector:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     limits = recipe.limits
-    check_rewards((weighted.reward for weighted in recipe.rewards.values()), policy.tokenizer)
+    rewards = [weighted.reward for weighted in recipe.rewards.values()]
+    check_parts([*rewards, *(getattr(stage, "advantage", None) for stage in recipe.stages)], policy.tokenizer)
     if record := programs_record(recipe.rewards):
         progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
     renderer = Renderer(

@@ -43,10 +43,15 @@ def _no_attempts(run: Path, where: str) -> RecipeError:
     )
 
 
-def check_rewards(rewards: Iterable[Any], tokenizer: Any) -> None:
-    """Load the models that rewards ask. Raises ModelError where one cannot be had, or reads other tokens."""
-    for _, reward in with_parts("", list(rewards)):
-        check = getattr(reward, "check_policy", None)
+def check_parts(parts: Iterable[Any], tokenizer: Any) -> None:
+    """Let rewards and estimators see the policy's tokenizer, and load the models that they ask.
+
+    Raises:
+        ModelError: a model cannot be had, or reads other tokens.
+        RecipeError: a part names tokens that the policy has not.
+    """
+    for _, part in with_parts("", list(parts)):
+        check = getattr(part, "check_policy", None)
         if callable(check):
             check(tokenizer)
 

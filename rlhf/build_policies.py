@@ -11,7 +11,7 @@ from typing import Any
 from rlhf.build import device, make_collector, policy_of
 from rlhf.build_early import check_template
 from rlhf.build_engine import make_publisher
-from rlhf.build_pairs import check_rewards
+from rlhf.build_pairs import check_parts
 from rlhf.build_store import agent_of
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, WholeMessages
 from rlhf.evaluation.chance import RandomAgent
@@ -68,7 +68,7 @@ async def _model_at_play(found: Contender, progress: RichProgress) -> AsyncItera
     policy = _weights(recipe, found.checkpoint)
     strategy = found.suite.strategy
     asked = [weighted.reward for part in found.suite.parts for weighted in part.rewards.values()]
-    check_rewards([*asked, getattr(strategy, "judge", None)], policy.tokenizer)
+    check_parts([*asked, getattr(strategy, "judge", None)], policy.tokenizer)
     policy.model.to(device())
     collector = await make_collector(recipe, policy, progress)
     try:

@@ -23,15 +23,22 @@ OTHERS: Mapping[str, Keys] = {
     "loop": {},
     "lightning": {},
     "grpo_lead": {},
-    "guided": {},
     "task_normalised": {"inner": {"kind": "gigpo"}},
-    "hicra": {"grams": [[5], [6, 7]]},
     "ktae": {"inner": {"kind": "lite_ppo"}},
-    "tree_grpo": {},
-    "treerl": {},
-    "two_level": {},
-    "seats": {},
-    "reviews": {},
+}
+_TREE = {"rollout": {"kind": "tree", "branches_per_round": 1}}
+#: Those that compare by what a stage brings beside them: the keys of such a stage. Not `hicra`, whose planning tokens
+#: are of the policy's own tokenizer.
+WITH_MECHANISM: Mapping[str, Keys] = {
+    "tree_grpo": {**_TREE, "advantage": {"kind": "tree_grpo"}},
+    "treerl": {**_TREE, "advantage": {"kind": "treerl"}},
+    "guided": {"expert": {}, "advantage": {"kind": "guided"}, "loss": {"kind": "luffy"}},
+}
+#: Those that are about seats and roles, which this world has not: where they are in a run with their mechanism.
+ELSEWHERE: Mapping[str, str] = {
+    "seats": "tests/test_self_play.py::test_self_play_learns_to_beat_chance",
+    "two_level": "tests/trainers/test_role_adapters.py::test_a_run_trains_both_and_a_resumed_one_ends_where_it_does",
+    "reviews": "tests/credit/test_reviews.py",
 }
 #: Those that compare with the values of a critic: the keys a stage needs to learn with each.
 WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
@@ -74,7 +81,7 @@ OTHER_LOSSES: Mapping[str, Keys] = {
     },
     "rover": {**_CENTRED, "steps": 18},
     "kdrl": {"loss": {"kind": "kdrl", "teach": "wrong"}, "filters": {"drop_zero_advantage": False}},
-    "luffy": {**_CENTRED},
+    "luffy": {"expert": {}, "advantage": {"kind": "guided"}},
 }
 
 

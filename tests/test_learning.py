@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from rlhf.catalog import CATALOG
 from tests.combinations import (
     CRITIC,
+    ELSEWHERE,
     ESTIMATORS,
     LOSSES,
     OTHER_LOSSES,
@@ -17,6 +19,7 @@ from tests.combinations import (
     TOLD_CRITIC,
     TURN_CRITIC,
     WITH_CRITIC,
+    WITH_MECHANISM,
     WITH_TOLD_CRITIC,
     WITH_TURN_CRITIC,
     stage_of_loss,
@@ -83,6 +86,20 @@ def test_every_other_estimator_learns(start: Path, tmp_path: Path, estimator: st
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
 
 
+@pytest.mark.parametrize("estimator", WITH_MECHANISM)
+def test_every_estimator_learns_with_what_it_is_about(start: Path, tmp_path: Path, estimator: str) -> None:
+    done = learn(start, tmp_path, **{**LOSSES["ppo_clip"], **WITH_MECHANISM[estimator]})
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+
+
+def test_hicra_learns_with_planning_tokens_that_the_policy_says(start: Path, tmp_path: Path) -> None:
+    names = AutoTokenizer.from_pretrained(str(start))
+    grams = [names.encode(word, add_special_tokens=False) for word in ("red", "blue")]
+    done = learn(start, tmp_path, advantage={"kind": "hicra", "grams": grams}, **LOSSES["ppo_clip"])
+    assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
+    assert min(runs.curve(done.folder, "credit/n_planning_tokens")) > 0
+
+
 #: A model of the critic's own, a head on the policy's trunk, and one whose gradient goes on into that trunk.
 CRITICS: dict[str, dict[str, Any]] = {
     "own": dict(CRITIC),
@@ -144,7 +161,8 @@ def test_every_loss_of_the_catalogue_is_asked_to_learn() -> None:
 
 def test_every_estimator_of_the_catalogue_is_asked_to_learn() -> None:
     assert {
-        *ESTIMATORS, *OTHERS, *WITH_CRITIC, *WITH_TURN_CRITIC, *WITH_TOLD_CRITIC, "duration_aware",
+        *ESTIMATORS, *OTHERS, *WITH_MECHANISM, *ELSEWHERE, *WITH_CRITIC, *WITH_TURN_CRITIC, *WITH_TOLD_CRITIC,
+        "duration_aware", "hicra",
     } == set(CATALOG["advantage"])  # fmt: skip
 
 

@@ -28,10 +28,11 @@ def test_a_reward_of_the_low_level_has_to_be_one(echo: Path) -> None:
     assert caught.value.where == "stages[1].advantage.low.low_reward"
 
 
-def test_two_levels_of_an_agent_that_never_plans_are_probably_not_meant(echo: Path) -> None:
-    planner = "agent={kind: planner}"
-    assert any("names none" in text for text in cautions(load(echo, [LEVELS, "agent={kind: chat}"])))
-    assert not any("names none" in text for text in cautions(load(echo, [LEVELS, planner])))
+def test_two_levels_of_an_agent_that_never_plans_are_refused(echo: Path) -> None:
+    with pytest.raises(RecipeError, match="kind chat names no subgoals") as caught:
+        load(echo, [LEVELS, "agent={kind: chat}"])
+    assert caught.value.where == "stages[1].advantage.kind"
+    load(echo, [LEVELS, "agent={kind: planner}"])
 
 
 def test_more_plans_than_calls_are_probably_not_meant(echo: Path) -> None:

@@ -104,8 +104,6 @@ def test_every_row_of_what_attacks_found_names_tests_that_exist() -> None:
         assert REFERENCE.sub("", proven).replace("<br>", "").strip() == ""
 
 
-
-
 # --- a whole run, made to show what must not stay silent -------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from rlhf.data import Outcome as End
 from rlhf.errors import RewardError
 from rlhf.recipe.builder import build_part
 from rlhf.rollout.score import Weighted, score_group
+from tests.rewards import shipped
 from tests.test_catalog import MODELS, NEEDED
 
 TASK = Task("t", reference="Paris")
@@ -93,23 +94,18 @@ def test_a_penalised_group_scores_as_worked_by_hand():
     assert [s.total for s in group.scores] == pytest.approx([1.0, -0.1, 0.0, 1.0])
 
 
-def weighed(parts):
-    """The score of an attempt at which rewards of these weights judged this, in its only turn."""
-    rewards = {name: Weighted(name, weight, lambda task, t, x=x: x) for name, (weight, x) in parts.items()}
-    [score] = asyncio.run(score_group(TASK, [trajectory(turn())], rewards)).scores
-    assert score.turns == (score.total,)
-    return score.total
-
-
-def test_published_sums_of_rewards_are_weights_in_a_recipe():
-    # R1-VL: right, two of four key steps at weight .1, all sections in order: 1 + .1 · .5 + 1.
-    assert weighed({"right": (1, 1), "steps": (0.1, 2 / 4), "form": (1, 1)}) == pytest.approx(2.05)
-    # R1-Router, a step: .5 · cosine .8 of the questions + .5 for the right retriever.
-    assert weighed({"question": (0.5, 0.8), "retriever": (0.5, 1)}) == pytest.approx(0.9)
-    # R1-Reward: .5 · form + right · (1 + .5 · consistent). The last part is a product, so a reward of its own.
-    for form, right, consistent, expected in ((1, 1, 1, 2.0), (1, 1, 0, 1.5), (1, 0, 1, 0.5)):
-        parts = {"form": (0.5, form), "right": (1, right), "both": (0.5, right * consistent)}
-        assert weighed(parts) == pytest.approx(expected)
+def test_weights_are_factors_of_what_real_rewards_say_of_a_real_attempt():
+    world, agent = shipped.built("environment", shipped.SEARCH), shipped.built("agent", shipped.CHAT)
+    task = shipped.first_task(world)
+    search, answer = world.plan(task, ())
+    played = shipped.attempt(world, agent, [search, "well?", answer])
+    kinds = {"right": ("format_outcome", 1.0), "search": ("search_efficiency", 0.5), "cost": ("turn_cost", 2.0)}
+    rewards = {
+        name: Weighted(name, weight, shipped.built("reward", {"kind": kind})) for name, (kind, weight) in kinds.items()
+    }
+    [score] = asyncio.run(score_group(task, [played], rewards)).scores
+    # Right, and one reply is no action of the world: 1 - .2; -1 at weight .5; three turns of .01 at weight 2.
+    assert score.total == pytest.approx(0.8 - 0.5 - 0.06)
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,9 @@ def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
     many = load(write(tmp_path, STAGE, agent={"kind": "critic", "max_rounds": 8}))
     assert cautions(many) == ["agent.max_rounds 8 may take 17 calls in a turn, limits.max_calls is 16"]
     inner = STAGE | {"advantage": {"kind": "task_normalised", "inner": {"kind": "reviews"}}}
-    [said] = cautions(load(write(tmp_path, inner, agent={"kind": "chat"})))
-    assert said.startswith("stages[0].advantage.inner pays a critic of proposals") and "kind chat" in said
+    with pytest.raises(RecipeError, match="kind chat has no critic") as caught:
+        load(write(tmp_path, inner, agent={"kind": "chat"}))
+    assert caught.value.where == "stages[0].advantage.inner.kind"
 
 
 def test_a_run_is_evaluated_with_an_agent_of_fewer_roles(tmp_path: Path) -> None:

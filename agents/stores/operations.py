@@ -21,7 +21,7 @@ from typing import Any
 from rlhf.errors import nearest
 
 _KEYS = {"ADD": ("text",), "UPDATE": ("id", "text"), "DELETE": ("id",), "NOOP": ()}
-_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*)\n\s*```\s*$", re.DOTALL)
+_FENCE = re.compile(r"^\s*`{3,}(?:json)?\s*\n(.*)\n\s*`{3,}\s*$", re.DOTALL)
 _MOST_CHARS = 20_000
 
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import with_counters
 from rlhf.credit.wrapper import Wrapper
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Trajectory
 from rlhf.settings import STRICT
 
 
@@ -23,8 +23,9 @@ class DurationAware(Wrapper):
     Where attempts are collected as they end, quick actions are sampled more often, in proportion to 1 / Δt; the weight
     undoes it. Where a step waits for all of its attempts nothing needs undoing.
 
-    A trajectory records its own seconds and not those of its turns: Δt is their mean, the same for every turn of it. A
-    trajectory whose seconds are not known, or which has no turns, has weight 1 and stays out of the mean.
+    Seconds are those of each turn; where a turn's are not known, as in attempts that older versions stored, it counts
+    with the mean of its trajectory. A trajectory of which neither is known, or which has no turns, has weight 1 and
+    stays out of the mean.
 
     Source: Reinforcement Learning for Machine Learning Engineering Agents, arXiv 2509.01684.
     """
@@ -34,29 +35,38 @@ class DurationAware(Wrapper):
 
     def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
         """Return `credits`, each trajectory's times its weight."""
-        timed = [
-            (t.duration_s, len(t.turns)) for group in groups for t in group.trajectories if _is_known(t.duration_s)
-        ]
-        seconds, n_turns = math.fsum(s for s, n in timed if n), sum(n for _, n in timed)
-        mean = seconds / n_turns if n_turns else 1.0
-        n_untimed = sum(len(group.trajectories) for group in groups) - len(timed)
+        known = [seconds for group in groups for t in group.trajectories for seconds in seconds_of(t)]
+        mean = math.fsum(known) / len(known) if known else 1.0
+        n_untimed = sum(not seconds_of(t) for group in groups for t in group.trajectories if t.turns)
+        n_untimed += sum(not _is_known(t.duration_s) for group in groups for t in group.trajectories if not t.turns)
         changed = [
             replace(
                 credit,
                 tokens_GNT=tuple(
-                    tuple(tuple(weight * x for x in row) for row in rows)
-                    for weight, rows in zip(self._weights(group, mean), credit.tokens_GNT, strict=True)
+                    tuple(tuple(weight * x for x in row) for weight, row in zip(weights, rows, strict=True))
+                    for weights, rows in zip(self._weights(group, mean), credit.tokens_GNT, strict=True)
                 ),
             )
             for group, credit in zip(groups, credits, strict=True)
         ]
         return with_counters(changed, {"credit/n_untimed_trajectories": float(n_untimed)})
 
-    def _weights(self, group: ScoredGroup, mean: float) -> list[float]:
-        return [
-            min(t.duration_s / len(t.turns) / mean, self.max_weight) if t.turns and _is_known(t.duration_s) else 1.0
-            for t in group.trajectories
-        ]
+    def _weights(self, group: ScoredGroup, mean: float) -> list[list[float]]:
+        """Return `[G][N]`, the weight of each generation."""
+        found = []
+        for t in group.trajectories:
+            weights = [min(s / mean, self.max_weight) for s in seconds_of(t)] or [1.0] * len(t.turns)
+            found.append([w for w, turn in zip(weights, t.turns, strict=True) for _ in turn.generations])
+        return found
+
+
+def seconds_of(trajectory: Trajectory) -> list[float]:
+    """Return `[K]`, the seconds of each turn; nothing where they are not known."""
+    own = [turn.duration_s for turn in trajectory.turns]
+    if all(map(_is_known, own)):
+        return own
+    each = trajectory.duration_s / len(own)
+    return [each] * len(own) if _is_known(each) else []
 
 
 def _is_known(seconds: float) -> bool:

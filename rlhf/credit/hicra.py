@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.credit.groups import with_counters
 from rlhf.credit.wrapper import Wrapper
 from rlhf.data import Credit, ScoredGroup
+from rlhf.errors import RecipeError
 from rlhf.settings import STRICT
 
 Ids = tuple[int, ...]
@@ -46,6 +47,24 @@ class HICRA(Wrapper):
             raise ValueError("hicra needs to know planning tokens: give grams, or begin and end")
         if self.end and not self.begin:
             raise ValueError("end has no effect without begin; give both, or remove it")
+
+    def check_policy(self, tokenizer: Any) -> None:
+        """Refuse ids that the policy cannot say. Raises RecipeError."""
+        n_vocab = len(tokenizer)
+        for name, ids in (
+            ("grams", [i for gram in self.grams for i in gram]),
+            ("begin", self.begin),
+            ("end", self.end),
+        ):
+            strange = [i for i in ids if not 0 <= i < n_vocab]
+            if strange:
+                raise RecipeError(
+                    "the policy has no such token, so that this key has no effect",
+                    where=f"advantage hicra, {name}",
+                    got=str(strange[0]),
+                    expected=f"ids from 0 to {n_vocab - 1}",
+                    hint="list ids of this policy's tokenizer: `rlhf trajectories RUN --tokens` shows them",
+                )
 
     def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
         """Return `credits` with planning tokens raised."""

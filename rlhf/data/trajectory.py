@@ -46,6 +46,8 @@ class Action:
             between turns itself, so an episode can be replayed, branched and resumed from its turns alone.
         parts: what the environment is given one after another in this turn, such as several calls of tools; empty where
             it is given `text`, which otherwise holds all of them, each on a line of its own.
+        said: the whole reply that the action was read from, thoughts and all, as text for rewards to read; empty where
+            it was read from no reply, or from more than one.
     """
 
     text: str
@@ -53,6 +55,7 @@ class Action:
     error: str | None = None
     notes: Mapping[str, str] = field(default_factory=dict, hash=False)
     parts: tuple[str, ...] = ()
+    said: str = ""
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -70,6 +73,8 @@ class Turn:
         reward: the environment's own reward of this turn.
         state_key: raw environment state in which the action was chosen, for state-level credit; None if unknown.
         valid: False if the action could not be parsed, or the environment did not understand it.
+        duration_s: wall-clock seconds from the observation to the reply; 0 where they are not known. Turns are equal
+            whatever time they took.
     """
 
     action: Action
@@ -77,6 +82,7 @@ class Turn:
     reward: float = 0.0
     state_key: str | None = None
     valid: bool = True
+    duration_s: float = field(default=0.0, compare=False)
 
     @property
     def generations(self) -> tuple[Generation, ...]:

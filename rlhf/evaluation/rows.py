@@ -84,6 +84,8 @@ _TURN = pa.struct(
         "n_generations": pa.int32(),
         "notes": pa.map_(pa.string(), pa.string()),
         "parts": pa.list_(pa.string()),
+        "said": pa.string(),
+        "duration_s": pa.float64(),
     }
 )
 _GENERATION = pa.struct(
@@ -204,6 +206,8 @@ def _encode_turn(turn: Turn) -> Row:
         "n_generations": len(turn.generations),
         "notes": [(_text(name), _text(note)) for name, note in turn.action.notes.items()],
         "parts": [_text(part) for part in turn.action.parts],
+        "said": _text(turn.action.said),
+        "duration_s": turn.duration_s,
     }
 
 
@@ -273,13 +277,15 @@ def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[
                 t["text"],
                 tuple(next(generations) for _ in range(t["n_generations"])),
                 t["error"],
-                dict(t.get("notes") or ()),  # these two are not in the files of older versions
+                dict(t.get("notes") or ()),  # these three are not in the files of older versions
                 tuple(t.get("parts") or ()),
+                t.get("said") or "",
             ),
             reply=t["reply"],
             reward=t["reward"],
             state_key=t["state_key"],
             valid=t["valid"],
+            duration_s=t.get("duration_s") or 0.0,
         )
         for t in turns
     )

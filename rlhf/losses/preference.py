@@ -67,8 +67,7 @@ def dpo(
     """Return −(1 − s) log σ(β M) − s log σ(−β M), `[B]`, M = log π/π_ref (chosen) − log π/π_ref (rejected).
 
     β log π/π_ref is the reward of which π is the optimal policy. At π = π_ref it is ln 2 with slope −β/2 in the chosen
-    log-prob. The same on a single step, an expert's action before the agent's own, is the implicit reward of StepAgent:
-    log-ratios of .4 and −.2 and β = .1 give .663597.
+    log-prob. Log-ratios of .4 and −.2 and β = .1 give .663597.
 
     Args:
         chosen: Σ log π over the sampled tokens of the preferred one, in nats; carries the gradient.
@@ -81,7 +80,7 @@ def dpo(
     Raises:
         DataError: the shapes differ, or a number is out of its range.
 
-    Source: Direct preference optimization, arXiv 2305.18290; smoothing, Mitchell, 2023; StepAgent, arXiv 2411.03817.
+    Source: Direct preference optimization, arXiv 2305.18290; smoothing, Mitchell, 2023.
     """
     _check_positive("dpo", beta=beta)
     if not 0 <= label_smoothing < 0.5:
@@ -112,28 +111,6 @@ def ipo(
     """
     _check_positive("ipo", beta=beta)
     return (_margin(chosen, rejected, ref_chosen, ref_rejected) - 1 / (2 * beta)).square()
-
-
-def simpo(chosen: torch.Tensor, rejected: torch.Tensor, *, beta: float = 2.0, margin: float = 1.0) -> torch.Tensor:
-    """Return −log σ(β (mean log π(chosen) − mean log π(rejected)) − γ), `[B]`.
-
-    The reward is the mean log-prob, which is what decoding maximises; no reference and no gain from length. Means of
-    −.5 and −1.2, β = 2 and γ = 1: −log σ(.4) = .513015.
-
-    Args:
-        chosen: mean of log π over the sampled tokens of the preferred one, in nats; carries the gradient.
-        rejected: of the other.
-        beta: more than 0.
-        margin: γ, at least 0, by how much the chosen one is to lead.
-
-    Raises:
-        DataError: the shapes differ, or a number is out of its range.
-
-    Source: SimPO, arXiv 2405.14734.
-    """
-    _check_pairs(chosen, rejected)
-    _check_positive("simpo", beta=beta)
-    return bradley_terry(beta * chosen, beta * rejected, margin=margin)
 
 
 def sequence_sums(

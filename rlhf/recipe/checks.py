@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
 from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for, estimators_for, written
+from rlhf.recipe.effect_checks import EFFECT_CHECKS, TRAINED_CHECKS
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.level_checks import LEVEL_CAUTIONS, LEVEL_CHECKS
@@ -339,12 +340,13 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_watched,
     _check_overlong,
     *SPLIT_CHECKS,
+    *EFFECT_CHECKS,
     _check_context,
 )
 
 
-#: What is asked of roles for the sake of training them.
-_OF_TRAINING = (*CALLED_CHECKS, *ROLE_CHECKS)
+#: What is asked for the sake of training.
+_OF_TRAINING = (*CALLED_CHECKS, *ROLE_CHECKS, *TRAINED_CHECKS)
 
 
 def _caution_warmup(recipe: Recipe) -> Iterator[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rlhf.errors import RecipeError, nearest
-from rlhf.kinds import kind_of
 from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import policy_gradient_stages
 
@@ -48,15 +47,6 @@ def _check_low_reward(recipe: Recipe) -> None:
             )
 
 
-def _caution_plans(recipe: Recipe) -> Iterator[str]:
-    from agents.chat import ChatAgent
-
-    for path, _ in _all_levels(recipe):
-        if isinstance(recipe.agent, ChatAgent):
-            agent = kind_of("agent", recipe.agent)
-            yield f"{path} judges subgoals, and an agent of kind {agent} names none: it is its low level alone"
-
-
 def _caution_calls(recipe: Recipe) -> Iterator[str]:
     from agents.planner import PlannerExecutor
 
@@ -69,4 +59,4 @@ def _caution_calls(recipe: Recipe) -> Iterator[str]:
 
 
 LEVEL_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_low_reward,)
-LEVEL_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (_caution_plans, _caution_calls)
+LEVEL_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (_caution_calls,)

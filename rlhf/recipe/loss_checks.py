@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
-from rlhf.recipe.keys import keys_of
 from rlhf.recipe.model_folders import refuse_no_model
 from rlhf.recipe.trainer_checks import is_taken_apart
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
-
-#: Keys of losses that say what happens where the ratio of new to old probability is not 1.
-_RATIO_KEYS = (
-    "clip_low", "clip_high", "dual_clip", "max_weight", "max_log_ratio", "drift_coef", "max_drift", "min_negative",
-    "ratio", "next_weight", "clip",
-)  # fmt: skip
 
 
 def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
@@ -82,18 +75,6 @@ def _caution_bypass(recipe: Recipe) -> Iterator[str]:
             yield f"{path}.correction is bypass and its loss has no ratio: nothing corrects for the engine"
 
 
-def _caution_ratio_of_one(recipe: Recipe) -> Iterator[str]:
-    for path, stage in policy_gradient_stages(recipe):
-        bypassed = kind_of("correction", stage.correction) == "bypass" and not shares_policy(recipe)
-        if stage.epochs * stage.minibatches > 1 or bypassed or kind_of("loss", stage.loss) not in CATALOG["loss"]:
-            continue
-        defaults = {name: key.make_default for name, key in keys_of(type(stage.loss)).items() if name in _RATIO_KEYS}
-        changed = [name for name, default in defaults.items() if default and getattr(stage.loss, name) != default()]
-        if changed:
-            keys = ", ".join(f"loss.{name}" for name in changed)
-            yield f"{path} makes one update per step, in which every ratio is 1: {keys} has no effect"
-
-
 def _caution_reduction(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
         meant = getattr(stage.loss, "reductions", ())
@@ -137,15 +118,6 @@ def _caution_units(recipe: Recipe) -> Iterator[str]:
             yield f"{path}.loss takes advantages for scores less a baseline, {kind} gives others: use dr_grpo"
 
 
-def _caution_own_rows_only(recipe: Recipe) -> Iterator[str]:
-    for path, stage in policy_gradient_stages(recipe):
-        if kind_of("loss", stage.loss) == "luffy" and stage.expert is None:
-            yield f"{path}.loss is for demonstrations among the attempts, and this stage brings none: it is -A ratio"
-        if kind_of("advantage", stage.advantage) == "guided" and stage.expert is None:
-            same = "grpo" if stage.advantage.normalize_std else "dr_grpo"
-            yield f"{path}.advantage is for demonstrations among the attempts, and this stage brings none: it is {same}"
-
-
 def _caution_reference(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
         if getattr(stage.loss, "kl", None) is not None and not stage.loss.kl_coef:
@@ -155,11 +127,9 @@ def _caution_reference(recipe: Recipe) -> Iterator[str]:
 LOSS_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     _caution_stale,
     _caution_bypass,
-    _caution_ratio_of_one,
     _caution_reduction,
     _caution_right_and_wrong,
     _caution_silent_groups,
     _caution_units,
-    _caution_own_rows_only,
     _caution_reference,
 )

@@ -9,9 +9,7 @@ from agents.critic import ActorCritic
 from agents.memory.base import MEMORY
 from agents.self_play import SelfPlay
 from rlhf.errors import RecipeError, nearest
-from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
-from rlhf.recipe.keys import keys_of, section_in
 from rlhf.recipe.loss_checks import policy_gradient_stages
 
 if TYPE_CHECKING:
@@ -48,25 +46,6 @@ def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> R
     )
 
 
-def _caution_reviews(recipe: Recipe) -> Iterator[str]:
-    from rlhf.credit.reviews import Reviews
-
-    def held(path: str, part: object) -> Iterator[str]:
-        """Give the path of each estimator of that kind in `part`."""
-        if isinstance(part, Reviews):
-            yield path
-        for name, key in keys_of(type(part)).items():
-            if section_in(key.annotation) == "advantage":
-                yield from held(f"{path}.{name}", getattr(part, name))
-
-    if isinstance(recipe.agent, ActorCritic):
-        return
-    agent = kind_of("agent", recipe.agent)
-    for path, stage in policy_gradient_stages(recipe):
-        for where in held(f"{path}.advantage", stage.advantage):
-            yield f"{where} pays a critic of proposals, and an agent of kind {agent} has none: it is its inner alone"
-
-
 def _caution_calls(recipe: Recipe) -> Iterator[str]:
     agent, allowed = recipe.agent, recipe.limits.max_calls
     if isinstance(agent, ActorCritic) and agent.max_calls > allowed:
@@ -75,4 +54,4 @@ def _caution_calls(recipe: Recipe) -> Iterator[str]:
 
 
 ROLE_CHECKS: tuple[Callable[[Recipe], None], ...] = (_check_trained,)
-ROLE_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (_caution_reviews, _caution_calls)
+ROLE_CAUTIONS: tuple[Callable[[Recipe], Iterator[str]], ...] = (_caution_calls,)

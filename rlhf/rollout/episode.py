@@ -137,6 +137,7 @@ class _Run:
         self._lane = InlineLane(f"agent {type(agent).__name__}")
         self._shown: list[tuple[str, ...]] = []
         self._seats: list[str] = []
+        self._clock = time.monotonic()
         self.opening = ""
         self.turns: list[Turn] = []
 
@@ -156,6 +157,7 @@ class _Run:
         self.opening = now.reply
         for turn in self._begun:
             now = await self._replay(live, turn, now)
+        self._lap_s()
         while not (now.terminated or now.truncated):
             if len(self.turns) - self._n_given >= self._limits.max_turns:
                 return Outcome.TURN_LIMIT, f"limits.max_turns is {self._limits.max_turns}"
@@ -209,7 +211,7 @@ class _Run:
             if self._policy.generations:  # the turn has begun: what was sampled for it is the policy's doing
                 sampled = self._policy.recorded(self._policy.generations)
                 action = Action("", sampled, error=error.what)
-                self._add(Turn(action, error.what, state_key=now.state_key, valid=False), now)
+                self._add(Turn(action, error.what, state_key=now.state_key, valid=False, duration_s=self._lap_s()), now)
             return Ended(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
         if isinstance(error, EngineError):
             return Ended(Outcome.ENGINE_ERROR, str(error))
@@ -217,12 +219,18 @@ class _Run:
 
     async def _take(self, live: LiveEpisode, action: Action, now: StepResult) -> StepResult:
         if action.error is not None:
-            self._add(Turn(action, action.error, state_key=now.state_key, valid=False), now)
+            turn = Turn(action, action.error, state_key=now.state_key, valid=False, duration_s=self._lap_s())
+            self._add(turn, now)
             return now
         self._watch.enter(Phase.ENVIRONMENT)
         after = await _do(live, action)
-        self._add(Turn(action, after.reply, after.reward, now.state_key, after.valid), now)
+        self._add(Turn(action, after.reply, after.reward, now.state_key, after.valid, self._lap_s()), now)
         return after
+
+    def _lap_s(self) -> float:
+        """Seconds since this was last asked."""
+        before, self._clock = self._clock, time.monotonic()
+        return self._clock - before
 
     def _add(self, turn: Turn, before: StepResult) -> None:
         self.turns.append(turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -128,6 +129,21 @@ def test_duration_aware_worked_example():
     bounded = credit_of(DurationAware(max_weight=2), pair)
     weights = (0.04, 0.04, -0.04, -0.04, 0.04, 0.04, -2, -2)
     assert tokens(bounded) == pytest.approx([0.707106 * w for w in weights], abs=1e-5)
+
+
+def test_each_turn_counts_with_its_own_seconds():
+    # Turns of 1, 9 and 5 s: mean 5, weights .2, 1.8 and 1, whatever the trajectories took in all.
+    made = group([[1, 0], [0]])
+    timed = [
+        replace(t, duration_s=99.0, turns=tuple(replace(u, duration_s=s) for u, s in zip(t.turns, own, strict=True)))
+        for t, own in zip(made.trajectories, ([1.0, 9.0], [5.0]), strict=True)
+    ]
+    [row, other] = DurationAware()(replace(made, trajectories=tuple(timed))).tokens_GNT
+    plain = GRPO()(made).tokens_GNT
+    assert [x for r in row for x in r] == pytest.approx(
+        [w * x for w, r in zip((0.2, 1.8), plain[0], strict=True) for x in r]
+    )
+    assert other == plain[1]
 
 
 def test_unknown_durations_change_nothing_and_are_counted():

@@ -48,7 +48,7 @@ class Corridor:
     """The seed of a task is where the walker starts."""
 
     walker: Callable[[int], Any] = Walker
-    properties: ClassVar[Any] = Properties(True, True, True, inline=True, oracle=True)
+    properties: ClassVar[Any] = Properties(True, True, True, inline=True, oracle=True, repeats=True)
 
     def tasks(self, split: str) -> Any:
         first = {"train": 0, "test": 100}[split]

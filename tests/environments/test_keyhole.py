@@ -124,9 +124,9 @@ def test_no_house_is_in_two_splits() -> None:
 def test_opening_of_a_known_task() -> None:
     environment = Keyhole()
     assert environment.start(environment.tasks("test")[0]).opening == StepResult(
-        "Find the key and open the door.\nBedroom. Ways: north, south, west. The key is north west.",
-        state_key="62a81382/bedroom/no key",
-        admissible_actions=("go north", "go south", "go west"),
+        "Find the key and open the door.\nBedroom. Ways: east, west. The key is east.",
+        state_key="4a38a25f/bedroom/no key",
+        admissible_actions=("go east", "go west"),
     )
 
 
@@ -288,8 +288,8 @@ def test_what_the_page_says_of_random_play_and_the_oracle() -> None:
         while result.success is None:
             result = asyncio.run(episode.step(rng.choice(result.admissible_actions)))
         n_random += result.success
-    assert n_random == 4
-    assert sum(lengths) == 1573  # 7.9 actions each
+    assert n_random == 1
+    assert sum(lengths) == 1586  # 7.9 actions each
 
 
 # --- the contract ----------------------------------------------------------------------------------------------------

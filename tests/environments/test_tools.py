@@ -203,4 +203,4 @@ def test_all_promises_are_kept() -> None:
 
 
 def test_a_known_task() -> None:
-    assert Tools().start(Task("tools", seed=20_000_000)).opening.reply.startswith("What does 1 jar cost?")
+    assert Tools().start(Task("tools", seed=20_000_000)).opening.reply.startswith("What does 1 cake cost?")

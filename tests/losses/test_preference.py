@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.errors import DataError
-from rlhf.losses.preference import bradley_terry, dpo, ipo, sequence_sums, simpo, turn_means
+from rlhf.losses.preference import bradley_terry, dpo, ipo, sequence_sums, turn_means
 
 number = st.floats(-3, 3)
 
@@ -42,11 +42,9 @@ def test_dpo_worked_numbers():
     assert dpo(*same).tolist() == pytest.approx([math.log(2)])
 
 
-def test_ipo_and_simpo_worked_numbers():
+def test_ipo_worked_numbers():
     # M = (−1 + 3) − (−2 + 1) = 3, wanted 1 / .2 = 5
     assert ipo(doubles(-1), doubles(-2), doubles(-3), doubles(-1)).tolist() == pytest.approx([4.0])
-    # 2 · (−.5 + 1.2) − 1 = .4
-    assert simpo(doubles(-0.5), doubles(-1.2)).tolist() == pytest.approx([0.513015], abs=1e-6)
 
 
 def test_preferences_of_whole_trajectories_by_their_turns():
@@ -68,7 +66,6 @@ LOSSES = {
     "dpo": lambda *arrays: dpo(*arrays, beta=0.5),
     "smooth": lambda *arrays: dpo(*arrays, beta=0.5, label_smoothing=0.2),
     "ipo": lambda *arrays: ipo(*arrays, beta=0.5),
-    "simpo": lambda c, r, rc, rr: simpo(c, r),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
@@ -118,7 +115,6 @@ def test_far_apart_pairs_stay_finite():
         (lambda: dpo(*[doubles(1)] * 4, beta=0.0), "must be positive"),
         (lambda: dpo(*[doubles(1)] * 4, label_smoothing=0.5), "tell nothing"),
         (lambda: ipo(*[doubles(1)] * 4, beta=-1.0), "must be positive"),
-        (lambda: simpo(doubles(1), doubles(1), beta=0.0), "must be positive"),
     ],
 )
 def test_bad_input_is_told(call, says):

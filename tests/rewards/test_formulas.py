@@ -120,13 +120,13 @@ def test_a_budget_costs_what_exceeds_it(used, value):
 )
 def test_the_order_of_tags_is_a_state_machine(text, wrong):
     assert well_formed(text, SEARCH_R1, "answer") == wrong
-    assert Format()(task(), played(text)).value == (not wrong)
+    assert Format(then=SEARCH_R1)(task(), played(text)).value == (not wrong)
 
 
 def test_text_between_tags_may_be_allowed_and_replies_left_out():
     assert well_formed("Well, " + ANSWER + " Done.", SEARCH_R1, "answer", strict=False) == ""
     both = played(SEARCH, ANSWER)
-    assert Format()(task(), both).value == 1
+    assert Format()(task(), both).value == Format(then=SEARCH_R1)(task(), both).value == 1
     assert Format(replies=False)(task(), both).value == 0  # then <think> follows <search>
     assert Format()(task(), played((ANSWER, "You are done."))).value == 1  # the last reply is nobody's answer
     with pytest.raises(ValidationError, match=r"says nothing of what may follow answer"):
@@ -152,7 +152,7 @@ def test_the_machine_reads_anything(text):
     ],
 )
 def test_outcomes_are_softened_by_form(text, value):
-    assert FormatOutcome()(PARIS, played(text)).value == pytest.approx(value)
+    assert FormatOutcome(form=Format(then=SEARCH_R1))(PARIS, played(text)).value == pytest.approx(value)
 
 
 def test_what_was_retrieved_counts_where_the_answer_is_wrong():
@@ -181,11 +181,10 @@ def test_only_searches_that_were_carried_out_count():
 
 
 def test_tools_earn_a_bonus_together():
-    part = ToolUse()
-    assert [part.value(0.7, n) for n in (2, 1, 0)] == pytest.approx([0.8, 0.7, 0.7])
-    assert part.value(0.0, 2) == 0
-    run = ("<python>1</python>", "<result>1</result>")
-    found = ("<think>hm</think><search>q</search>", "<result>x</result>")
+    part = ToolUse(tools=("search", "python"))
+    assert [part.value(0.7, used) for used in (True, False)] == pytest.approx([0.8, 0.7])
+    assert part.value(0.0, True) == 0
+    run, found = ("python(1)", "1"), ("<think>hm</think><search>q</search>", "x")
     # "the city Paris" has 2 words after its article, 1 in common with 1: F1 2/3
     end = ANSWER.replace("Paris", "the city Paris")
     assert part(PARIS, played(found, run, end)).value == pytest.approx(2 / 3 + 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from rewards import extract, math_numbers
 from rewards.math_compare import shape, split
+from rewards.math_size import is_huge
 from rewards.math_text import normal
 from rewards.maths import Maths
 from rewards.suite import load, run
@@ -195,3 +197,69 @@ def test_the_command_judges_a_users_verifier_by_the_suite(tmp_path: Path, monkey
 )
 def test_what_counts_as_equal(answer: str, reference: str, right: bool) -> None:
     assert Maths()(rf"\boxed{{{answer}}}", reference).value == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        ("x=2, y=3", "(2,3)", True),
+        ("y = 3 and x = 2", "(2,3)", True),
+        (r"$x = \frac12$, $y = 3$", "(0.5, 3)", True),
+        ("x=1, y=2, z=3", "(1,2,3)", True),
+        (r"\boxed{x_1=2, x_2=3}", "(2,3)", True),
+        ("(2,3)", "x=2, y=3", True),
+        ("x=2, y=3", "(x,y)=(2,3)", True),
+        ("b=3, a=2", "(b,a)=(3,2)", True),
+        ("x=3, y=2", "(2,3)", False),
+        ("x=2, x=3", "(2,3)", False),
+        ("x=2, y=3", "(2,3,4)", False),
+        ("x=2, y=3", "[2,3]", False),
+        ("x=2, z=3", "(x,y)=(2,3)", False),
+    ],
+)
+def test_values_given_by_name_are_a_point(answer: str, reference: str, right: bool) -> None:
+    pytest.importorskip("math_verify")
+    assert Maths()(answer, reference).value == right
+
+
+TOWERS = (
+    "9^{9^{9}}", "9^9^9", "2^{2^{2^{2^{2^{2}}}}}", "(9^{9999})^{9999}", r"\left(9^{9}\right)^{9^9}", "9**9**9",
+    "9^{9!}",
+    r"\frac{1}{9^{9^{9}}}", r"9^{9 \cdot 9^{9}}", "e^{e^{e^{e^{e}}}}", r"\pi^{\pi^{\pi^{\pi^{\pi}}}}", "1.5^{9^{9}}",
+    "x^{9^{9^9}}", "x^{9^9}", "(((((99^{99})^{99})^{99})^{99})^{99})^{99}", "2^{2^{20}}+1", "(10!)!", "9^{-9^{9}}",
+    r"9^{\frac{9^{9}}{2}}", r"9^{\sqrt{9^{99}}}", "9^{9+9^{9}}", "+".join(["9^{9}"] * 5000),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tower", TOWERS, ids=lambda text: text[:30])
+def test_towers_of_powers_are_not_worked_out(tower: str) -> None:
+    pytest.importorskip("math_verify")
+    Maths()(r"\boxed{x + 1}", "1 + x")  # the process is there
+    began = time.monotonic()
+    assert Maths()(rf"\boxed{{{tower}}}", r"\sqrt{5}").value == 0
+    assert time.monotonic() - began < 2
+    assert Maths()(rf"\boxed{{{tower[:3000]}}}", tower[:3000]).value == 1
+
+
+def test_numbers_that_can_be_worked_out_are() -> None:
+    for text in (
+        "10^{100}",
+        "2^{2^{3}}",
+        "x^{10}",
+        "100!",
+        "2^{10}",
+        "9^{9^{3}}",
+        r"e^{2\pi i}",
+        "x^2y^3",
+        "1.05^{20}",
+    ):
+        assert not is_huge(text), text
+    pytest.importorskip("math_verify")
+    assert Maths()("10^{10^{2}}", "10^{100}").value == 1
+    assert Maths()("2^{2^{3}}", "256").value == 1
+    assert Maths()("9^{9^{9}}", "9^{(9^9)}").value == 1 and Maths()("9^{9^{8}}", "9^{9^{9}}").value == 0
+
+
+@given(st.text(alphabet="0129.^{}()+-*/!xe\\pi frac", max_size=80))
+def test_sizes_are_read_of_anything(text: str) -> None:
+    assert is_huge(text) in (True, False)

@@ -7,10 +7,13 @@ import math
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rewards.check import check_reward
 from rewards.choice import MultipleChoice
+from rewards.denial import without_denied
 from rewards.numeric import Numeric
 from rewards.overlap import Bleu, Rouge
 from rewards.pattern import Pattern
@@ -95,6 +98,145 @@ def test_numeric_near_zero_needs_an_absolute_tolerance():
 def test_a_choice_is_one_letter(answer, right):
     assert MultipleChoice()(answer, "B").value == right
     assert MultipleChoice()(answer, "(B)").value == right
+
+
+DENIALS = (
+    "The answer is not B.",
+    "The answer isn't B.",
+    "The answer isn’t (B).",
+    "It is not B.",
+    "Not B",
+    "not B.",
+    "B is wrong.",
+    "B is incorrect",
+    "B) is wrong",
+    "(B) is not correct.",
+    "(b) is wrong.",
+    "The answer cannot be B.",
+    "The answer can't be B",
+    "The answer can't possibly be B",
+    "The answer could not be B.",
+    "It's definitely not B.",
+    "The answer is anything but B.",
+    "The answer is any option but B.",
+    "Everything except B.",
+    "Anything other than B",
+    "I would rule out B.",
+    "We can eliminate B.",
+    "I reject option B.",
+    "It is not option B.",
+    "Neither A nor B.",
+    "The answer is neither B nor C.",
+    "Never B.",
+    "B is not the answer.",
+    "B isn't the right choice.",
+    "B cannot be right.",
+    "B can't be the answer.",
+    "B was ruled out.",
+    "I don't think the answer is B.",
+    "I do not believe it is B.",
+    "It is not true that the answer is B.",
+    "I doubt it is B.",
+    "I doubt that the answer is B.",
+    "It's unlikely to be B.",
+    "The wrong answer is B.",
+    "Incorrect: B",
+    "B? No.",
+    "Is it B? No.",
+    "The answer is B? No.",
+    "The answer is not \\boxed{B}.",
+    "\\boxed{\\text{not } B}",
+    "<answer>not B</answer>",
+    "The correct option is not **B**.",
+    "**B** is incorrect.",
+    "The answer is not A, B or C.",
+    "A and B are wrong.",
+    "Option B is false.",
+    "Choice B does not fit.",
+    "Option B doesn't work.",
+    "The answer is certainly not B",
+    "The final answer is not: B",
+    "answer: not B",
+    "There is no way it is B.",
+    "The answer would never be B.",
+    "The answer is far from B.",
+    "The correct choice is other than B.",
+    "The answer is no longer B",
+    "The answer was never B.",
+    "B must be excluded.",
+    "B has to be wrong.",
+    "I am not going with B.",
+    "I wouldn't choose B.",
+    "The answer is not (B), I think.",
+    "The answer isn't necessarily B.",
+    "The answer is all but B.",
+    "I would not pick B",
+    "It is hardly B.",
+)
+AFFIRMATIONS = (
+    "The answer is B.",
+    "The answer is B, not A.",
+    "Not A but B.",
+    "A is wrong, so the answer is B.",
+    "Not sure, but B.",
+    "I'm not sure, but the answer is B.",
+    "The answer is none other than B.",
+    "Nothing but B.",
+    "It cannot be anything but B.",
+    "The one that is not prime is B.",
+    "The statement that is not true is B.",
+    "No doubt it is B.",
+    "There is no doubt that the answer is B.",
+    "B is not wrong.",
+    "A and C are wrong, so B.",
+    "It is not A, so the answer is B.",
+    "The answer is not A, C or D; it is B.",
+    "The answer is not A. The answer is B.",
+    "B. No other option fits.",
+    "B because A is not correct.",
+    "B, since the others are wrong.",
+    "If it is not A, then the answer is B.",
+    "Neither A nor C is right, so the answer is B.",
+    "I don't know the details, but the answer is B.",
+    "The answer is B because it is not red.",
+    "\\boxed{B}",
+    "The answer isn't A; it's B",
+    "(B) 5",
+    "I rule out A and C. The answer is B.",
+    "It does not matter. B",
+    "Without a doubt, B",
+    "The incorrect statement is B.",
+    "B",
+)
+LETTERS = st.sampled_from("ABCDE")
+
+
+@given(text=st.sampled_from(DENIALS), letter=LETTERS)
+def test_a_denial_is_no_answer(text, letter):
+    """Whatever the letter, and in whatever case the words are."""
+    others = str.maketrans({"B": letter, "A": "B" if letter == "A" else "A", "C": "B" if letter == "C" else "C"})
+    for said in (text, f"Let me see.\n{text}", f"<think>It may be {letter}.</think>{text}"):
+        assert MultipleChoice()(said.translate(others), letter).value == 0
+
+
+@given(text=st.sampled_from(AFFIRMATIONS), letter=LETTERS)
+def test_an_answer_beside_denials_is_one(text, letter):
+    others = str.maketrans({"B": letter, "A": "B" if letter == "A" else "A", "C": "B" if letter == "C" else "C"})
+    others |= {ord("D"): "B"} if letter == "D" else {}
+    if letter == "A" and "\n" not in text and len(text) > 20 and "(" not in text:
+        return  # "A" is a word, too, in the longer texts
+    assert MultipleChoice()(text.translate(others), letter).value == 1
+
+
+@given(said=st.lists(st.sampled_from(DENIALS), min_size=1, max_size=4))
+def test_several_denials_are_no_answer_either(said):
+    assert MultipleChoice()(" ".join(said), "B").value == 0
+
+
+@given(st.text(alphabet="ABab not,.()isn't\n", max_size=200))
+def test_taking_denied_letters_out_never_raises_and_adds_none(text):
+    left = without_denied(text)
+    assert all(left.count(letter) <= text.count(letter) for letter in "AB")
 
 
 def test_words_of_an_answer_count_as_squad_counts_them():

@@ -39,3 +39,18 @@ def test_the_last_block_is_the_program() -> None:
     assert program_of("```python\nx = '''\n```\n") == "x = '''\n"
     assert program_of("```Python\na\n```\n```js\nb\n```") == "a\n"
     assert program_of("```js\na\n```") is None and program_of("```python\n \n```") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "blocks"),
+    [
+        ("````python\nx = 1\n````", [("python", "x = 1\n")]),
+        ("`````\na\n``````", [("", "a\n")]),
+        ("````md\n```python\nx\n```\n````", [("md", "```python\nx\n```\n")]),  # fewer are text of the block
+        ("```python\nx\n````", [("python", "x\n")]),  # more close it, too
+        ("````python\nx\n```", []),
+        ("``\nx\n``", []),
+    ],
+)
+def test_a_block_may_have_more_backticks(answer: str, blocks: list[tuple[str, str]]) -> None:
+    assert list(fenced(answer)) == blocks

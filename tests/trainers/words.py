@@ -33,7 +33,9 @@ class Words:
 
     @property
     def properties(self) -> Properties:
-        return Properties(True, True, True, inline=True, oracle=True, splits=tuple(FIRST_SEED), package="words 1")
+        return Properties(
+            True, True, True, inline=True, oracle=True, splits=tuple(FIRST_SEED), package="words 1", repeats=True
+        )
 
     def tasks(self, split: str) -> list[Task]:
         seeds = range(FIRST_SEED[split], FIRST_SEED[split] + self.n_tasks)

@@ -1,0 +1,81 @@
+"""What an action calls: a tool in JSON, in tags, in brackets or behind a verb; and the answer that it gives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.data import Action
+
+#: Names of calls that give an answer.
+ANSWERS = ("answer", "submit")
+#: A longer action is no call: nobody asked for one, and reading it costs time.
+_MAX_CHARS = 100_000
+_BRACKETS = re.compile(r"([A-Za-z_][\w-]{0,60})[ \t]*(?:\[(.*)\]|\((.*)\))\.?", re.DOTALL)
+_TAGS = re.compile(r"<([A-Za-z_][\w-]{0,60})>(.*)</\1>", re.DOTALL)
+_VERB = re.compile(r"([A-Za-z_][\w-]{0,60})(?:[ \t]+(?:is|for))?(?:[ \t]*[:=]|\s)\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool.
+
+    Attributes:
+        name: of the tool.
+        argument: its only argument as text; several as a JSON object.
+    """
+
+    name: str
+    argument: str
+
+
+def calls_in(action: Action, verbs: Collection[str] = ANSWERS) -> list[Call]:
+    """Return the calls of an action that could be read, in order; none where it calls nothing. Never raises.
+
+    A call is `{"name": "f", "arguments": {"x": 1}}` (as the agent `tools` records it, or with `tool` and `parameters`),
+    `f[x]` or `f(x)`, and, of the names in `verbs`, also `<f>x</f>`, `f: x` and `f x`.
+    """
+    if action.error is not None:
+        return []
+    return [call for step in action.steps if (call := _call(step, verbs)) is not None]
+
+
+def answer_in(action: Action) -> str:
+    """Return what the action answers: the argument of a call of `answer` or `submit`, else the text as it is."""
+    answers = [call.argument for call in calls_in(action) if call.name.lower() in ANSWERS]
+    return answers[-1] if answers else action.text
+
+
+def _call(text: str, verbs: Collection[str]) -> Call | None:
+    text = text.strip()
+    if not text or len(text) > _MAX_CHARS:
+        return None
+    if text.startswith("{"):
+        return _of_json(text)
+    if (found := _BRACKETS.fullmatch(text)) is not None:
+        return Call(found[1], (found[2] if found[2] is not None else found[3]).strip())
+    known = {verb.lower(): verb for verb in verbs}
+    if (found := _TAGS.fullmatch(text)) is not None and found[1].lower() in known:
+        return Call(known[found[1].lower()], found[2].strip())
+    if (found := _VERB.fullmatch(text)) is not None and found[1].lower() in known:
+        return Call(known[found[1].lower()], found[2].strip())
+    return _of_json(text[text.find("{") :]) if "{" in text else None
+
+
+def _of_json(text: str) -> Call | None:
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text)
+        name = found.pop("name", None) or found.pop("tool", None)
+        given = found.get("arguments", found.get("parameters", found))
+        given = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return Call(name, _as_text(given)) if isinstance(name, str) and name else None
+
+
+def _as_text(arguments: Any) -> str:
+    value = next(iter(arguments.values())) if isinstance(arguments, Mapping) and len(arguments) == 1 else arguments
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
