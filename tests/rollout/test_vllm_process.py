@@ -14,7 +14,13 @@ import pytest
 from rlhf.rollout.vllm_process import detached
 
 ROOT = Path(__file__).parents[2]
-CHILD = "import time\nfrom rlhf.rollout.vllm_process import detach\ndetach()\nprint('ready', flush=True)\ntime.sleep(60)"
+CHILD = """
+import time
+from rlhf.rollout.vllm_process import detach
+detach()
+print("ready", flush=True)
+time.sleep(60)
+"""
 PARENT = f"""
 import os, subprocess, sys
 from rlhf.rollout.vllm_process import detached
