@@ -129,21 +129,34 @@ def context_of(recipe: Recipe, policy: Policy) -> int:
     return min(policy.max_context, recipe.limits.max_context or policy.max_context)
 
 
-def adapter_rank(settings: VllmSettings, policy: Policy) -> int:
+def adapter_rank(settings: VllmSettings, policy: Policy, *, is_server: bool = False) -> int:
     """Rank of the adapters that are delivered beside a frozen base; 0 where full weights are delivered.
 
     Adapters of roles, which cannot be merged into those, are a ModelError.
+
+    Args:
+        settings: `lora` says which, or leaves it to what is faster.
+        policy: that is delivered.
+        is_server: whether the engine is one, or will be; who delivers to it may have no GPU to merge on.
     """
     if not policy.is_lora:
         return 0
-    if settings.lora != "adapter":
+    adapters, delivered = policy.model.peft_config.values(), settings.lora
+    if delivered == "auto":
+        # What vLLM computes for an adapter costs more than to deliver full weights; those of DoRA it does not know.
+        here = torch.cuda.is_available() and not (is_server or settings.servers)
+        is_merged = len(adapters) == 1 and (here or any(config.use_dora for config in adapters))
+        delivered = "merged" if is_merged else "adapter"
+    if delivered == "merged":
         refuse_roles(policy.model)
         return 0
-    return max(int(config.r) for config in policy.model.peft_config.values())
+    return max(int(config.r) for config in adapters)
 
 
-def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder: str) -> StartOptions:
-    """How to start an engine for `policy`, whose model lies in `folder`."""
+def start_options(
+    recipe: Recipe, settings: VllmSettings, policy: Policy, folder: str, *, is_server: bool = False
+) -> StartOptions:
+    """How to start an engine, or the engine of a server, for `policy`, whose model lies in `folder`."""
     dtype, context = engine_dtype(settings, policy), context_of(recipe, policy)
     return StartOptions(
         model=folder,
@@ -151,7 +164,7 @@ def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder
         dtype=str(dtype).removeprefix("torch."),
         max_sequences=settings.max_sessions,
         max_batch_tokens=settings.max_batch_tokens,
-        lora_rank=adapter_rank(settings, policy),
+        lora_rank=adapter_rank(settings, policy, is_server=is_server),
         n_adapters=len(adapter_names(policy.model)),
         kv_cache_bytes=_cache_bytes(settings, policy, context, dtype),
         gpu_memory_share=settings.gpu_memory_share,
@@ -159,7 +172,7 @@ def start_options(recipe: Recipe, settings: VllmSettings, policy: Policy, folder
         eager=None if settings.eager == "auto" else settings.eager,
         compile=settings.compile,
         sleep=settings.sleep,
-        texts=bool(recipe.limits.stop_strings),
+        texts=is_server or bool(recipe.limits.stop_strings),
     )
 
 

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
@@ -58,7 +57,7 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
     policy = policy_of(recipe, checkpoint)
     folder = memory_folder()
     try:
-        options = replace(start_options(recipe, settings, policy, str(folder)), texts=True)  # clients send texts
+        options = start_options(recipe, settings, policy, str(folder), is_server=True)
         _write(policy, folder, as_adapter=bool(options.lora_rank))
         name, adapters = recipe.name, []
         if options.lora_rank:  # who asks for the recipe by name gets the adapter too

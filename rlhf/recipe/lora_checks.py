@@ -98,8 +98,8 @@ def _check_roles(recipe: Recipe) -> None:
     lora = recipe.policy.lora
     if lora is None or not lora.roles:
         return
-    delivered = getattr(recipe.engine, "lora", "adapter")
-    if delivered != "adapter":
+    delivered = getattr(recipe.engine, "lora", "auto")
+    if delivered == "merged":
         raise _one_set("engine.lora", delivered, "adapter", "they cannot be merged into one set of weights")
     for i, stage in enumerate(recipe.stages):
         kind = kind_of("stage", stage)

@@ -38,8 +38,9 @@ class VllmSettings:
     """How full weights arrive: in the GPU that both use, in this machine's memory, or sent; auto takes the first."""
     at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
     """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
-    lora: Literal["adapter", "merged"] = "adapter"
-    """How an adapter is delivered: beside the base, or merged into a full set of weights. Merged samples faster."""
+    lora: Literal["auto", "adapter", "merged"] = "auto"
+    """How an adapter is delivered: beside the base, or merged into full weights, which samples faster; auto merges on a
+    GPU of this machine, unless roles have adapters."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the engine's copy; auto is the policy's."""
     max_sessions: Annotated[int, Field(ge=1)] = 128

@@ -40,7 +40,7 @@ class Digest:
         words, level = _words(tensor), 0
         while len(words) > _ROW:
             words, level = _row_sums(words, level).view(torch.int32), level + 1
-        self._sums.append(_row_sums(words, level).sum())
+        self._sums.append(_row_sums(words, level))
 
     def hexdigest(self) -> str:
         """16 hex digits of all that was added so far."""
@@ -48,7 +48,7 @@ class Digest:
         if self._sums:
             on_one = len({s.device for s in self._sums}) == 1
             # One transfer for all tensors of a GPU.
-            sums = torch.stack(self._sums if on_one else [s.cpu() for s in self._sums])
+            sums = torch.cat(self._sums if on_one else [s.cpu() for s in self._sums])
             digest.update(sums.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
@@ -83,7 +83,7 @@ def _row_sums(words: torch.Tensor, level: int) -> torch.Tensor:
         found.append((part.view(-1, _ROW) * factors).sum(1))
     if len(words) > whole or not whole:
         found.append((words[whole:] * factors[: len(words) - whole]).sum(0, keepdim=True))
-    return torch.cat(found)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _row_sums_on_cpu(words: Any, factors: Any) -> Any:

@@ -26,13 +26,16 @@ _LOOK_S = 1.0
 def detached() -> Iterator[dict[str, str]]:
     """Processes that are started inside get no SIGINT and no SIGTERM until they call `detach`.
 
-    Yields variables that belong into their environment.
+    Yields variables that belong into their environment. This process goes on to get both, in another thread.
     """
+    done = threading.Event()
+    threading.Thread(target=done.wait, name="rlhf-signals", daemon=True).start()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield {_VARIABLE: "1"}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        done.set()
 
 
 def detach() -> None:

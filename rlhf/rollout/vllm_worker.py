@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     inbox: Inbox | DeviceInbox | Copy | None = None
     digest = Digest()
     in_place = False
+    tied: Mapping[str, str] = MappingProxyType({})
+    twins: dict[str, str]
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
@@ -82,8 +85,9 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Begin to replace the model's parameters: where they are, if nothing else is made of them, or by layers."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        self.digest = Digest()
-        self.in_place = self.device.type == "cuda" and is_plain(self.model)
+        self.digest, self.twins = Digest(), {}
+        self.in_place = is_plain(self.model, self.device)
+        self.tied = tied_names(self.model) if self.in_place else {}
         if not self.in_place:
             initialize_layerwise_reload(self.model)
 
@@ -114,6 +118,10 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             Slice(n, dtype, tuple(shape), at, size) for n, dtype, shape, at, size in rows
         ):
             self.digest.add(name, tensor)
+            if name in self.tied or name in self.tied.values():
+                self.twins[name] = digest_of(tensor)
+            if name in self.tied:  # vLLM would miss the other name, which may have come with another buffer
+                continue
             # What is loaded by layers waits for the rest of its layer, which may come with the next buffer.
             is_kept = not self.in_place and isinstance(self.inbox, DeviceInbox)
             found.append((name, tensor.clone() if is_kept else tensor.to(self.device)))
@@ -123,6 +131,9 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Put the last layers in place."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        for name, other in self.tied.items():
+            if name in self.twins and self.twins[name] != self.twins.get(other):
+                raise RuntimeError(f"{name} is {other} in this engine, and other values came for it")
         try:
             if not self.in_place:
                 finalize_layerwise_reload(self.model, self.model_config)
@@ -221,11 +232,27 @@ def _shapes(config: Any) -> Mapping[str, Any]:
     return {name: getattr(config, name, None) for name in names}
 
 
-def is_plain(model: torch.nn.Module) -> bool:
+def digest_of(tensor: torch.Tensor) -> str:
+    """Digest of one tensor, whatever it is called."""
+    found = Digest()
+    found.add("", tensor)
+    return found.hexdigest()
+
+
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """Names of parameters that go by another name first, and that name."""
+    first: dict[int, str] = {}
+    names = ((name, first.setdefault(id(p), name)) for name, p in model.named_parameters(remove_duplicate=False))
+    return {name: other for name, other in names if other != name}
+
+
+def is_plain(model: torch.nn.Module, device: torch.device) -> bool:
     """Whether a model computes with its parameters as they were loaded, so that they can be written over in place."""
     from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
 
-    if hasattr(model, "process_weights_after_loading"):
+    if device.type != "cuda" or hasattr(model, "process_weights_after_loading"):
+        return False
+    if tied_names(model) and getattr(model, "hf_to_vllm_mapper", None) is not None:  # they come under other names
         return False
     for module in model.modules():
         method = type(getattr(module, "quant_method", None)).__name__

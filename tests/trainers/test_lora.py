@@ -190,7 +190,7 @@ CRITIC = "stages=[{kind: policy_gradient, advantage: {kind: gae}, critic: %s}]"
 @pytest.mark.parametrize(
     ("lora", "override", "where", "says"),
     [
-        ("{dora: true}", VLLM, "engine.lora", "vLLM cannot hold DoRA"),
+        ("{dora: true}", "engine={kind: vllm, lora: adapter}", "engine.lora", "vLLM cannot hold DoRA"),
         ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero", "whole weights"),
         ("{quantization: 4bit}", VLLM, "policy.lora.quantization", "vLLM"),
         ("{quantization: 4bit}", DEEPSPEED, "policy.lora.quantization", "DeepSpeed"),
@@ -211,7 +211,8 @@ def test_a_policy_from_scratch_has_no_base_to_quantize(tmp_path: Path) -> None:
         load(str(recipe_parts.write(tmp_path)), ["policy.lora={quantization: 4bit}"])
 
 
-def test_dora_is_fine_where_it_is_merged(tmp_path: Path) -> None:
-    keys = ["policy={kind: pretrained, path: some/model, lora: {dora: true}}", "engine={kind: vllm, lora: merged}"]
+@pytest.mark.parametrize("engine", ["engine={kind: vllm, lora: merged}", VLLM])
+def test_dora_is_fine_where_it_is_merged(tmp_path: Path, engine: str) -> None:
+    keys = ["policy={kind: pretrained, path: some/model, lora: {dora: true}}", engine]
     loaded = load(str(recipe_parts.write(tmp_path)), keys)
     assert loaded.policy.lora == Lora(dora=True)

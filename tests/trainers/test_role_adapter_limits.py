@@ -84,6 +84,19 @@ def test_an_engine_that_takes_merged_weights_is_not_started() -> None:
         adapter_rank(merged, made_with(PLAN))
 
 
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_an_adapter_is_merged_on_a_gpu_of_this_machine_unless_roles_have_some(
+    monkeypatch: pytest.MonkeyPatch, is_gpu: bool
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: is_gpu)
+    served = VllmSettings(servers=("http://127.0.0.1:1",))
+    assert adapter_rank(VllmSettings(), made_with()) == (0 if is_gpu else 4)
+    assert adapter_rank(VllmSettings(lora="adapter"), made_with()) == 4
+    assert adapter_rank(VllmSettings(), made_with(PLAN)) == 4
+    # A server and who delivers to it find the same, though one of them may have no GPU.
+    assert adapter_rank(served, made_with()) == adapter_rank(VllmSettings(), made_with(), is_server=True) == 4
+
+
 def test_a_critic_has_no_roles(tmp_path: Path) -> None:
     stage = {**GRADIENT, "advantage": {"kind": "gae"}, "critic": {"lora": {"roles": [PLAN]}}}
     with pytest.raises(RecipeError, match="asked in no role") as told:
