@@ -17,7 +17,7 @@ COVERING := tests/credit tests/losses tests/batching tests/sampling
 # A worker for each core, as many as memory is there for; what must not run side by side is said in tests/conftest.py.
 WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest
-SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 .PHONY: quickstart install install-vllm install-dev check fast test test-all docs bench clean
 

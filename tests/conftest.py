@@ -74,19 +74,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if top not in FAST or rest[:1] == ["vllm"] else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugins that look at marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is fast, and what stays on one worker; there, begin with what takes longest."""
+    """Mark what is fast; on a worker, begin with what takes longest."""
     for item in items:
-        path = item.path.relative_to(HERE) if HERE in item.path.parents else item.path
+        path = _inside(item.nodeid)
         others = any(item.get_closest_marker(name) for name in ("slow", "extended"))
         if path.parts[0] in FAST and path.parts[1] != "vllm" and not others:
             item.add_marker("fast")
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(_group(path)))
     if hasattr(config, "workerinput"):
         first = list(dict.fromkeys(ALONE.values()))
-        items.sort(key=lambda item: first.index(name) if (name := _group_of(item)) in first else len(first))
+        items.sort(key=lambda item: first.index(name) if (name := _group(item.nodeid)) in first else len(first))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Hand a worker the tests of a file, or of a kind in `ALONE`, one after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return ByGroup(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -99,15 +108,16 @@ def _is_fast(config: pytest.Config) -> bool:
     return config.getoption("markexpr") == "fast"
 
 
-def _group(path: Path) -> str:
-    """The tests that `path` is one of, and that run one after the other."""
+def _inside(nodeid: str) -> Path:
+    """Where a test lies in this folder."""
+    return Path(nodeid.partition("::")[0].removeprefix("tests/"))
+
+
+def _group(nodeid: str) -> str:
+    """The tests that one is part of, and that run one after the other."""
+    path = _inside(nodeid)
     of = [kind for place, kind in ALONE.items() if Path(place) in (path, *path.parents)]
     return of[0] if of else path.as_posix()
-
-
-def _group_of(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("xdist_group")
-    return str(marker.args[0]) if marker else ""
 
 
 @pytest.hookimpl(tryfirst=True)
