@@ -19,7 +19,7 @@ WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest
 SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart install install-vllm install-dev check fast test test-all docs bench clean
+.PHONY: quickstart install install-vllm install-dev check fast test test-all gpu-test docs bench clean
 
 # Models this small gain nothing from threads, and one thread gives the same curve on every machine.
 quickstart: export OMP_NUM_THREADS ?= 1
@@ -70,6 +70,9 @@ test-all: export OMP_NUM_THREADS ?= 1
 test-all: install-dev ## what CI leaves out because it takes long, and properties at length; `make test` does the rest
 	$(PYTEST) $(SPREAD) -m extended
 	$(PYTEST) $(SPREAD) --hypothesis-profile thorough $(COVERING)
+
+gpu-test: install-dev ## what only a GPU can show; other machines skip it
+	$(PYTEST) tests/trainers/test_cuda.py tests/rollout/test_transfer_cuda.py
 
 docs: install-dev ## build the pages under site/
 	$(BIN)/mkdocs build --strict

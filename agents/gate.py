@@ -26,13 +26,14 @@ def checked_action(action: object, sampled: Sequence[Generation]) -> Action:
     found = slots(action, Action, _NAMES)
     if found is None:
         raise AgentError(f"returned {type_of(action)}, expected rlhf.data.Action")
-    said, generations, error, notes, parts = found
-    plain = _text(said, "Action.text is no text")
+    given, generations, error, notes, parts, said = found
+    plain = _text(given, "Action.text is no text")
     why = None if error is None else _text(error, "Action.error is neither text nor None")
     steps = texts(parts)
     if steps is None or type(parts) is list:
         raise _refused("Action.parts is no tuple of texts, or too long", parts, f"at most {MAX_TEXT_BYTES} bytes")
-    return Action(plain, _generations(generations, sampled), why, _notes(notes), steps)
+    reply = _text(said, "Action.said is no text")
+    return Action(plain, _generations(generations, sampled), why, _notes(notes), steps, reply)
 
 
 def _text(value: object, problem: str) -> str:

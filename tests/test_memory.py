@@ -65,9 +65,9 @@ def parts(estimate: Estimate) -> dict[str, int]:
 
 #: Of a parameter: weights, gradients, weights in float32, moments. docs/training.md has the table for bfloat16.
 TABLE = [
-    # plain torch: gradient and two moments in the format of the weight
+    # plain torch: all of an update is float32
     (Torch(), 4, 1, (4, 4, 0, 8)),
-    (Torch(), 2, 1, (2, 2, 0, 4)),
+    (Torch(), 2, 1, (2, 4, 4, 8)),
     (DeepSpeed(zero=0), 4, 8, (4, 4, 0, 8)),
     # gradients of bfloat16 are added up in float32; 4 + 8 bytes of masters and moments, shared by 8
     (DeepSpeed(zero=1), 2, 8, (2, 4, 0.5, 1)),
