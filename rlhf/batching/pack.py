@@ -77,9 +77,10 @@ class PackedBatch:
         """
         if torch.device(device).type == self.targets.device.type:
             return self
+        pins = torch.device(device).type == "cuda"
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("token_ids", "lengths")}
         moved: dict[str, Any] = {
-            name: values.pin_memory().to(device, non_blocking=True)
+            name: (values.pin_memory() if pins else values).to(device, non_blocking=True)
             for name, values in arrays.items()
             if isinstance(values, torch.Tensor)
         }

@@ -81,7 +81,7 @@ def _peak(model: Any, asked: Pass) -> int:
     trainer = TorchTrainer(policy, AdamW(), 1, recomputes=asked.recomputes)
     for parameter in model.parameters():
         if parameter.requires_grad:  # the gradients of an earlier micro-batch, to which those of this one are added
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype or parameter.dtype)
     held = {p.untyped_storage()._cdata for p in model.parameters()}
     held |= {p.grad.untyped_storage()._cdata for p in model.parameters() if p.grad is not None}
     held |= {b.untyped_storage()._cdata for b in model.buffers()}

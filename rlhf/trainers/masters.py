@@ -6,7 +6,7 @@ that are updated in place stay where they are. Here the update is made to a floa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +14,6 @@ from torch.optim.adamw import adamw
 
 #: Of the state of a parameter, what is float32 whatever the parameter is.
 _EXACT = ("master", "exp_avg", "exp_avg_sq")
-
-#: Parameters, and weights of each, on which it is measured how many an update changes.
-_N_PARAMETERS, _N_WEIGHTS = 16, 1024
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -98,38 +95,3 @@ class MasterAdamW(torch.optim.AdamW):
 def is_short(parameter: torch.Tensor) -> bool:
     """Whether a parameter's format is too coarse to be updated in place."""
     return parameter.dtype in (torch.bfloat16, torch.float16)
-
-
-class ChangedShare:
-    """Share of weights with a gradient that an update changed, on a sample: of float32 masters where there are some.
-
-    In 16 bits without masters most updates are smaller than half a step between two numbers and are rounded away.
-
-    Args:
-        parameters: that are about to be updated, with their gradients.
-        optimizer: whose state may hold masters.
-    """
-
-    def __init__(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-        self._chosen = parameters[:: max(len(parameters) // _N_PARAMETERS, 1)][:_N_PARAMETERS]
-        self._optimizer = optimizer
-        self._before = [_sample(self._weights(p)).clone() for p in self._chosen]
-        self._counts = [_sample(p.grad) != 0 for p in self._chosen if p.grad is not None]
-
-    def _weights(self, parameter: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._optimizer.state.get(parameter, {}).get("master", parameter.detach())
-        return found
-
-    def after(self) -> float:
-        """The share, once the update is made; 1 where no sampled weight has a gradient."""
-        counted = torch.cat(self._counts) if self._counts else torch.zeros(0)
-        now = [_sample(self._weights(p)) for p in self._chosen]
-        moved = [new.float() != old.float() for new, old in zip(now, self._before, strict=True)]
-        changed = (torch.cat(moved) & counted).sum() if moved else counted.sum()
-        n_changed, n = torch.stack([changed, counted.sum()]).tolist()
-        return n_changed / n if n else 1.0
-
-
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(len(flat) // _N_WEIGHTS, 1)][:_N_WEIGHTS]

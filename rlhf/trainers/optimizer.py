@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
-from rlhf.trainers.masters import ChangedShare, MasterAdamW, is_short
+from rlhf.trainers.masters import MasterAdamW, is_short
 
 #: Updates in a row that may be skipped because the gradient was not finite.
 MAX_SKIPPED = 5
@@ -80,8 +80,6 @@ class Stepper:
         n_beside: those among them that are no part of the schedule: each is made at the learning rate of the update
             before it, and the schedule goes on as if it had not been.
         n_skipped: left out.
-        changed_share: of sampled weights with a gradient, those that the last update changed; None before one, and
-            where another library makes the updates.
     """
 
     settings: AdamW
@@ -91,7 +89,6 @@ class Stepper:
     n_updates: int = 0
     n_beside: int = 0
     n_skipped: int = 0
-    changed_share: float | None = None
     _n_skipped_in_a_row: int = 0
 
     @property
@@ -117,9 +114,7 @@ class Stepper:
             return norm
         self._n_skipped_in_a_row = 0
         self._set_lr(beside)
-        changes = ChangedShare(parameters, self.optimizer)
         self.optimizer.step()
-        self.changed_share = changes.after()
         self.n_updates += 1
         self.n_beside += beside
         return norm

@@ -356,9 +356,7 @@ class TorchTrainer:
             if compared is not None:
                 seen.append(compared)
         mismatch = _mismatch(seen) if seen else {}
-        share = self._stepper.changed_share
-        changed = {} if share is None else {"optimizer/changed_share": share}
-        return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, **changed, **mismatch}
+        return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, **mismatch}
 
 
 def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:

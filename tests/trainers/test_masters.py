@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf.trainers.masters import MasterAdamW
-from rlhf.trainers.optimizer import AdamW, Stepper
+from rlhf.trainers.optimizer import AdamW
 
 N_UPDATES, N = 45, 2000
 
@@ -95,16 +95,3 @@ def test_mixed_formats_and_groups() -> None:
     assert torch.allclose(optimizer.state[trunk]["master"], torch.full((3,), 0.9), atol=1e-5)
     assert torch.allclose(head, torch.full((3,), 0.8), atol=1e-5)
     assert "master" not in optimizer.state[head] and not optimizer.state[still]
-
-
-@pytest.mark.parametrize(("masters", "least", "most"), [(True, 0.99, 1.0), (False, 0.0, 0.2)])
-def test_the_share_of_weights_that_an_update_changes_is_measured(masters: bool, least: float, most: float) -> None:
-    weights = torch.nn.Parameter((0.02 * torch.randn(N, generator=torch.Generator().manual_seed(0))).bfloat16())
-    still = torch.nn.Parameter(torch.ones(N))  # without a gradient it does not count
-    settings = AdamW(lr=1e-6)
-    stepper = Stepper(settings, settings.build([weights, still], masters=masters), 10)
-    assert stepper.changed_share is None
-    for _ in range(3):
-        (weights * torch.linspace(-1, 1, N)).sum().backward()
-        stepper.step()
-    assert stepper.changed_share is not None and least <= stepper.changed_share <= most
