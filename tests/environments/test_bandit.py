@@ -56,9 +56,9 @@ def test_the_best_lever_leads_by_the_gap(guests: int, gap: float, levers: int, s
 def test_what_the_page_says_of_reference_play() -> None:
     sizes = {"n_test": 100}
     for world, wanted in (
-        (Bandit(**sizes), (0.23, 0.33, -0.00)),
-        (Bandit(payments="gaussian", **sizes), (0.25, 0.36, 0.00)),
-        (Bandit(payments="gaussian", guests=3, **sizes), (0.14, 0.15, 0.02)),
+        (Bandit(**sizes), (0.24, 0.36, -0.01)),
+        (Bandit(payments="gaussian", **sizes), (0.23, 0.34, 0.00)),
+        (Bandit(payments="gaussian", guests=3, **sizes), (0.14, 0.15, -0.00)),
     ):
         tasks = world.tasks("test")
         found = [statistics.mean(play(world, task, p).score for task in tasks) for p in (ucb, thompson, chance)]

@@ -106,7 +106,7 @@ def test_splits_are_ranges_of_seeds_that_never_meet() -> None:
     environment = Keyhole(n_train=3, n_dev=2, n_test=1)
     seeds = {split: [task.seed for task in environment.tasks(split)] for split in ("train", "dev", "test")}
     assert seeds == {"train": [0, 1, 2], "dev": [10_000_000, 10_000_001], "test": [20_000_000]}
-    assert environment.tasks("dev")[1].id == "keyhole/4x4+6/dev/10000001"
+    assert environment.tasks("dev")[1].id == "keyhole-2/4x4+6/dev/10000001"
     with pytest.raises(EnvError, match="no such split"):
         environment.tasks("valid")
     with pytest.raises(ValueError, match="less than or equal to 5"):
