@@ -63,7 +63,7 @@ def test_chance_and_the_oracle_are_policies(suite: Path) -> None:
     assert (oracle["success"]["value"], oracle["n_errors"], oracle["n_attempts"]) == (1.0, 0, 22)
     assert 0 < chance["success"]["value"] < 1 and chance["n_tasks"] == 11
     assert {name: found["n_attempts"] for name, found in oracle["parts"].items()} == {"small": 12, "large": 10}
-    assert set(oracle["types"]) == {"keyhole/2x2+0/test", "keyhole/3x2+1/test"}
+    assert set(oracle["types"]) == {"keyhole-2/2x2+0/test", "keyhole-2/3x2+1/test"}
     assert oracle["turns_mean"] < chance["turns_mean"]
     # the two attempts of chance at one task are two, and say more together
     assert chance["pass"]["2"]["all"]["value"] < chance["success"]["value"] < chance["pass"]["2"]["at"]["value"]
@@ -139,7 +139,7 @@ def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
     assert changed.exit_code == 2
     found = json.loads(changed.stdout.splitlines()[-1])
     assert found["changed"]["suite.seed"] == [20000, 3] and found["changed"]["versions.packages.numpy"][0] == "0.0.1"
-    assert 0 < found["n_changed"] <= 22 and "keyhole/" in found["first"] and not found["same"]
+    assert 0 < found["n_changed"] <= 22 and "keyhole-2/" in found["first"] and not found["same"]
 
 
 def test_what_cannot_be_verified_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
