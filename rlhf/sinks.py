@@ -115,7 +115,7 @@ class JsonlSink:
     def _open(self) -> None:
         self._file: IO[bytes] = self.path.open("ab")
         self._digest, self._n_bytes = hashlib.sha256(), 0
-        self._take_in(self.path.read_bytes())
+        self._take_in(self.path.read_bytes() if self.path.is_file() else b"")  # a device has no end
 
     def _take_in(self, content: bytes) -> None:
         self._digest.update(content)
