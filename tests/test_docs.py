@@ -250,7 +250,7 @@ def test_every_algorithm_is_measured_and_its_page_has_room_for_it(monkeypatch: p
     algorithms = importlib.import_module("algorithms")
     measured = {page for arm in algorithms.arms() for page in arm.pages}
     # What compares by trees, seats, roles or demonstrations is measured where a run has them.
-    elsewhere = {"hicra", *WITH_MECHANISM, *ELSEWHERE}
+    elsewhere = {"hicra", "luffy", *WITH_MECHANISM, *ELSEWHERE}
     assert measured | elsewhere == {kind for _, kind in ONE_EACH} | {"kl", "reductions", "filters"}
     for name in (*measured, "measured"):
         before, begin, rest = (ALGORITHMS / f"{name}.md").read_text("utf-8").partition(algorithms.BEGIN)

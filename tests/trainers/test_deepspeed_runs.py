@@ -230,10 +230,11 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_exactly(
 
 
 def test_a_process_that_fails_tells_the_other_why(tmp_path: Path) -> None:
-    path = dying(tmp_path / "recipe", "raise KeyboardInterrupt('the reason')")
+    broken = "TorchTrainer.update = lambda *a, **k: (_ for _ in ()).throw(RuntimeError('the reason'))"
+    path = dying(tmp_path / "recipe", f"from rlhf.trainers.trainer import TorchTrainer; {broken}")
     ended = command(path, "--out", tmp_path / "run")
     assert ended.returncode != 0
-    assert "process 1 has failed: KeyboardInterrupt: the reason" in ended.stderr
+    assert "process 1 has failed: RuntimeError: the reason" in ended.stderr
 
 
 SMOKE = ROOT / "recipes" / "deepspeed" / "smoke-cpu.yaml"
