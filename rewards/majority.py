@@ -60,9 +60,10 @@ class Majority:
         """Return the answer of an attempt, normalised; None where it has none."""
         if not trajectory.turns or trajectory.turns[-1].action.error is not None:
             return None
-        text = answer_in(trajectory.turns[-1].action)
-        if self.pattern is not None:
-            found = list(re.finditer(self.pattern, text))
+        action = trajectory.turns[-1].action
+        text = answer_in(action)
+        if self.pattern is not None:  # it looks at all of the action, which may be read as a call
+            found = list(re.finditer(self.pattern, action.text)) or list(re.finditer(self.pattern, text))
             if not found:
                 return None
             text = found[-1][1 if found[-1].re.groups else 0] or ""
