@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from rlhf.digests import MANIFEST, Manifest, verify
-from rlhf.errors import RlhfError
 from rlhf.evaluation.folder import is_evaluation
 from rlhf.trainers import checkpoint
 from tests.test_resume import everything
-from tests.trainers import children, runs, words
+from tests.trainers import children, runs
 from tests.trainers.test_spoilt import KINDS, recipe
 
 WORDS = ("train", "resume", "evaluate")
@@ -32,15 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     path = recipe(folder, KINDS["full"])
     runs.run(path, folder / "whole")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def press() -> None:
-        if (folder / "stopped" / "checkpoints" / "1-policy_gradient-000001" / "state.json").exists():
-            signal.raise_signal(signal.SIGINT)
-
-    with words.on_every_step(path, press), pytest.raises(RlhfError, match="stopped"):
-        runs.run(path, folder / "stopped")
-    signal.signal(signal.SIGINT, before)
+    runs.stop(path, folder / "stopped", "1-policy_gradient-000001")
     ended = children.run(folder, *arguments("evaluate", folder, folder / "evaluation"))
     assert ended.code == 0, ended.err
     return folder

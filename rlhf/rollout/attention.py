@@ -16,14 +16,14 @@ from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlhf.errors import ModelError
 from rlhf.rollout.role_adapters import number_of, role_adapters
-from rlhf.rollout.varlen import VarlenPlan, on_device, takes_varlen
+from rlhf.rollout.rows import Ints, PackedRows, on_device
+from rlhf.rollout.varlen import VarlenPlan, takes_varlen
 
 #: Name under which transformers knows the function.
 ATTENTION_NAME = "rlhf_packed"
@@ -33,8 +33,6 @@ _CALL_COST = 8192
 
 #: Tokens that rows must have in common, from their first on, to share them.
 SHORTEST_SHARED = 16
-
-Ints = npt.NDArray[np.int64]
 
 
 class AttentionPlan(Protocol):
@@ -50,7 +48,7 @@ class AttentionPlan(Protocol):
         ...
 
 
-class RowPlan:
+class RowPlan(PackedRows):
     """Block-diagonal causal attention: tokens see the tokens before them in their own row, and no others.
 
     Rows of similar length share one kernel call. They are padded on the right, where the causal mask alone keeps the
@@ -59,47 +57,20 @@ class RowPlan:
     A token that several rows share is computed once: it stands in the padded layout of each of these rows, for the
     kernel call alone, and its gradient is the sum of what they say. What the others compute of it is dropped.
 
-    Args:
-        lengths: `[R]` tokens of each row, in order, each at least 1.
-        device: where the model runs.
-        source: `[T]`, for each place of the rows the one whose token stands there too, as `shared_prefixes` finds them;
-            None: nothing is shared.
-
-    Attributes:
-        n_tokens: T, places of all rows; `n_computed` of them have tokens of their own.
-        kept: int64 `[n_computed]`, those places.
-        token_of: int64 `[T]`, which of the computed tokens stands at each place.
-        position_ids: int64 `[n_computed]`.
+    Arguments are those of `PackedRows`.
     """
 
-    by_layer = False
-
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu", source: Ints | None = None) -> None:
-        self.lengths: Ints = np.asarray(lengths, np.int64)
-        if not len(self.lengths) or self.lengths.min() < 1:
-            raise ValueError(f"row lengths must be at least 1, got {list(lengths)[:8]}")
-        self.is_used = False
-        starts = np.cumsum(self.lengths) - self.lengths
-        self.n_tokens = int(self.lengths.sum())
-        places = np.arange(self.n_tokens)
-        own = np.ones(self.n_tokens, np.bool_) if source is None else source == places
-        token_of = places if source is None else (np.cumsum(own) - 1)[source]
-        kept = places[own]
-        self.n_computed = len(kept)
+        super().__init__(lengths, device, source)
         self._groups: list[tuple[int, int, int]] = []  # rows, padded length, first padded place
-        at, inverse = self._layout(starts)
+        at, inverse = self._layout(self._starts)
         real = at >= 0
-        shared = np.flatnonzero(real & ~own[at])
-        self._shared = _runs(shared, token_of[at[shared]])
-        self._aligned = bool(real.all()) and bool((inverse == places).all()) and not len(shared)
-
-        def there(array: Ints) -> Tensor:
-            return torch.from_numpy(array).to(device)
-
-        self.kept, self.token_of = there(kept), there(token_of)
-        self.position_ids = there((places - np.repeat(starts, self.lengths))[own])
-        self._gather, self._inverse = there(np.where(real, token_of[at], 0)), there(inverse[own])
-        self._dropped = there(np.flatnonzero(~(real & own[at])))
+        shared = np.flatnonzero(real & ~self._own[at])
+        self._shared = _runs(shared, self._tokens[at[shared]])
+        self._aligned = bool(real.all()) and bool((inverse == self._places).all()) and not len(shared)
+        self._gather = on_device(np.where(real, self._tokens[at], 0), device)
+        self._inverse = on_device(inverse[self._own], device)
+        self._dropped = on_device(np.flatnonzero(~(real & self._own[at])), device)
 
     def _layout(self, starts: Ints) -> tuple[Ints, Ints]:
         """Return padded place -> place (-1 at padding), and place -> padded place."""

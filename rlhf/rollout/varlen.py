@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-Ints = npt.NDArray[np.int64]
+from rlhf.rollout.rows import Ints, PackedRows, on_device
 
 #: Widest head of the kernel.
 _MAX_HEAD = 256
@@ -32,54 +32,30 @@ def takes_varlen(model: nn.Module, device: torch.device) -> bool:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads
-    drops = model.training and bool(getattr(text, "attention_dropout", 0.0))
+    is_training = getattr(model, "module", model).training  # an engine around a module does not say
+    drops = is_training and bool(getattr(text, "attention_dropout", 0.0))
     fits = width % 8 == 0 and width <= _MAX_HEAD
     return parameter.dtype in (torch.bfloat16, torch.float16) and fits and not drops
 
 
-class VarlenPlan:
+class VarlenPlan(PackedRows):
     """Block-diagonal causal attention by one call of a variable-length kernel.
 
-    Args:
-        lengths: `[R]` tokens of each row, in order, each at least 1.
-        device: where the model runs.
-        source: as `RowPlan`: `[T]`, the place whose token is computed for each place; a row shares a beginning, so what
-            it computes itself is its end. None: nothing is shared.
-
-    Attributes:
-        n_tokens: T, places of all rows; `n_computed` of them have tokens of their own.
-        kept: int64 `[n_computed]`, those places.
-        token_of: int64 `[T]`, which of the computed tokens stands at each place.
-        position_ids: int64 `[n_computed]`.
+    A row shares a beginning with others, so what it computes itself is its end. Arguments are those of `PackedRows`.
     """
 
-    by_layer = False
-
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu", source: Ints | None = None) -> None:
-        self.lengths: Ints = np.asarray(lengths, np.int64)
-        if not len(self.lengths) or self.lengths.min() < 1:
-            raise ValueError(f"row lengths must be at least 1, got {list(lengths)[:8]}")
-        self.is_used = False
-        starts = np.cumsum(self.lengths) - self.lengths
-        self.n_tokens = int(self.lengths.sum())
-        places = np.arange(self.n_tokens)
-        own = np.ones(self.n_tokens, np.bool_) if source is None else source == places
-        token_of = places if source is None else (np.cumsum(own) - 1)[source]
-        n_own = np.add.reduceat(own.astype(np.int64), starts)
+        super().__init__(lengths, device, source)
+        n_own = np.add.reduceat(self._own.astype(np.int64), self._starts)
         asks = n_own > 0  # a row that is the beginning of another computes nothing itself
-        read = np.repeat(asks, self.lengths)
-        kept = places[own]
-        self.n_computed = len(kept)
-        positions = (places - np.repeat(starts, self.lengths))[own]
         self._max_q, self._max_k = int(n_own.max()), int(self.lengths[asks].max())
         #: Keys and values are computed tokens as they lie, unless some are laid out more than once.
         self._is_shared = self.n_computed < self.n_tokens
-        self.kept, self.token_of, self.position_ids = (on_device(x, device) for x in (kept, token_of, positions))
         self._cu_q = on_device(_cumulated(n_own[asks]), device)
         self._cu_k = on_device(_cumulated(self.lengths[asks]), device) if self._is_shared else self._cu_q
         self._laid = self._first = self._again = self._copies = self._cu_q
         if self._is_shared:
-            laid = token_of[read]
+            laid = self._tokens[np.repeat(asks, self.lengths)]
             first, again, copies = _copies(laid, self.n_computed)
             self._laid, self._first = on_device(laid, device), on_device(first, device)
             self._again, self._copies = on_device(again, device), on_device(copies, device)
@@ -169,11 +145,3 @@ def _back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 lay_out.register_autograd(_back, setup_context=_save)
-
-
-def on_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
-    """A tensor of `array` on `device`; to a GPU by way of pinned memory, so that nobody waits for what runs there."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if torch.device(device).type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -48,7 +48,7 @@ class FusedHead(torch.autograd.Function):
         columns = hidden.new_zeros(len(hidden), 4, dtype=torch.float32)
         sums = bool({"entropy", "mean_logprobs"} & set(wanted))
         logits = None
-        for piece in _pieces(len(hidden), ctx.size):
+        for piece in pieces(len(hidden), ctx.size):
             logits = nn.functional.linear(hidden[piece], weight)
             statistics(logits, targets[piece], temperature, sums=sums, out=columns[piece])
         ctx.save_for_backward(hidden, weight, targets, columns)
@@ -64,37 +64,33 @@ class FusedHead(torch.autograd.Function):
         hidden, weight, targets, columns = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         by_hidden = torch.empty_like(hidden) if wants_hidden else None
-        by_weight: Tensor | None = None
         kept, ctx.kept = ctx.kept, None  # its memory becomes the gradient's; a second pass computes it again
-        for piece in _pieces(len(hidden), ctx.size):
+        is_one = len(hidden) <= ctx.size  # the product is then rounded once anyway
+        by_weight = torch.zeros_like(weight, dtype=None if is_one else torch.float32) if wants_weight else None
+        for piece in pieces(len(hidden), ctx.size):
             logits = nn.functional.linear(hidden[piece], weight) if kept is None else kept
             by_logits = gradients_(
                 logits, targets[piece], columns[piece], grads[0][piece], ctx.temperature, entropy=ctx.has_entropy
             )
             if by_hidden is not None:
                 torch.mm(by_logits, weight, out=by_hidden[piece])
-            if wants_weight:
-                by_weight = _added(by_weight, by_logits.T, hidden[piece], is_one=len(hidden) <= ctx.size)
-        if wants_weight and by_weight is None:
-            by_weight = torch.zeros_like(weight)
+            if by_weight is not None:
+                add_product(by_weight, by_logits.T, hidden[piece])
         return by_hidden, None if by_weight is None else by_weight.to(weight.dtype), None, None, None
 
 
-def _added(total: Tensor | None, left: Tensor, right: Tensor, *, is_one: bool) -> Tensor:
-    """Add `left @ right` to a total in float32; the product alone where there is one piece."""
-    if is_one:
-        return left @ right
-    if not left.is_cuda:
-        product = left.float() @ right.float()
-        return product if total is None else total.add_(product)
-    if total is None:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `left @ right` to a total of as many bits or more, without rounding the product of a piece to fewer."""
+    if left.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 def _memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 2**33
 
 
-def _pieces(n: int, size: int) -> Iterator[slice]:
+def pieces(n: int, size: int) -> Iterator[slice]:
+    """Slices of `size` that cover n, the last one as long as is left."""
     return (slice(begin, begin + size) for begin in range(0, n, max(size, 1)))

@@ -7,7 +7,7 @@ other: no more than `PIECE` logits exist at a time, and the backward pass comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlhf.trainers.fused_head import FusedHead, has_kernels
+from rlhf.trainers.fused_head import FusedHead, add_product, has_kernels, pieces
 
 #: Figures that cost a sum over the vocabulary each, so they are asked for by name.
 Figure = Literal["entropy", "log_normalizers", "mean_logprobs"]
@@ -91,7 +91,7 @@ class _Read(torch.autograd.Function):
         ctx.temperature, ctx.size = temperature, max(PIECE // len(weight), 1)
         columns = hidden.new_zeros(len(hidden), 4, dtype=torch.float32)
         log_p: Tensor | None = None
-        for piece in _pieces(len(hidden), ctx.size):
+        for piece in pieces(len(hidden), ctx.size):
             scaled = _scaled(hidden[piece], weight, temperature)
             log_p = torch.log_softmax(scaled, -1)
             at = targets[piece, None]
@@ -117,7 +117,7 @@ class _Read(torch.autograd.Function):
         by_hidden = torch.empty_like(hidden) if wants_hidden else None
         exact = torch.promote_types(weight.dtype, torch.float32)
         by_weight = torch.zeros_like(weight, dtype=exact) if wants_weight else None
-        for piece in _pieces(len(hidden), ctx.size):
+        for piece in pieces(len(hidden), ctx.size):
             again = kept is None
             log_p = torch.log_softmax(_scaled(hidden[piece], weight, ctx.temperature), -1) if again else kept
             factor = (of_normalizer - of_logp)[piece, None]
@@ -129,20 +129,8 @@ class _Read(torch.autograd.Function):
             if by_hidden is not None:
                 by_hidden[piece] = by_logits @ weight
             if by_weight is not None:
-                _add_product(by_weight, by_logits.T, hidden[piece])
+                add_product(by_weight, by_logits.T, hidden[piece])
         return by_hidden, None if by_weight is None else by_weight.to(weight.dtype), None, None, None
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left @ right` to a total of as many bits or more, without rounding the product of a piece to fewer."""
-    if left.is_cuda and left.dtype != total.dtype:
-        total += torch.mm(left, right, out_dtype=total.dtype)
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
-
-
-def _pieces(n: int, size: int) -> Iterator[slice]:
-    return (slice(begin, begin + size) for begin in range(0, n, size))
 
 
 def _scaled(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

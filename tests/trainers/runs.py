@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from rlhf.build import train
+from rlhf.errors import RlhfError
 from rlhf.evaluation.store import list_steps
 from rlhf.recipe import load
 from rlhf.terminal import CleanConsole
@@ -67,6 +70,19 @@ def run(recipe: Path, out: Path, *, resume: bool = False) -> Done:
     shown = io.StringIO()
     result = train(load(recipe), out, resume=out if resume else None, console=CleanConsole(file=shown, width=500))
     return Done(out, result, shown.getvalue())
+
+
+def stop(recipe: Path, out: Path, checkpoint: str) -> None:
+    """Train in this process, and press Ctrl-C in the first step of an environment after a checkpoint is there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def press() -> None:
+        if (out / "checkpoints" / checkpoint / "state.json").exists():
+            signal.raise_signal(signal.SIGINT)
+
+    with words.on_every_step(recipe, press), pytest.raises(RlhfError, match="stopped"):
+        run(recipe, out)
+    signal.signal(signal.SIGINT, before)
 
 
 def log(folder: Path) -> list[Values]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,15 +113,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a recipe whose run was stopped in its third step, with checkpoints of two steps."""
     folder = tmp_path_factory.mktemp("stopped")
     path = runs.write(folder, STAGES, evaluation={"n_tasks": 4})
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def press() -> None:
-        if (folder / "run" / "checkpoints" / "1-policy_gradient-000002" / "state.json").exists():
-            signal.raise_signal(signal.SIGINT)
-
-    with words.on_every_step(path, press), pytest.raises(RlhfError, match="stopped"):
-        runs.run(path, folder / "run")
-    signal.signal(signal.SIGINT, before)
+    runs.stop(path, folder / "run", "1-policy_gradient-000002")
     yield folder
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
@@ -27,9 +30,18 @@ def samples_of(n: int) -> list[Sample]:
     return found
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.extended)])
 @pytest.mark.parametrize("lora", [None, Lora(rank=4)], ids=["full", "lora"])
-def test_compiled_layers_make_the_same_update(lora: Lora | None) -> None:
-    """Three updates with different lengths, of one program; scores too, with recomputation once."""
+def test_compiled_layers_make_the_same_update(
+    lora: Lora | None, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three updates with different lengths, of one program; scores too, with recomputation once.
+
+    What a layer is traced to is the same for every backend; the one that a GPU has takes minutes to compile for a CPU.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    original = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **keys: original(self, backend=backend, **keys))
     settings = FromScratch(hidden_size=32, n_layers=2, n_heads=2, head_dim=16, vocab_size=300, lora=lora)
     norms = {}
     for compiles in (False, True):

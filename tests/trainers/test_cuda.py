@@ -54,7 +54,7 @@ def test_the_fused_head_equals_plain_torch(share: float, monkeypatch: pytest.Mon
 
 
 def test_transfers_to_the_gpu_keep_their_values() -> None:
-    from rlhf.rollout.varlen import on_device
+    from rlhf.rollout.rows import on_device
 
     array = np.arange(1000)
     assert torch.equal(on_device(array, "cuda").cpu(), torch.arange(1000))

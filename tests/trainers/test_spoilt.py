@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from rlhf.errors import CheckpointError, RlhfError
 from rlhf.trainers import checkpoint
 from tests.commands import run as command
 from tests.test_resume import LORA, LOSS, POLICY_GRADIENT, SHORT, SUPERVISED, everything
-from tests.trainers import runs, words
+from tests.trainers import runs
 
 #: With a reference that is read from the stage's begin, a store, a critic; and with an adapter over a base of its own.
 STORE = {"kind": "remembering", "inner": {"kind": "chat", "system": ""}, "store": {"kind": "cases"}}
@@ -47,15 +46,7 @@ def stopped(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A folder with a recipe, a run of it that was stopped after two of four steps, and one that was not."""
     folder = tmp_path_factory.mktemp(request.param)
     path = recipe(folder, KINDS[request.param])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def press() -> None:
-        if (folder / "run" / "checkpoints" / "1-policy_gradient-000002" / "state.json").exists():
-            signal.raise_signal(signal.SIGINT)
-
-    with words.on_every_step(path, press), pytest.raises(RlhfError, match="stopped"):
-        runs.run(path, folder / "run")
-    signal.signal(signal.SIGINT, before)
+    runs.stop(path, folder / "run", "1-policy_gradient-000002")
     runs.run(path, folder / "whole")
     yield folder
 
