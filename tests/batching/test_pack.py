@@ -127,6 +127,15 @@ def test_weights_are_those_of_the_minibatch_not_of_the_step():
     assert weights == [[[1.0]], [[pytest.approx(1 / 3)] * 3]]
 
 
+def test_a_batch_on_a_device_keeps_ids_and_lengths_of_rows_where_they_are():
+    batch = collate([row(3), row(5, trained=2)], np.ones(2))
+    there = batch.to("meta")
+    assert there.targets.is_meta and there.weights.is_meta and there.old_logprobs is None
+    assert there.token_ids is batch.token_ids and there.lengths is batch.lengths
+    assert there.n_minibatch_tokens == batch.n_minibatch_tokens == 3
+    assert batch.to("cpu") is batch and there.to("meta") is there
+
+
 def test_no_minibatches_is_an_error():
     with pytest.raises(DataError, match="no minibatches"):
         minibatches([row(2)], 0)

@@ -21,6 +21,7 @@ from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.credit.reviews import Reviews
 from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.data import Credit
+from rlhf.errors import RecipeError
 from tests.credit.credit_groups import group, group_of, outcome_group, per_token, per_trajectory, taking, turn
 
 WRAPPERS = [TaskNormalised, DurationAware, KTAE, Reviews, lambda **how: HICRA(grams=((7, 7),), **how)]
@@ -249,3 +250,12 @@ def test_fisher_and_gain_do_not_depend_on_which_side_is_called_right(a, b, c, d)
     if a + b + c + d:
         assert information_gain(a, b, c, d) == pytest.approx(information_gain(b, a, d, c), abs=1e-12)
         assert -1e-12 <= information_gain(a, b, c, d) <= 1
+
+
+@pytest.mark.parametrize(("key", "settings"), [("grams", {"grams": ((5,), (6, 99))}), ("begin", {"begin": (99,)})])
+def test_hicra_refuses_ids_that_the_policy_cannot_say(key, settings):
+    settings = HICRA(**settings)
+    settings.check_policy(range(100))  # whatever has a length
+    with pytest.raises(RecipeError, match="no such token") as caught:
+        settings.check_policy(range(99))
+    assert caught.value.got == "99" and caught.value.where.endswith(key)
