@@ -1,4 +1,4 @@
-"""What an action calls: a tool in JSON, in tags, in brackets or behind a verb; and the answer that it gives."""
+"""Parser of tool calls and final answers in an action: JSON, tags, brackets, or a verb."""
 
 from __future__ import annotations
 

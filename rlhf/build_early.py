@@ -1,4 +1,4 @@
-"""What would be missed only in the first rollout, perhaps after whole stages: found before anything is loaded.
+"""Preflight checks: errors that would otherwise surface in the first rollout, perhaps after whole stages.
 
 Keys and references are looked at; an environment and rewards are tried, once each.
 """

@@ -24,7 +24,7 @@ _AFTER = "after"
 
 
 def extended(recipe: Recipe, folder: Path, state: State, say: Callable[[str], None]) -> State:
-    """Where the run in `folder` stands if `recipe` gives its last stage more steps than it had; else `state`.
+    """State of the run in `folder` extended to the steps of `recipe`, where its last stage has more; else `state`.
 
     The recipe of the run says so from then on. What a finished run came to goes into a folder of its own. All processes
     call this together.
@@ -110,7 +110,7 @@ def _beginning(path: Path, n_lines: int) -> Mark:
 
 
 def _changes(stage: PolicyGradient, had: int, n_updates: int) -> Iterator[str]:
-    """What of a stage follows from the number of its steps, and so goes on otherwise than it began."""
+    """Schedules of a stage that depend on the number of its steps, and so differ after an extension."""
     optimizers = {"optimizer": stage.optimizer, "critic.optimizer": getattr(stage.critic, "optimizer", None)}
     a_step = stage.epochs * stage.minibatches
     for name, settings in optimizers.items():

@@ -34,7 +34,7 @@ _HINT = "put it back from a copy, or name another checkpoint, run or evaluation"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How long a file, or the beginning of one, is, and its SHA-256 in hexadecimal digits; empty is any content."""
+    """Length and SHA-256, in hexadecimal digits, of a file or of its beginning; an empty digest is any content."""
 
     n_bytes: int
     sha256: str
@@ -66,7 +66,7 @@ def _unsealed(text: str | bytes) -> dict[str, Any]:
 
 
 def _differs(path: Path, wanted: Mark) -> str:
-    """What is wrong with a file; empty where nothing is."""
+    """Difference of a file from its mark in words; empty where there is none."""
     if not path.is_file():
         return "it is missing"
     size = path.stat().st_size
@@ -90,7 +90,7 @@ def _changed(path: Path, got: str, hint: str) -> CheckpointError:
 
 @dataclass(frozen=True)
 class Listing:
-    """What `files.json` says.
+    """Content of `files.json`.
 
     Attributes:
         sizes: bytes of each file by its name in the checkpoint.

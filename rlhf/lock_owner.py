@@ -1,4 +1,4 @@
-"""Who holds the lock of a folder, and whether that process still lives.
+"""Owner of a folder's lock: identity, heartbeat, and whether that process still lives.
 
 On one machine the number of a process and when it began say so. Of another machine the only sign is the time of the
 file that it writes to again and again, by the clock of the file system; what differs from that clock is said.
@@ -28,7 +28,7 @@ _SHARED = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs"
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a lock.
+    """Process that holds a lock.
 
     Attributes:
         host: name of the machine.
@@ -77,7 +77,7 @@ def write(file: int, owner: Owner) -> None:
 
 
 def read(file: int) -> Owner | None:
-    """Who has written into a lock; None where nobody has, or not yet whole."""
+    """Owner written into a lock; None where there is none, or not yet a whole one."""
     try:
         found = Owner(**json.loads(os.pread(file, 1 << 16, 0)))
         str(found)  # nonsense in it is nobody

@@ -144,7 +144,7 @@ def check(folder: Path) -> None:
 
 
 def notes(folder: Path) -> list[str]:
-    """What the user is to hear of how the lock was taken that this process holds; once."""
+    """Messages for the user about how this process took the lock; each is returned once."""
     lock = _held.get(os.path.realpath(folder))
     found, lock_notes = ([], []) if lock is None else (list(lock.notes), lock.notes)
     lock_notes.clear()
@@ -152,7 +152,7 @@ def notes(folder: Path) -> list[str]:
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """Who writes `folder` now, for a word about it; None where nobody seems to."""
+    """Owner of the lock of `folder`, if it seems alive; None else."""
     found = read_path(folder / LOCK)
     return found if found is not None and life(found, folder / LOCK, by_kernel=False)[0] else None
 
@@ -220,7 +220,7 @@ def _flock_or_refuse(folder: Path, file: int) -> bool:
 
 
 def _judged(folder: Path, file: int, by_kernel: bool) -> list[str]:
-    """What to say of the dead owner of a lock, if there was one. Raises FolderInUse for one that lives."""
+    """Messages about the dead owner of a lock, if there was one. Raises FolderInUse for one that lives."""
     before = read(file)
     if before is None:
         return []
@@ -232,7 +232,7 @@ def _judged(folder: Path, file: int, by_kernel: bool) -> list[str]:
 
 @contextmanager
 def _claimed(folder: Path, *, is_needed: bool) -> Iterator[None]:
-    """Where there is no kernel's lock: one process at a time looks at the owner and puts itself in its place."""
+    """Mutual exclusion of takeovers by a claim file, for file systems without kernel locks."""
     claim = folder / f"{LOCK}.claim"
     while is_needed:
         try:

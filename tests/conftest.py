@@ -1,4 +1,4 @@
-"""What holds for all tests: one thread for each process, patience, tiers, and which tests never run side by side.
+"""Settings of all tests: threads, patience, tiers, and groups that never run side by side.
 
 Tiny models run fastest on one thread, and sums then have one order everywhere. Property tests have no deadline and
 nothing is too slow for them: a busy machine must not fail them. Ctrl-C is heard, also where a shell has begun the tests

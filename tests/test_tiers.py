@@ -1,4 +1,4 @@
-"""How the tests are run: one collection, tiers, and what never runs side by side."""
+"""Collection, tiers and grouping of the test-suite."""
 
 from __future__ import annotations
 

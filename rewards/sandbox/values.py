@@ -1,4 +1,4 @@
-"""What a program returned, read and compared in a process of its own, which is ended when that takes too long.
+"""Reader of values that a tested program returned, in a process of its own with a time limit.
 
 A few bytes can take hours to read or to compare: thousands of numbers with one hash in a set, lists of lists to be
 sorted. That is the program's doing, so the test is failed, and nothing else waits.

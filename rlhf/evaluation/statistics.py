@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals for success and scores, within their range. `paired` compares two policies.
+"""Confidence intervals for success and scores, within their range. `paired` compares two policies.
 
 Episodes of one task are not independent, so whatever takes `task_ids` counts tasks, not episodes, as the units of
 evidence. Failures of parts (an environment that crashed, a timeout) say nothing about the policy: they are counted in

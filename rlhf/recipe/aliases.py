@@ -1,4 +1,4 @@
-"""What other toolkits call our keys: for whoever comes from TRL, verl, OpenRLHF or transformers and writes theirs.
+"""Key names of TRL, verl, OpenRLHF and transformers, with ours, for error messages.
 
 A key of theirs is never taken for ours, as many mean something else by a little, such as a batch counted in completions
 rather than in tasks. It is refused like every unknown key, and the message names ours.

@@ -43,7 +43,7 @@ def _check_estimators(recipe: Recipe) -> None:
 
 
 def _missing(recipe: Recipe, stage: Any, estimator: Any) -> tuple[str, str]:
-    """What an estimator lacks, and what to do about it; empty where it lacks nothing."""
+    """Missing part of an estimator and the remedy; empty where nothing is missing."""
     from rlhf.credit.guided import Guided
     from rlhf.credit.reviews import Reviews
     from rlhf.credit.seats import Seats

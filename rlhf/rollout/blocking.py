@@ -1,4 +1,4 @@
-"""Who holds up the event loop: a thread beside it names an inline part that does not come back.
+"""Watchdog of the event loop: a thread that names the inline part which blocks it.
 
 Inline parts run on the event loop, where nothing can cut them while they compute; whoever waits for anything else waits
 for them. The loop cannot say so itself, so a thread looks at what runs on it.

@@ -109,7 +109,7 @@ class Packer:
             yield slices
 
     def address(self) -> Mapping[str, Any]:
-        """What a receiver must know beside the slices; empty where it knows the buffer."""
+        """Handle by which a receiver opens the buffer; empty where it knows it."""
         return {}
 
     def close(self) -> None:

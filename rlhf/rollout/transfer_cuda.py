@@ -40,7 +40,7 @@ class DeviceOutbox(Packer):
         self._address: dict[str, Any] = {}
 
     def address(self) -> Mapping[str, Any]:
-        """How another process opens the buffer, as JSON has it."""
+        """CUDA IPC handle of the buffer, as JSON has it."""
         return self._address
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def _imported(address: Mapping[str, Any], device: torch.device) -> torch.Tensor:
 
 
 def _reductions() -> Any:
-    """How torch itself hands tensors from one process to another."""
+    """Torch's own module for handing tensors to other processes."""
     from torch.multiprocessing import reductions
 
     return reductions

@@ -87,7 +87,7 @@ def _cumulated(lengths: Ints) -> npt.NDArray[np.int32]:
 
 
 def _copies(laid: Ints, n_computed: int) -> tuple[Ints, Ints, Ints]:
-    """Where the copies of each token lie, for the gradient of laying them out.
+    """Places of the copies of each token, for the gradient of laying them out.
 
     Tokens 0 1 2 0 1 3 of 4: the first of each at 0 1 2 5; 0 and 1 lie there again, at 3 and 4, after their first.
 

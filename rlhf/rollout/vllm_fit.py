@@ -54,7 +54,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
 
 
 def _agreed(answers: Sequence[Any], key: str) -> str:
-    """What all processes of an instance say; empty if they differ."""
+    """Answer that all processes of an instance agree on; empty if they differ."""
     values = {str(worker.get(key, "")) if isinstance(worker, dict) else "" for worker in answers}
     return values.pop() if len(values) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""What keeps an engine's processes from the signals that are meant for the run that started them.
+"""Signal isolation of engine processes from the run that started them.
 
 Ctrl-C in a terminal, and most batch systems, send a signal to all processes of a group. A run that is told to stop
 writes a checkpoint first, and may need its engine until then; an engine that stops looks like one that has crashed.

@@ -107,7 +107,7 @@ class StartOptions:
         return found
 
     def _graphs(self) -> dict[str, Any]:
-        """Which CUDA graphs are captured: of every batch size that the requests at a time can make, and of few more."""
+        """Batch sizes of the captured CUDA graphs: all that the concurrent requests can make, and few more."""
         largest = min(2 * self.max_sequences, _LARGEST_GRAPH, max(self.max_batch_tokens, self.max_sequences))
         sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, _LARGEST_GRAPH + 1, 32)]
         found = {"cudagraph_capture_sizes": sorted({size for size in sizes if size < largest} | {largest})}

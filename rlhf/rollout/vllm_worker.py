@@ -47,7 +47,7 @@ class MemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class MemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What lies in the buffer now: rows of name, dtype, shape, offset, bytes. On a GPU also how it is opened."""
+    """Slices in the buffer: name, dtype, shape, offset, bytes; on a GPU also its handle."""
 
     slices: list[list[Any]] = field(default_factory=list)
     address: dict[str, Any] = field(default_factory=dict)

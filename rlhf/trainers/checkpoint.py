@@ -340,7 +340,7 @@ def way_out(folder: Path) -> str:
 
 
 def way_out_of(saved: Path) -> str:
-    """What to do about a model that cannot be used: of a checkpoint `way_out`, of another folder nothing."""
+    """Hint for a model that cannot be used: `way_out` of its checkpoint; empty for another folder."""
     return way_out(saved.parent) if (saved.parent / STATE).is_file() else ""
 
 

@@ -142,7 +142,7 @@ def _over_the_update(trainer_class: Any) -> Any:
 
 
 def _share_of(inputs: Any, batches: Sequence[Any], count: Callable[[Any], int]) -> float:
-    """What the mean over one of `batches` is multiplied by so that the mean of all such is one over what they count."""
+    """Factor that makes the mean of per-batch means a mean over all that `batches` count."""
     return count(inputs) * len(batches) / max(sum(map(count, batches)), 1)
 
 

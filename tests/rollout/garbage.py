@@ -1,4 +1,4 @@
-"""What code of others may hand over that is none of what it should be, drawn at random.
+"""Random garbage results of environments, rewards and agents.
 
 Everything here is refused by a contract; nothing of it is merely odd. Those that come last in `OUTRIGHT` misbehave when
 they are asked for anything: their truth value, their length, their number, their text, their class.

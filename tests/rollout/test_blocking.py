@@ -1,4 +1,4 @@
-"""Who may end what: real cancellations end an attempt, those that a part makes up do not, and who blocks is named."""
+"""Cancellation, blocking calls and the watchdog: real cancellations end a run, a part's own only its attempt."""
 
 from __future__ import annotations
 

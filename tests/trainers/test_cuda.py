@@ -1,4 +1,4 @@
-"""What only a GPU can show: its kernels against plain torch in float32. `make gpu-test` runs these."""
+"""CUDA kernels against plain torch in float32. `make gpu-test` runs these."""
 
 from __future__ import annotations
 
