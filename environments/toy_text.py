@@ -98,7 +98,8 @@ class ToyText(Drawn):
     @property
     def properties(self) -> Properties:
         """What this environment promises."""
-        return replace(super().properties, package=f"gymnasium {_version()}")
+        repeats = self.slippery or self.game in ("blackjack", "cliff_walking")  # tasks may differ in their dice alone
+        return replace(super().properties, package=f"gymnasium {_version()}", repeats=repeats)
 
     def draw(self, rng: random.Random) -> Start:
         """Draw a lake, or a first state, and the seed of chance. Raises MissingPackageError."""

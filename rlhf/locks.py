@@ -29,6 +29,8 @@ from rlhf.lock_owner import LOCK, STALE_S, Owner, file_system, life, read, read_
 
 #: Seconds between two signs of life.
 BEAT_S = 10.0
+#: How often the kernel is asked for a lock whose owner is unknown or gone, and seconds in between.
+_N_ASKED, _ASKED_S = 20, 0.05
 
 
 class FolderInUse(CheckpointError):
@@ -204,18 +206,18 @@ def _flock(file: int) -> bool:
 def _flock_or_refuse(folder: Path, file: int) -> bool:
     """`_flock`; a FolderInUse with who it is where it is held."""
     path = folder / LOCK
-    try:
-        with disk("the lock", path):
-            return _flock(file)
-    except CheckpointError as error:
-        if not isinstance(error.__cause__, BlockingIOError):
-            raise
-    owner = read(file)
-    for _ in range(20):  # it may be about to say who it is
-        if owner is None:
-            time.sleep(0.05)
-            owner = read_path(path)
-    gone = owner is not None and owner.is_of_here and started_at(owner.pid) != owner.started
+    for _ in range(_N_ASKED):
+        try:
+            with disk("the lock", path):
+                return _flock(file)
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                raise
+        owner = read(file) or read_path(path)
+        gone = owner is not None and owner.is_of_here and started_at(owner.pid) != owner.started
+        if owner is not None and not gone:
+            break
+        time.sleep(_ASKED_S)  # it may be about to say who it is; or be gone, and its child about to let go of the lock
     raise _in_use(folder, owner, "it is gone, but a process that it began holds the lock on" if gone else "")
 
 

@@ -92,12 +92,12 @@ class FaultyEpisode(WordsEpisode):
 
 @dataclass(frozen=True)
 class One:
-    """Always 1; for every third task something that is no reward."""
+    """Always 1; for every third task, of which the first is none, something that is no reward."""
 
     fault: str = "raises"
 
     def __call__(self, task, trajectory):
-        if task.seed % 3 == 0:
+        if task.seed % 3 == 1:
             return {"NaN": float("nan"), "text": "good", "nothing": None}.get(self.fault) or self.fail()
         return 1.0
 
@@ -255,9 +255,9 @@ def test_an_environment_that_only_hangs_stops_the_run(tmp_path: Path) -> None:
 
 def test_demonstrations_go_on_without_what_failed(tmp_path: Path) -> None:
     done = runs.run(faulty(tmp_path, SUPERVISED, {"max_retries": 0}), tmp_path / "run")
-    # One step in ten: each of the 40 demonstrations is a single step.
+    # One step in ten: the trial before is one, and each of the 40 demonstrations another.
     assert "caution: 4 of 40 demonstrations failed and are left out" in done.said
-    assert "env_error in words/9: step: RuntimeError: the lamp fell over" in done.said
+    assert "env_error in words/8: step: RuntimeError: the lamp fell over" in done.said
     assert set(curve(done, "supervised/n_demonstrations")) == {36.0}
 
 
@@ -281,7 +281,9 @@ def test_a_demonstration_is_played_again(tmp_path: Path) -> None:
     ],
 )
 def test_demonstrations_that_only_fail_stop_the_run(tmp_path: Path, fault: str, says: str) -> None:
-    path = faulty(tmp_path, SUPERVISED | {"n_demonstrations": 5}, {"step_timeout_s": 0.05}, fault=fault, every=1)
+    path = faulty(
+        tmp_path, SUPERVISED | {"n_demonstrations": 5}, {"step_timeout_s": 0.05}, fault=fault, every=1, after=1
+    )
     message = fails(path, tmp_path / "run", "EnvError")
     assert says in message and "rlhf check environment" in message
 
@@ -304,7 +306,7 @@ def test_a_reward_that_fails_is_never_a_zero(tmp_path: Path, fault: str) -> None
     for record in read_failures(tmp_path / "run" / "trajectories"):
         assert record.failure.outcome is Outcome.REWARD_ERROR
         assert "reward one" in record.failure.message and says in record.failure.message
-        assert int(record.task_id.rpartition("/")[2]) % 3 == 0
+        assert int(record.task_id.rpartition("/")[2]) % 3 == 1
     assert "reward_error" in done.said
 
 
@@ -449,4 +451,4 @@ def curve_of(folder: Path, name: str) -> list[float]:
 
 def test_training_error_is_what_a_caller_of_the_library_gets(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the lamp fell over"):
-        runs.run(faulty(tmp_path, every=1), tmp_path / "run")  # in the evaluation before
+        runs.run(faulty(tmp_path, every=1, after=1), tmp_path / "run")  # in the evaluation before

@@ -341,7 +341,7 @@ def test_the_list_of_kinds_has_clear_columns() -> None:
     table = lines[: lines.index("")]
     assert [line.split()[0] for line in table] == ["kind", *CATALOG["environment"]]
     house = next(line for line in table if line.startswith("keyhole"))
-    assert house.split() == ["keyhole", "-", "drtio", *["1,000"] * 2, "16", "2", "of", "100"]
+    assert house.split() == ["keyhole", "-", "drtio", *["1,000"] * 2, "16", "0", "of", "100"]
     assert len(set(map(len, table))) == 1  # the last column ends where its head does
     assert "mixed needs parts" in "\n".join(lines)
 

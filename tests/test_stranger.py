@@ -38,7 +38,7 @@ class Castle:
     n_doors: Annotated[int, Field(ge=2, le=5)] = 3
     tries: int = 2
 
-    properties = Properties(deterministic=True, replayable=True, oracle=True)
+    properties = Properties(deterministic=True, replayable=True, oracle=True, repeats=True)
 
     def tasks(self, split):
         first = {"train": 0, "test": 1000}[split]

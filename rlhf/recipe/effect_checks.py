@@ -14,7 +14,6 @@ from rewards.tags import Format
 from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
-from rlhf.recipe.declared import declared_by
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.loss_checks import policy_gradient_stages, shares_policy
 
@@ -46,7 +45,6 @@ def _missing(recipe: Recipe, stage: Any, estimator: Any) -> tuple[str, str]:
     """Missing part of an estimator and the remedy; empty where nothing is missing."""
     from rlhf.credit.guided import Guided
     from rlhf.credit.reviews import Reviews
-    from rlhf.credit.seats import Seats
     from rlhf.credit.tree_grpo import TreeGRPO
     from rlhf.credit.treerl import TreeRL
     from rlhf.credit.two_level import TwoLevel
@@ -56,8 +54,6 @@ def _missing(recipe: Recipe, stage: Any, estimator: Any) -> tuple[str, str]:
         return f"an agent of kind {agent} names no subgoals", "use agent: {kind: planner}, or another estimator"
     if isinstance(estimator, Reviews) and CRITIC not in getattr(recipe.agent, "roles", ()):
         return f"an agent of kind {agent} has no critic", "use agent: {kind: critic}, or its inner estimator alone"
-    if isinstance(estimator, Seats) and len(declared_by(recipe.environment).seats) < 2:
-        return "the environment has one seat", "use its inner estimator alone, or a game whose seats are played"
     if isinstance(estimator, TreeGRPO | TreeRL) and kind_of("rollout", stage.rollout) in ("independent", "retry"):
         return "attempts do not branch", "add rollout: {kind: tree}, or use grpo"
     if isinstance(estimator, Guided) and stage.expert is None:
@@ -81,7 +77,8 @@ def _check_demonstrated(recipe: Recipe) -> None:
 def _check_ratio_of_one(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         bypassed = kind_of("correction", stage.correction) == "bypass" and not shares_policy(recipe)
-        if stage.epochs * stage.minibatches > 1 or bypassed or kind_of("loss", stage.loss) not in CATALOG["loss"]:
+        is_old = bypassed or stage.replay is not None  # tokens of a policy of before
+        if stage.epochs * stage.minibatches > 1 or is_old or kind_of("loss", stage.loss) not in CATALOG["loss"]:
             continue
         defaults = {name: key.make_default for name, key in keys_of(type(stage.loss)).items() if name in _RATIO_KEYS}
         for name, default in defaults.items():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from agents.self_play import SelfPlay
+from rewards.parts import with_parts
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
@@ -23,7 +24,7 @@ def _opposed(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def check_seated(recipe: Recipe) -> None:
-    """Refuse to train against older versions where they have no seat.
+    """Refuse to train against older versions where they have no seat, and to compare seats where there is one.
 
     An agent of kind `self_play` can be measured where the other seat is the environment's own: then this waits until
     somebody trains.
@@ -46,6 +47,16 @@ def check_seated(recipe: Recipe) -> None:
                 expected="an environment whose `properties` name two seats or more",
                 hint=f"{hint}{agent}, or remove the key",
             )
+    for path, stage in policy_gradient_stages(recipe):
+        for where, estimator in with_parts(f"{path}.advantage", stage.advantage):
+            if kind_of("advantage", estimator) == "seats" and len(declared_by(recipe.environment).seats) < 2:
+                raise RecipeError(
+                    "this estimator compares by seats, and the environment has one",
+                    where=f"{where}.kind",
+                    got="seats",
+                    expected="an environment whose `properties` name two seats or more",
+                    hint="use its inner estimator alone, or a game whose seats are played",
+                )
 
 
 def _check_seats(recipe: Recipe) -> None:

@@ -66,13 +66,14 @@ def _tell(run: Run, ahead: Sequence[float], task_ids: Sequence[str], step: int) 
     found = run.estimate(right, task_ids)
     bins = bins_of([sureness(x) for x in ahead], right, task_ids, run.estimate, least=0.5)
     figures = {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
-    folder = run.folder / "reward_model" / run.state.label
-    write_held_out(folder, {"of": "pairs", "n": len(right), "n_tasks": len(set(task_ids)), **figures}, bins)
+    name = f"reward_model/{run.state.label}"
+    counts = {"of": "pairs", "n": len(right), "n_tasks": len(set(task_ids))}
+    write_held_out(run.folder, name, counts | figures, bins)
     figures["calibration_error"] = calibration_error(bins)
     run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
     run.progress.say(
         f"the reward model is right on {found.value:.1%} of {len(right)} held-out pairs, 95% interval {found.low:.1%} "
-        f"to {found.high:.1%}, and {figures['calibration_error']:.1%} off in how sure it is: {folder}"
+        f"to {found.high:.1%}, and {figures['calibration_error']:.1%} off in how sure it is: {run.folder / name}"
     )
 
 

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.digests import Manifest
 from rlhf.errors import DataError, disk
+from rlhf.processes import current
 
 #: Name of the file beside a reward model that says how it did on tasks that it was not trained on.
 HELD_OUT = "held_out.json"
@@ -90,8 +92,12 @@ def sureness(difference: float) -> float:
     return 1 / (1 + math.exp(-abs(difference)))
 
 
-def write_held_out(folder: Path, values: dict[str, Any], bins: Sequence[Bin]) -> None:
-    """Keep what was found beside the model, in `held_out.json`; the report draws it."""
-    with disk("what the reward model says of other tasks", folder):
+def write_held_out(run: Path, name: str, values: dict[str, Any], bins: Sequence[Bin]) -> None:
+    """Keep what was found beside the model in the folder `name` of a run, in `held_out.json`; the report draws it."""
+    if not current().is_main:
+        return
+    path = run / name / HELD_OUT
+    with disk("what the reward model says of other tasks", path):
         text = json.dumps({**values, "bins": [asdict(b) for b in bins]}, indent=1)
-        (folder / HELD_OUT).write_text(text + "\n", "utf-8")
+        path.write_text(text + "\n", "utf-8")
+    Manifest(run).record(path)

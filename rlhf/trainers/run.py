@@ -247,7 +247,8 @@ class Run:
             return checkpoint.latest(self.checkpoints)
         made = (parts.trainer.n_updates, parts.n_critic_updates)
         is_whole = made == (self.state.n_updates, self.state.n_critic_updates) and not parts.is_torn
-        return self.save(parts) if is_whole else checkpoint.latest(self.checkpoints)
+        is_begun = self.state.step > 0  # before that, what the stage began with is all that a resumed run reads
+        return self.save(parts) if is_whole and is_begun else checkpoint.latest(self.checkpoints)
 
     def caution(self, collected: Collected, where: str) -> None:
         """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""

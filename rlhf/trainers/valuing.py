@@ -121,14 +121,14 @@ def _judge(run: Run, stage: RewardModel, model: Any, rows: Sequence[Labelled], s
     found = run.estimate(ahead, tasks)
     figures |= {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
     figures["n_held_out"] = float(len(ahead))
-    folder = run.folder / "reward_model" / run.state.label
+    name = f"reward_model/{run.state.label}"
     counts = {"of": stage.learns, "n": len(values), "n_tasks": len({row.task_id for row in rows})}
-    write_held_out(folder, counts | figures, bins)
+    write_held_out(run.folder, name, counts | figures, bins)
     run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
     run.progress.say(
         f"the reward model is right on {found.value:.1%} of {len(ahead)} held-out pairs of right and wrong, "
         f"95% interval {found.low:.1%} to {found.high:.1%}, and {figures['calibration_error']:.1%} off in how sure it "
-        f"is: {folder}"
+        f"is: {run.folder / name}"
     )
 
 

@@ -42,7 +42,8 @@ class ToyText:
     @property
     def properties(self) -> Properties:
         """A state says nothing of the slips to come: they hang on the seed and the number of steps."""
-        return Properties(True, True, True, inline=True, oracle=True, package=f"gymnasium {gymnasium.__version__}")
+        package = f"gymnasium {gymnasium.__version__}"
+        return Properties(True, True, True, inline=True, oracle=True, package=package, repeats=True)
 
     @property
     def actions(self) -> tuple[str, ...]:

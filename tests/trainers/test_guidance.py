@@ -291,9 +291,10 @@ def test_pairs_that_cannot_work(
     assert error.value.where == f"stages[0].{where}" and message in str(error.value)
 
 
-def test_a_loss_for_demonstrations_is_not_cautioned_where_there_are_some(tmp_path: Path) -> None:
+def test_a_loss_for_demonstrations_is_refused_where_there_are_none(tmp_path: Path) -> None:
     with_some, without = (
         runs.write(tmp_path / str(i), [STAGE | s]) for i, s in enumerate((LUFFY, {"loss": LUFFY["loss"]}))
     )
     assert not any("demonstrations" in text for text in cautions(load(with_some)))
-    assert any("demonstrations" in text for text in cautions(load(without)))
+    with pytest.raises(RecipeError, match="the stage brings none"):
+        load(without)

@@ -70,7 +70,7 @@ def lengths(sides: list[Side]) -> torch.Tensor:
 def test_the_reference_of_the_rows_is_our_own_log_prob() -> None:
     policy = tiny.policy()
     sides = [p.chosen for p in made(policy)]
-    assert reference_logps(policy, sides, "start") == pytest.approx(logps(policy, sides).tolist(), abs=1e-5)
+    assert reference_logps(policy, sides, "start") == pytest.approx(logps(policy, sides).tolist(), rel=1e-6)
 
 
 @pytest.mark.parametrize(("loss", "weight"), [("dpo", 0.0), ("ipo", 0.0), ("dpo", 0.5)])

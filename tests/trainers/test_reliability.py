@@ -62,7 +62,12 @@ def test_a_choice_is_as_sure_as_the_difference_is_large() -> None:
 def test_the_chart_is_made_from_the_file_beside_the_model(tmp_path: Path) -> None:
     folder = tmp_path / "reward_model" / "1-reward_model"
     folder.mkdir(parents=True)
-    write_held_out(folder, {"of": "pairs", "n": 4, "accuracy": 0.75}, [Bin(4, 0.8, 0.75, 0.3, 0.95)])
+    write_held_out(
+        tmp_path,
+        "reward_model/1-reward_model",
+        {"of": "pairs", "n": 4, "accuracy": 0.75},
+        [Bin(4, 0.8, 0.75, 0.3, 0.95)],
+    )
     [chart] = reliability_charts(tmp_path)
     assert "Reward model of 1-reward_model" in chart and "held-out pairs, 75% right" in chart
     assert chart.count("<circle") >= 1

@@ -252,7 +252,7 @@ def test_a_wrong_word_costs_its_own_turn(done: runs.Done) -> None:
 @pytest.mark.parametrize("name, kind", [("1-reward_model", "process_model"), ("2-reward_model", "outcome_model")])
 def test_a_policy_learns_from_them(done: runs.Done, tmp_path: Path, name: str, kind: str) -> None:
     policy = {"kind": "pretrained", "path": str(runs.newest(done.folder) / "policy")}
-    stage = {"kind": "policy_gradient", "steps": 6, "tasks_per_step": 8, "group_size": 8, "optimizer": {"lr": 4.0e-3}}
+    stage = {"kind": "policy_gradient", "steps": 8, "tasks_per_step": 8, "group_size": 8, "optimizer": {"lr": 3.0e-3}}
     rewards = {"learned": {"kind": kind, "path": str(done.folder / "reward_model" / name)}}
     learnt = runs.run(runs.write(tmp_path, [stage], policy=policy, rewards=rewards), tmp_path / "run")
     assert learnt.result["success_after"] > learnt.result["success_before"] + 0.1, learnt.result
