@@ -26,24 +26,26 @@ class Listed:
     path: Path
 
 
-def folders() -> tuple[Path, ...]:
-    """Return the folders that recipes are looked for in: `recipes/` here, then `recipes/` beside the `rlhf` package.
-
-    The second exists in a checkout. A package installed from elsewhere brings no recipes: copy the one you start from.
-    """
+def folders(kind: str) -> tuple[Path, ...]:
+    """Folders in which `recipes` or `suites` are looked for: that of this name here, then the one that is installed."""
     assert rlhf.__file__ is not None
-    candidates = (Path.cwd() / "recipes", Path(rlhf.__file__).resolve().parent.parent / "recipes")
+    candidates = (Path.cwd() / kind, Path(rlhf.__file__).parent / "shipped" / kind)
     return tuple(dict.fromkeys(f.resolve() for f in candidates if f.is_dir()))
 
 
-def list_recipes() -> list[Listed]:
-    """Return all recipes of `folders()`, found recursively, sorted by name; the first folder wins."""
+def listed_in(kind: str) -> list[Listed]:
+    """All YAML files in `folders(kind)`, found recursively, sorted by name; the first folder wins."""
     found: dict[str, Listed] = {}
-    for folder in folders():
+    for folder in folders(kind):
         for path in sorted(folder.rglob("*.yaml")):
             name = path.relative_to(folder).with_suffix("").as_posix()
             found.setdefault(name, Listed(name, first_comment(path), path))
     return [found[name] for name in sorted(found)]
+
+
+def list_recipes() -> list[Listed]:
+    """All recipes by name."""
+    return listed_in("recipes")
 
 
 def find(path_or_name: str | Path) -> Path:

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-import rlhf
 from rewards.suite import names as suite_names
 from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
-from rlhf.recipe.files import Listed, files_beside, first_comment
+from rlhf.recipe.files import Listed, files_beside, listed_in
 from rlhf.recipe.model import Recipe, plain_rewards, rewards_of
 from rlhf.recipe.split_checks import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
@@ -272,14 +271,8 @@ def suite_of_recipe(recipe: Recipe) -> Suite:
 
 
 def list_suites() -> list[Listed]:
-    """Return all suites of `suites/` here and beside the `rlhf` package, sorted by name; the first folder wins."""
-    assert rlhf.__file__ is not None
-    found: dict[str, Listed] = {}
-    for folder in (Path.cwd() / "suites", Path(rlhf.__file__).resolve().parent.parent / "suites"):
-        for path in sorted(folder.rglob("*.yaml")):
-            name = path.relative_to(folder).with_suffix("").as_posix()
-            found.setdefault(name, Listed(name, first_comment(path), path))
-    return [found[name] for name in sorted(found)]
+    """All suites by name."""
+    return listed_in("suites")
 
 
 def load_suite(path_or_name: str, overrides: Sequence[str] = ()) -> Suite:
