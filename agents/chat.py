@@ -41,14 +41,14 @@ class ChatAgent:
     """Most actions of one list."""
     memory: Memory = Field(default_factory=FullHistory)
     """What of the past is shown."""
-    format: Literal["plain", "tagged"] = "plain"
-    """The action alone, or inside `<action>...</action>`."""
+    format: Literal["plain", "tagged", "text"] = "plain"
+    """The action alone on a line, inside `<action>...</action>`, or `text`: the whole reply."""
     think: Literal["off", "allow", "require"] = "off"
     """Whether a reply may, or must, begin with `<think>...</think>`. An empty block is always fine."""
     parse: Literal["tolerant", "strict"] = "tolerant"
     """Whether small slips of format are forgiven; see `agents.parsing.parse_action`."""
     max_action_chars: Annotated[int, Field(ge=1)] = 200
-    """Longest action; anything longer is taken for chatter."""
+    """Longest action; anything longer is taken for chatter. Of no account with `format: text`."""
 
     def __post_init__(self) -> None:
         """Refuse a memory that this agent gives no room."""
@@ -120,6 +120,9 @@ class ChatAgent:
     def _read(self, text: str, answer: str, admissible: tuple[str, ...], was_cut: bool) -> Parsed:
         if problem := self._problem_of_thoughts(text, was_cut):
             return Parsed("", f"No action was taken: {problem}. {self._how_to_answer()}")
+        if self.format == "text":
+            whole = answer.strip()
+            return Parsed(whole, None if whole else "The reply is empty.")
         return parse_action(
             answer,
             admissible,
@@ -153,7 +156,7 @@ class ChatAgent:
         return f"<action>{action}</action>" if self.format == "tagged" else action
 
     def _how_to_answer(self) -> str:
-        how = how_to_answer(self.format == "tagged")
+        how = "" if self.format == "text" else how_to_answer(self.format == "tagged")
         return " ".join(filter(None, [_THINK_ABOUT[self.think], how, self._memory.instruction]))
 
     def _thinking(self) -> str:
@@ -161,7 +164,7 @@ class ChatAgent:
 
     def instructions(self, history: History) -> tuple[Message, ...]:
         """What the policy is told first."""
-        return (Message(Role.SYSTEM, f"{self.system} {self._how_to_answer()}"),) if self.system else ()
+        return (Message(Role.SYSTEM, f"{self.system} {self._how_to_answer()}".strip()),) if self.system else ()
 
     def _reply(self, turn: Turn) -> Message:
         if turn.generations:

@@ -152,6 +152,8 @@ class Properties:
         seats: names of the seats that the agent plays, where it plays several (`StepResult.seat`).
         repeats: tasks of two splits may be the same to the agent, told the same at first and solved by the same: the
             package draws its small worlds by seeds and knows few of them, or there is one opening alone.
+        judged_by_rewards: a reward of the recipe says what is solved: the first one, unless another has the key
+            `solves`. What the environment says itself counts where no recipe is at hand.
     """
 
     deterministic: bool = False
@@ -165,6 +167,7 @@ class Properties:
     interleaves: bool = False
     seats: tuple[str, ...] = ()
     repeats: bool = False
+    judged_by_rewards: bool = False
 
 
 def after_end(where: str, action: str) -> EnvError:

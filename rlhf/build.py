@@ -18,7 +18,7 @@ import rlhf
 from environments.base import Environment, properties_of
 from rewards.sandboxed import sandbox_record
 from rlhf import locks, processes
-from rlhf.build_early import check_template, refuse_without_references, try_once, try_samplers
+from rlhf.build_early import check_template, refuse_without_references, try_once, try_references, try_samplers
 from rlhf.build_engine import make_publisher, start_engine
 from rlhf.build_extend import extended
 from rlhf.build_guard import refuse_overlap
@@ -128,6 +128,7 @@ async def prepare(
         check_sources(recipe)
         refuse_without_references(recipe)
         if here.is_main:
+            await try_references(recipe)
             await try_once(recipe, progress.say)
             write_record(folder, recipe)
     policy, collector, played = await _start(recipe, folder, found, state, progress)

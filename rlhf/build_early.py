@@ -14,7 +14,7 @@ from typing import Any
 from agents.tools import ToolAgent
 from rewards.asking import AsksModel
 from rewards.parts import compared_in, with_parts
-from rlhf.data import Task, Trajectory
+from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import EnvError, RecipeError, RewardError
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
@@ -134,6 +134,43 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
             expected="a number or a verdict for every attempt, a bad one too",
             hint="mend it, and try it alone: `rlhf check reward`",
         )
+
+
+async def try_references(recipe: Recipe) -> None:
+    """Give the reward that says what is solved the references themselves as replies, where there are some to compare.
+
+    Raises:
+        RewardError: it takes too many of the first of them for wrong (`limits.max_error_fraction`).
+    """
+    solving = [(name, weighted) for name, weighted in recipe.rewards.items() if weighted.solves is not None]
+    for name, weighted in solving:
+        if (copied := _to_try(weighted)) is None or not any(compared_in(name, weighted.reward, None)):
+            continue
+        split = next((s for stage in recipe.stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
+        tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
+        refused = [(task, why) for task in tasks if (why := await _refusal(task, name, copied, recipe.limits))]
+        if len(refused) > recipe.limits.max_error_fraction * len(tasks):
+            task, why = refused[0]
+            raise RewardError(
+                "the reward takes the reference itself for wrong",
+                where=f"rewards.{name}, {task.id}" + (f", row {task.info['row']}" if "row" in task.info else ""),
+                got=f"{len(refused)} of the first {len(tasks)} references, such as {str(task.reference)[:80]!r}: {why}",
+                expected=f"a value of at least {weighted.solves:g}",
+                hint="use another reward, or cut the answer out of the reference: environment.pattern",
+            )
+
+
+async def _refusal(task: Task, name: str, weighted: Weighted, limits: Limits) -> str:
+    """Why a reward takes the task's reference for no solution; empty where it does."""
+    turn = Turn(Action(str(task.reference), said=str(task.reference)), "")
+    reply = Trajectory(task.id, 0, "", (turn,), Outcome.FAILED)
+    group = await score_group(task, [reply], {name: weighted}, timeout_s=limits.reward_timeout_s)
+    if group.failures:
+        return group.failures[0].message
+    if group.trajectories[0].solved:
+        return ""
+    verdict = group.scores[0].parts[name]
+    return f"worth {verdict.value:g}" + (f", {verdict.why}" if verdict.why else "")
 
 
 async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:

@@ -59,6 +59,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "reasoning_gym": Entry(
             "environments.reasoning_gym:ReasoningGym", "105 generators of problems", extra="reasoning-gym"
         ),
+        "dataset": Entry("environments.dataset:Dataset", "questions of a file of one's own, one reply each"),
         "mixed": Entry("environments.mixed:Mixed", "several environments in given shares"),
         "graded": Entry("environments.graded:Graded", "several environments as the levels of one"),
         "long_memory": Entry("environments.long_memory:LongMemory", "facts that change, and are asked for later"),

@@ -29,6 +29,7 @@ MODELS = ("reward_model", "outcome_model", "process_model", "judge", "grade", "p
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
+    ("environment", "dataset"): {"path": "tests/environments/questions.jsonl"},
     ("environment", "processes"): {"environment": {"kind": "keyhole"}},
     ("environment", "mixed"): {
         "parts": {name: {"environment": {"kind": "keyhole", "rows": rows}} for name, rows in (("a", 2), ("b", 3))}

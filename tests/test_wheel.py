@@ -1,4 +1,4 @@
-"""The wheel alone: recipes, suites, templates and pages are in it, it is small, and its commands run without a checkout."""
+"""The wheel alone: recipes, suites, templates and pages are in it, it is small, and its commands need no checkout."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlhf.errors import EnvError, boundary
@@ -24,3 +25,11 @@ def declared_by(environment: object, path: str = "environment") -> Properties:
 
     with boundary(EnvError, f"{path}.properties", "run `rlhf check environment`"):
         return properties_of(environment)
+
+
+def agent_keys(environment: object, given: object) -> object:
+    """Recipe keys of an agent, with those that `environment` suggests (`agent_defaults`) for one of kind `chat`."""
+    defaults = getattr(environment, "agent_defaults", None)
+    if not defaults or not isinstance(given, Mapping) or given.get("kind", "chat") != "chat":
+        return given
+    return {**defaults, **given}

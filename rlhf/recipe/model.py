@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build, build_environment, build_part, plain, plain_part
+from rlhf.recipe.declared import agent_keys, declared_by
 from rlhf.recipe.describe import given
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.values import join
@@ -87,7 +88,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
             )
     # Light parts come first: a package that is missing there is told before torch is loaded for the others.
     environment = build_environment(values["environment"], "environment", base=base)
-    agent = build_part("agent", values.get("agent", {}), "agent", base=base)
+    agent = build_part("agent", agent_keys(environment, values.get("agent", {})), "agent", base=base)
 
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.rollout.limits import Limits
@@ -97,7 +98,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         seed=_seed(values.get("seed", 0)),
         environment=environment,
         agent=agent,
-        rewards=rewards_of(values.get("rewards", {}), base),
+        rewards=deciding(rewards_of(values.get("rewards", {}), base), environment),
         engine=build_part("engine", values.get("engine", {}), "engine", base=base),
         limits=build(Limits, values.get("limits", {}), "limits", base=base),
         evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
@@ -128,6 +129,7 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
     return {
         name: plain_part("reward", _as_named(weighted.reward))
         | ({"watch": plain_part(None, weighted.watch)} if weighted.watch else {"weight": plain(float, weighted.weight)})
+        | ({} if weighted.solves is None else {"solves": weighted.solves})
         for name, weighted in rewards.items()
     }
 
@@ -173,7 +175,25 @@ def rewards_of(values: Any, base: Path) -> dict[str, Weighted]:
             expected="a mapping: outcome: {kind: outcome}",
             hint="write each reward under a name of your choice",
         )
-    return {str(name): _reward(str(name), value, base) for name, value in values.items()}
+    rewards = {str(name): _reward(str(name), value, base) for name, value in values.items()}
+    solving = [name for name, weighted in rewards.items() if weighted.solves is not None]
+    if len(solving) > 1:
+        raise RecipeError(
+            "one reward says what is solved",
+            where=f"rewards.{solving[1]}.solves",
+            got=", ".join(solving),
+            expected="the key at one of them",
+            hint="remove it from the others; a reward of kind combine joins several",
+        )
+    return rewards
+
+
+def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weighted]:
+    """The rewards, the first of which says what is solved where the environment leaves that to them."""
+    if not declared_by(environment).judged_by_rewards or any(w.solves is not None for w in rewards.values()):
+        return rewards
+    first = next((name for name, weighted in rewards.items() if weighted.watch is None), None)
+    return {name: replace(w, solves=1.0) if name == first else w for name, w in rewards.items()}
 
 
 def _reward(name: str, values: Any, base: Path) -> Weighted:
@@ -192,8 +212,17 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
             expected="a number",
             hint="the weight multiplies this reward in the sum",
         )
+    solves = settings.pop("solves", None) if isinstance(settings, dict) else None
+    if solves is not None and (watch or isinstance(solves, bool) or not isinstance(solves, int | float)):
+        raise RecipeError(
+            "what is watched decides nothing" if watch else "wrong type",
+            where=join(path, "solves"),
+            got=given(solves),
+            expected="a number: an attempt is solved where the reward is worth at least so much",
+            hint="remove the key or watch" if watch else "solves: 1.0",
+        )
     reward = build_part("reward", settings, path, base=base)
-    for key in {"weight", "watch"} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
+    for key in {"weight", "watch", "solves"} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
         raise RecipeError(
             f"the {key} belongs to the recipe, so a reward cannot have a key of that name",
             where=join(path, key),
@@ -202,7 +231,9 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
             hint="remove the field; the recipe multiplies" if key == "weight" else "remove the field",
         )
     judge = Verified(reward) if is_verifier(reward) else reward
-    return Weighted(name=name, weight=float(weight), reward=judge, watch=watch)
+    return Weighted(
+        name=name, weight=float(weight), reward=judge, watch=watch, solves=None if solves is None else float(solves)
+    )
 
 
 def _stages(values: Any, base: Path) -> tuple[Any, ...]:

@@ -28,9 +28,10 @@ from pydantic.dataclasses import dataclass
 from rewards.suite import names as suite_names
 from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
+from rlhf.recipe.declared import agent_keys
 from rlhf.recipe.describe import given
 from rlhf.recipe.files import Listed, files_beside, listed_in
-from rlhf.recipe.model import Recipe, plain_rewards, rewards_of
+from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
 from rlhf.recipe.split_checks import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
 from rlhf.recipe.text import read, to_text
@@ -342,14 +343,14 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
     return Part(
         name=name,
         environment=environment,
-        agent=build_part("agent", found.get("agent", {}), join(path, "agent"), base=base),
-        rewards=_rewards(found.get("rewards", {"success": {"kind": "outcome"}}), base),
+        agent=build_part("agent", agent_keys(environment, found.get("agent", {})), join(path, "agent"), base=base),
+        rewards=deciding(_rewards(found.get("rewards", {"success": {"kind": "outcome"}}), base), environment),
         limits=build(Limits, found["limits"], join(path, "limits"), base=base),
         tasks=tasks,
     )
 
 
-def _rewards(values: Any, base: Path) -> Mapping[str, Weighted]:
+def _rewards(values: Any, base: Path) -> dict[str, Weighted]:
     rewards = rewards_of(values, base)
     for name, weighted in rewards.items():
         if weighted.watch is not None:

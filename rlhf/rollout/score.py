@@ -40,12 +40,15 @@ class Weighted:
         weight: factor in the total.
         reward: called with (task, trajectory), or with (task, trajectories) by its method `over_group`; plain or async.
         watch: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
+        solves: an attempt is solved where this reward is worth at least so much, whatever the environment says; None
+            leaves that to the environment. At most one reward of a recipe has it.
     """
 
     name: str
     weight: float
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
     watch: Watch | None = None
+    solves: float | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -93,6 +96,10 @@ async def score_group(
     finally:
         await lanes.close()
     pairs = [(t, s) for t, s in zip(trajectories, judged, strict=True) if isinstance(s, Score)]
+    solving = next(((name, w.solves) for name, w in rewards.items() if w.solves is not None), None)
+    if solving is not None:
+        name, least = solving
+        pairs = [(_decided(t, s.parts[name], least), s) for t, s in pairs]
     return ScoredGroup(
         task_id=task.id,
         trajectories=tuple(t for t, _ in pairs),
@@ -179,7 +186,8 @@ class _Scorer:
         parts: dict[str, Verdict] = {}
         watched: dict[str, Verdict] = {}
         errors: dict[str, str] = {}
-        for name, weighted in self.rewards.items():
+        # What says whether the attempt is solved comes first: the others are shown that.
+        for name, weighted in sorted(self.rewards.items(), key=lambda pair: pair[1].solves is None):
             try:
                 verdict = _earned(await self._verdict(weighted, trajectory, shared), trajectory.n_given)
             except RewardError as error:
@@ -188,6 +196,8 @@ class _Scorer:
                 errors[name] = str(error)
             else:
                 (parts if weighted.watch is None else watched)[name] = verdict
+                trajectory = _decided(trajectory, verdict, weighted.solves)
+        parts = {name: parts[name] for name in self.rewards if name in parts}
         try:
             score = _total(parts, self.rewards, len(trajectory.turns))
         except RewardError as error:
@@ -238,6 +248,13 @@ def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | Rewar
         return checked_verdict(said, where, n_turns)
     except RewardError as error:
         return error
+
+
+def _decided(trajectory: Trajectory, verdict: Verdict, least: float | None) -> Trajectory:
+    """The attempt, solved where a verdict is worth at least `least`; as it is where that is None."""
+    if least is None or (verdict.value >= least) == trajectory.solved:
+        return trajectory
+    return replace(trajectory, outcome=Outcome.FAILED if trajectory.solved else Outcome.SOLVED)
 
 
 def _earned(verdict: Verdict, n_given: int) -> Verdict:

@@ -1,0 +1,162 @@
+"""Rows of a file of questions: JSON lines, JSON, CSV, TSV, Parquet, or a data set of the `datasets` package."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import EnvError, MissingPackageError, nearest
+
+_KINDS = ".jsonl, .ndjson, .json, .csv, .tsv or .parquet, or a folder that datasets.save_to_disk has written"
+#: Rows of a Parquet file that are read at a time.
+_N_ROWS = 1_000
+
+Row = Mapping[str, Any]
+
+
+def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
+    """Give number and columns of each row: the line where a file has lines, else counted from 1.
+
+    Args:
+        path: file or folder.
+        where: recipe key that names it, for errors.
+
+    Raises:
+        EnvError: it is not there, of no known kind, or a row is no mapping of columns; the line is named.
+        MissingPackageError: a folder, without the package `datasets`.
+    """
+    if path.is_dir():
+        yield from _of_datasets(path, where)
+        return
+    if not path.is_file():
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(path.name, beside) or "give its path, from here or beside the recipe"
+        raise EnvError("no such file", where=where, got=str(path), expected=_KINDS, hint=hint)
+    match path.suffix.lower():
+        case ".jsonl" | ".ndjson":
+            yield from _json_lines(path)
+        case ".json":
+            yield from _json(path)
+        case ".csv" | ".tsv":
+            yield from _csv(path)
+        case ".parquet":
+            yield from _parquet(path, where)
+        case _:
+            raise EnvError("no known kind of file", where=where, got=path.name, expected=_KINDS, hint="convert it")
+
+
+def of_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, Row]]:
+    """Rows of a split of a data set on the hub. Raises EnvError or MissingPackageError."""
+    datasets = _package()
+    try:
+        found = datasets.load_dataset(name, subset, split=split)
+    except Exception as error:  # of the network, the hub, or the files there
+        raise EnvError(
+            "the data set cannot be loaded",
+            where="environment.hub",
+            got=f"{name}, {split}: {type(error).__name__}: {error}"[:300],
+            expected="a name as datasets.load_dataset takes it",
+            hint="see environment.subset, or save it to a file and give environment.path",
+        ) from error
+    yield from enumerate(found, start=1)
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, _mapping(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
+
+
+def _json(path: Path) -> Iterator[tuple[int, Row]]:
+    with _opened(path) as file:
+        found = _parsed(file.read(), str(path))
+    if not isinstance(found, list):
+        raise EnvError("no list of rows", where=str(path), got=type(found).__name__, expected="[{...}, ...]")
+    for number, row in enumerate(found, start=1):
+        yield number, _mapping(row, f"{path}, row {number}")
+
+
+def _csv(path: Path) -> Iterator[tuple[int, Row]]:
+    with _opened(path, newline="") as file:
+        reader = csv.DictReader(file, dialect="excel-tab" if path.suffix.lower() == ".tsv" else "excel")
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    n = sum(value is not None for value in row.values()) + len(row.get(None) or ()) - (None in row)
+                    raise EnvError(
+                        "a row of another length than the heads",
+                        where=f"{path}:{reader.line_num}",
+                        got=f"{n} cells",
+                        expected=f"{len(reader.fieldnames or ())}: {', '.join(reader.fieldnames or ())}",
+                        hint="quote cells that hold commas or line ends",
+                    )
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise EnvError("no CSV", where=f"{path}:{reader.line_num}", got=str(error)) from error
+
+
+def _parquet(path: Path, where: str) -> Iterator[tuple[int, Row]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = (row for batch in pq.ParquetFile(path).iter_batches(_N_ROWS) for row in batch.to_pylist())
+        yield from enumerate(rows, start=1)
+    except (pa.ArrowException, OSError) as error:
+        raise EnvError("no Parquet", where=where, got=f"{path}: {error}"[:200], hint="is the file whole?") from error
+
+
+def _of_datasets(path: Path, where: str) -> Iterator[tuple[int, Row]]:
+    datasets = _package()
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise EnvError("no data set", where=where, got=f"{path}: {error}"[:200], expected=_KINDS) from error
+    if isinstance(found, datasets.DatasetDict):
+        raise EnvError(
+            "this folder holds several splits",
+            where=where,
+            got=", ".join(map(str, found)),
+            expected="the folder of one",
+            hint=f"environment.train: {path / 'train'}, environment.test: ...",
+        )
+    yield from enumerate(found, start=1)
+
+
+def _package() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingPackageError(
+            "this needs the package datasets",
+            where="environment",
+            got="not installed",
+            hint="pip install datasets, or save the data as JSON lines or Parquet",
+        ) from error
+    return datasets
+
+
+def _opened(path: Path, **how: Any) -> Any:
+    try:
+        return path.open(encoding="utf-8-sig", **how)
+    except OSError as error:
+        raise EnvError("the file cannot be read", where=str(path), got=str(error)) from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise EnvError("no JSON", where=where, got=text.strip()[:80], expected="an object", hint=str(error)) from error
+
+
+def _mapping(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise EnvError(
+            "no mapping of columns", where=where, got=str(row)[:80], expected='{"question": ..., "answer": ...}'
+        )
+    return row

@@ -1,0 +1,254 @@
+"""Files of questions as tasks: forms of files, columns, splits held apart, and success by a verifier of the recipe."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from environments.check import check_environment
+from environments.dataset import Dataset
+from rlhf.errors import EnvError, RecipeError, RewardError
+from rlhf.recipe import load
+from tests.trainers import runs
+
+SUMS = [{"question": f"What is {a} + {b}?", "answer": a + b} for a in range(12) for b in range(12)]
+
+
+def lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def all_tasks(world: Dataset) -> dict[str, list[tuple[str, str | None]]]:
+    return {s: [(str(t.info["prompt"]), t.reference) for t in world.tasks(s)] for s in world.splits}
+
+
+CHOICE = {"preset": "multiple_choice"}
+
+
+# --- files ---
+
+
+def test_all_forms_of_a_file_are_the_same_tasks(tmp_path: Path) -> None:
+    plain = [
+        {"question": 'One, "two"\nand three?', "answer": "3"},
+        *({**row, "answer": str(row["answer"])} for row in SUMS),
+    ]
+    paths = [lines(tmp_path / "a.jsonl", plain)]
+    (tmp_path / "a.json").write_text(json.dumps(plain))
+    for name, mark in (("a.csv", ","), ("a.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["question", "answer"], delimiter=mark)
+            writer.writeheader()
+            writer.writerows(plain)
+    pq.write_table(pa.Table.from_pylist(plain), tmp_path / "a.parquet")
+    paths += [tmp_path / name for name in ("a.json", "a.csv", "a.tsv", "a.parquet")]
+    first, *others = (all_tasks(Dataset(path=path)) for path in paths)
+    assert sum(map(len, first.values())) == len(plain) and all(other == first for other in others)
+
+
+def test_a_folder_of_datasets_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(SUMS).save_to_disk(tmp_path / "kept")
+    lines(tmp_path / "a.jsonl", SUMS)
+    assert all_tasks(Dataset(path=tmp_path / "kept")) == all_tasks(Dataset(path=tmp_path / "a.jsonl"))
+    datasets.DatasetDict(train=datasets.Dataset.from_list(SUMS)).save_to_disk(tmp_path / "both")
+    with pytest.raises(EnvError, match="several splits"):
+        Dataset(path=tmp_path / "both").tasks("train")
+    world = Dataset(train=tmp_path / "both" / "train")
+    assert len(world.tasks("train")) == len(SUMS) and world.splits == ("train",)
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    world = Dataset(train=lines(tmp_path / "a.jsonl", SUMS[:3]))
+    assert len(world.tasks("train")) == 3
+    os.utime(lines(tmp_path / "a.jsonl", SUMS[:5]), (0, 0))
+    assert len(world.tasks("train")) == 5
+
+
+# --- columns ---
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "prompt", "reference"),
+    [
+        ({"question": "Q", "answer": 7}, {}, "Q", "7"),
+        ({"problem": "P", "solution": r"so \boxed{12}"}, {"preset": "math"}, "P", "12"),
+        ({"question": "Q", "answer": "2 + 2 = 4\n#### 4"}, {"preset": "gsm8k"}, "Q", "4"),
+        ({"q": "Q", "a": "x"}, {"prompt": "q", "reference": "a"}, "Q", "x"),
+        ({"q": "How far?", "unit": "m"}, {"prompt": "{q} In {unit}."}, "How far? In m.", None),
+        ({"question": "Q", "choices": ["p", "q"], "answer": 1}, CHOICE, "Q\nA. p\nB. q", "B"),
+        ({"question": "Q", "choices": ["p", "q"], "answer": "a"}, CHOICE, "Q\nA. p\nB. q", "A"),
+        ({"question": "Q", "choices": {"text": ["p", "q"]}, "answer": "q"}, CHOICE, "Q\nA. p\nB. q", "B"),
+    ],
+)  # fmt: skip
+def test_columns_are_found_named_or_made_of_several(
+    tmp_path: Path, row: dict[str, Any], keys: dict[str, Any], prompt: str, reference: str | None
+) -> None:
+    [task] = Dataset(train=lines(tmp_path / "a.jsonl", [row]), **keys).tasks("train")
+    assert (task.info["prompt"], task.reference) == (prompt, reference)
+
+
+def test_chat_messages_come_before_the_question(tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}]
+    [task] = Dataset(train=lines(tmp_path / "a.jsonl", [{"messages": said, "answer": "so"}])).tasks("train")
+    assert [m.content for m in task.messages] == ["Be short."] and task.info["prompt"] == "Why?"
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "where", "says"),
+    [
+        ('{"question": "a", "answer": 1}\n{"qestion": "b", "answer": 1}', {}, "a.jsonl:2", "did you mean 'qestion'"),
+        ('{"question": "a"}\n\n[1]', {}, "a.jsonl:3", "no mapping"),
+        ('{"question": "a"}\n{"question"', {}, "a.jsonl:2", "no JSON"),
+        ('{"question": ""}', {}, "a.jsonl:1", "no question"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', {}, "a.jsonl:1", "the user's is the last"),
+        ('{"question": "a"}', {"prompt": "qestion"}, "environment.prompt", "did you mean 'question'"),
+        ('{"question": "a"}', {"prompt": "{questoin}!"}, "environment.prompt", "did you mean 'question'"),
+        ('{"question": "a", "answer": 1}', {"reference": "anser"}, "environment.reference", "did you mean 'answer'"),
+        ('{"text": "a"}', {}, "environment.prompt", "expected: text"),
+        ('{"question": "a", "answer": "x"}', {"preset": "gsm8k"}, "a.jsonl:1", "####"),
+        ('{"question": "a", "answer": {"x": 1}}', {}, "a.jsonl:1", "one text or number"),
+        ('{"question": "a", "choices": ["p", "q"], "answer": "r"}', CHOICE, "a.jsonl:1", "A to B"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_used_is_named(
+    tmp_path: Path, text: str, keys: dict[str, Any], where: str, says: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(EnvError) as refused:
+        Dataset(train=tmp_path / "a.jsonl", **keys).tasks("train")
+    assert where in str(refused.value.where) and says in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_told_with_what_is_like_it(tmp_path: Path) -> None:
+    lines(tmp_path / "questions.jsonl", SUMS)
+    with pytest.raises(EnvError, match=r"questions\.jsonl"):
+        Dataset(path=tmp_path / "question.jsonl").tasks("train")
+    (tmp_path / "a.csv").write_text("question,answer\nWhat, then?,3\n")
+    with pytest.raises(EnvError, match="another length") as refused:
+        Dataset(path=tmp_path / "a.csv").tasks("train")
+    assert str(refused.value.where).endswith("a.csv:2")
+
+
+# --- splits ---
+
+
+def test_shares_are_by_content_so_that_no_prompt_is_in_two(tmp_path: Path) -> None:
+    rows = [*SUMS, *({"question": row["question"].upper() + " ", "answer": 99} for row in SUMS)]
+    found = all_tasks(Dataset(path=lines(tmp_path / "a.jsonl", rows)))
+    prompts = [{" ".join(prompt.casefold().split()) for prompt, _ in tasks} for tasks in found.values()]
+    assert sum(map(len, prompts)) == len(set().union(*prompts)) == len(SUMS)
+    assert sum(map(len, found.values())) == 2 * len(SUMS)  # one prompt with two answers is two tasks of a split
+    assert 0.65 < len(found["train"]) / len(rows) < 0.95
+
+
+def test_more_rows_move_no_row_to_another_split(tmp_path: Path) -> None:
+    few = all_tasks(Dataset(path=lines(tmp_path / "a.jsonl", SUMS[:70])))
+    more = all_tasks(Dataset(path=lines(tmp_path / "b.jsonl", SUMS)))
+    assert all(set(few[split]) <= set(more[split]) for split in few)
+
+
+def test_a_column_or_files_name_the_splits(tmp_path: Path) -> None:
+    rows = [{**row, "part": ("train", "validation", "test")[i % 3]} for i, row in enumerate(SUMS)]
+    by_column = all_tasks(Dataset(path=lines(tmp_path / "a.jsonl", rows), split="part"))
+    files = {name: lines(tmp_path / f"{name}.jsonl", SUMS[i::3]) for i, name in enumerate(("train", "dev", "test"))}
+    assert by_column == all_tasks(Dataset(**files))
+    with pytest.raises(EnvError, match="no such split"):
+        Dataset(path=lines(tmp_path / "c.jsonl", [{**rows[0], "part": "trial"}]), split="part").tasks("train")
+
+
+def test_splits_with_prompts_in_common_are_refused_by_line_or_held_apart(tmp_path: Path) -> None:
+    files = {"train": lines(tmp_path / "a.jsonl", SUMS[:9]), "test": lines(tmp_path / "b.jsonl", SUMS[8:12])}
+    with pytest.raises(EnvError, match=r"a\.jsonl:9 is b\.jsonl:1"):
+        Dataset(**files).tasks("train")
+    found = all_tasks(Dataset(**files, overlap="drop"))
+    assert len(found["train"]) == 8 and len(found["test"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({}, "says where the data is"),
+        ({"path": "a.jsonl", "train": "b.jsonl"}, "says where the data is"),
+        ({"train": "a.jsonl", "split": "part"}, "belongs to path"),
+        ({"path": "a.jsonl", "shares": {"train": 0.5}}, "add up to 1"),
+        ({"path": "a.jsonl", "shares": {"trian": 1.0}}, "not of trian"),
+        ({"path": "a.jsonl", "subset": "main"}, "belongs to hub"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], says: str) -> None:
+    values = {"policy": {"kind": "from_scratch"}, "environment": {"kind": "dataset", **keys}, "stages": []}
+    from rlhf.recipe.model import recipe_of
+
+    with pytest.raises(RecipeError, match=says):
+        recipe_of(values, name="x", base=Path())
+
+
+def test_it_keeps_the_contract(tmp_path: Path) -> None:
+    report = check_environment(Dataset(path=lines(tmp_path / "a.jsonl", SUMS)))
+    assert report.ok, str(report)
+
+
+# --- recipes ---
+
+MINE = "def judge(answer: str, reference: str) -> float:\n    return float(answer.strip().endswith(reference))\n"
+
+
+def recipe(folder: Path, rewards: dict[str, Any], **keys: Any) -> Path:
+    lines(folder / "sums.jsonl", [{"question": f"{a}+{b}", "answer": a + b} for a in range(6) for b in range(6)])
+    (folder / "mine.py").write_text(MINE)
+    policy = {"kind": "from_scratch", "hidden_size": 32, "n_layers": 1, "n_heads": 2, "max_context": 64}
+    stages = [
+        {"kind": "supervised", "n_demonstrations": 30, "epochs": 12, "optimizer": {"lr": 5e-3}},
+        {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 4, "group_size": 4},
+    ]
+    values = {
+        "policy": policy,
+        "environment": {"kind": "dataset", "path": "sums.jsonl", **keys},
+        "rewards": rewards,
+        "limits": {"max_tokens": 6},
+        "evaluation": {"n_tasks": 8},
+        "stages": stages,
+    }
+    (folder / "sums.yaml").write_text(yaml.safe_dump(values))
+    return folder / "sums.yaml"
+
+
+def test_the_first_reward_says_what_is_solved_unless_another_does(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"short": {"kind": "turn_cost", "cost": 0.1}, "right": {"kind": "numeric", "solves": 0.5}})
+    assert {name: w.solves for name, w in load(path).rewards.items()} == {"short": None, "right": 0.5}
+    path = recipe(tmp_path, {"right": {"kind": "numeric"}, "short": {"kind": "turn_cost", "cost": 0.1}})
+    made = load(path)
+    assert {name: w.solves for name, w in made.rewards.items()} == {"right": 1.0, "short": None}
+    assert made.agent.format == "text" and made.agent.system == ""  # type: ignore[attr-defined]
+    assert load(path, ["agent.format=tagged"]).agent.format == "tagged"  # type: ignore[attr-defined]
+    for wrong, says in (({"solves": "1"}, "a number"), ({"solves": 1, "watch": True}, "decides nothing")):
+        with pytest.raises(RecipeError, match=says):
+            load(recipe(tmp_path, {"right": {"kind": "numeric"}, "other": {"kind": "numeric", **wrong}}))
+    two = {name: {"kind": "numeric", "solves": 1} for name in ("a", "b")}
+    with pytest.raises(RecipeError, match="one reward says"):
+        load(recipe(tmp_path, two))
+
+
+def test_a_run_learns_from_a_file_and_a_verifier_of_ones_own(tmp_path: Path) -> None:
+    done = runs.run(recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}}), tmp_path / "run")
+    solved, worth = (runs.curve(done.folder, name) for name in ("rollout/success", "reward/right"))
+    assert solved == worth and max(solved) > 0  # what is solved is what the verifier says, and nothing else
+
+
+def test_a_verifier_that_refuses_the_references_is_told_of_before_anything_is_trained(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}})
+    (tmp_path / "mine.py").write_text(MINE.replace("endswith(reference)", "endswith('#' + reference)"))
+    with pytest.raises(RewardError, match="takes the reference itself for wrong"):
+        runs.run(path, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,0 +1,49 @@
+"""The page `docs/your_data.md`: what it shows is what runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf.build import train
+from rlhf.recipe import load
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "your_data.md").read_text("utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the files of the page."""
+    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    subprocess.run([sys.executable, "make_largest.py"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_its_recipe_is_short_and_trains(folder: Path) -> None:
+    assert len((folder / "largest.yaml").read_text().splitlines()) <= 12
+    small = ["stages.0.n_demonstrations=40", "stages.0.epochs=1", "stages.1.steps=2", "evaluation.n_tasks=20"]
+    found = train(load(folder / "largest.yaml", small), folder / "run")
+    assert found["n_episodes"] == 2 * 16 * 8
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns(folder: Path, seed: int) -> None:
+    found = train(load(folder / "largest.yaml", [f"seed={seed}"]), folder / "run")
+    assert found["success_after"] > found["success_before"] + 0.05, found
+
+
+def test_its_keys_are_those_of_the_environment() -> None:
+    from environments.dataset import Dataset
+
+    table = PAGE.partition("## Files and columns")[2].partition("##")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert named <= set(Dataset.__dataclass_fields__)
+    rewards = yaml.safe_load(re.search(r"```yaml\n(rewards:.*?)```", PAGE, re.DOTALL)[1])["rewards"]  # type: ignore[index]
+    assert rewards["right"]["solves"] == 0.8
