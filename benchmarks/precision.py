@@ -77,7 +77,7 @@ def main() -> None:
     for seed in settings.seeds:
         runs = pair(seed, settings.out, settings.steps)
         means = [float(np.mean(curve(run))) for run in runs]
-        after = [json.loads((run / "result.json").read_text())["success_after"] for run in runs]
+        after = [json.loads((run / "result.json").read_text())["after"]["success"] for run in runs]
         print(
             f"| {seed} | " + " | ".join(f"{m:.1%}, {a:.1%}" for m, a in zip(means, after, strict=True)) + " |",
             flush=True,
