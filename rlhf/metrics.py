@@ -197,6 +197,7 @@ critic/n_updates                | updates    | parameter updates of the critic
 critic/n_skipped                | updates    | updates of the critic left out because the gradient was not finite
 optimizer/lr                    | 1          | learning rate of the last update
 optimizer/grad_norm             | 1          | norm of the gradient before clipping
+optimizer/changed_share         | share      | sampled weights that an update changed, in the model's number format
 optimizer/n_updates             | updates    | parameter updates
 optimizer/n_skipped             | updates    | updates left out because the gradient was not finite
 supervised/loss                 | nats       | cross-entropy per demonstrated token

@@ -13,6 +13,7 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from rlhf.data import ScoredGroup, Trajectory
+from rlhf.trainers.changed import Stillness
 
 #: Tokens in a row that count as said again.
 N_GRAM = 4
@@ -86,11 +87,13 @@ class Monitor:
         recent: the last `WINDOW` values of each figure that is averaged.
         peaks: highest average of each so far.
         norms: the last `N_NORMS` gradient norms.
+        stillness: counts steps that changed no weights.
     """
 
     recent: dict[str, list[float]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
+    stillness: Stillness = field(default_factory=Stillness)
 
     def learn(
         self, groups: Sequence[ScoredGroup], values: Mapping[str, float], where: str
@@ -144,8 +147,9 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything it compares with."""
-        return {"recent": self.recent, "peaks": self.peaks, "norms": self.norms}
+        return {"recent": self.recent, "peaks": self.peaks, "norms": self.norms, "n_still": self.stillness.n}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Compare with what another process saw."""
         self.recent, self.peaks, self.norms = dict(state["recent"]), dict(state["peaks"]), list(state["norms"])
+        self.stillness.n = int(state.get("n_still", 0))  # which older checkpoints do not have

@@ -19,10 +19,12 @@ import torch
 from rlhf.batching.pack import PackedBatch
 from rlhf.errors import TrainingError, boundary
 from rlhf.processes import current, in_turn
+from rlhf.trainers.changed import share_of
+from rlhf.trainers.computed import Computed, Plain, plain
 from rlhf.trainers.moments import GatheredMoments
 from rlhf.trainers.optimizer import Stepper
 from rlhf.trainers.sharded import is_in_pieces, put_together
-from rlhf.trainers.trainer import Compared, Computed, R, T, TorchTrainer, plain
+from rlhf.trainers.trainer import R, T, TorchTrainer
 from rlhf.trainers.trainer_kind import DeepSpeed, Precision
 
 
@@ -87,6 +89,11 @@ class DeepSpeedTrainer(TorchTrainer):
         return _Live(self._engine)
 
     @property
+    def rounds_in_place(self) -> bool:
+        """Never: ZeRO 0 has float32 only, and the others keep masters."""
+        return False
+
+    @property
     def n_processes(self) -> int:
         """How many processes share the micro-batches."""
         return current().n
@@ -128,10 +135,11 @@ class DeepSpeedTrainer(TorchTrainer):
             self._engine.backward(loss * current().n)
 
     def _merged(
-        self, batches: Sequence[PackedBatch], computed: Sequence[Computed]
-    ) -> list[tuple[dict[str, float], dict[str, float], Compared | None]]:
-        own = [plain(c) for c in computed]
-        return in_turn(batches, current().gather(own, "what an update logs"))
+        self, batches: Sequence[PackedBatch], computed: Sequence[Computed], n_changed: torch.Tensor
+    ) -> tuple[list[Plain], float]:
+        found, n = plain(computed, n_changed)
+        of_all, counts = zip(*current().gather((found, (n, self._changes.n)), "what an update logs"), strict=True)
+        return in_turn(batches, of_all), share_of(counts)
 
 
 class _Live:

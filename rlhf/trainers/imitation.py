@@ -12,6 +12,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory
 from rlhf.losses.reduction import Reduction
+from rlhf.trainers.changed import Stillness
 from rlhf.trainers.demonstrations import render
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
@@ -49,7 +50,8 @@ def updates_of(
         rows: of each demonstration.
         first_epoch: epochs of the stage before these; each has an order and a dropout of its own.
     """
-    reduction = Reduction(kind="token_mean")
+    reduction, stillness = Reduction(kind="token_mean"), Stillness()
+    peak, in_place = stage.optimizer.lr, trainer.rounds_in_place
     for epoch in range(first_epoch, first_epoch + stage.epochs):
         run.reseed(epoch)
         order = list(range(len(rows)))
@@ -58,7 +60,10 @@ def updates_of(
             batch = [sample for j in order[i : i + stage.batch_size] for sample in rows[j]]
             budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
             [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
-            yield trainer.imitate(packed) | {"supervised/n_tokens": float(sum(s.mask.sum() for s in batch))}
+            values = trainer.imitate(packed)
+            where = f"update {trainer.n_updates} of {run.state.label}"
+            run.say_once(stillness.learn(values, where, peak=peak, in_place=in_place))
+            yield values | {"supervised/n_tokens": float(sum(s.mask.sum() for s in batch))}
 
 
 def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:

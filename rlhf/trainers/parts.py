@@ -155,6 +155,8 @@ class Parts:
         """
         where = f"step {step + 1} of {label}"
         figures, cautions = self.monitor.learn(groups, values, where)
+        peak, in_place = self.stage.optimizer.lr, self.trainer.rounds_in_place
+        cautions |= self.monitor.stillness.learn(values, where, peak=peak, in_place=in_place)
         figures |= self.source.learn(groups)
         watched, alarms = self.watches.learn(groups, where)
         figures, cautions = figures | watched | self.memories.learn(groups), cautions | alarms

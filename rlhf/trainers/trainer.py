@@ -5,10 +5,9 @@ It cannot tell which algorithm runs: each token reaches it with a log-prob, an a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,12 +17,15 @@ from rlhf.batching.pack import PackedBatch, collate, is_split, pack
 from rlhf.batching.samples import Floats, Sample
 from rlhf.errors import DataError, TrainingError, boundary
 from rlhf.losses.correction import Correction, corrected
-from rlhf.losses.mismatch import CorrectionInputs, CorrectionOutput, joined, joined_outputs, mismatch_metrics
+from rlhf.losses.mismatch import CorrectionInputs
 from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
 from rlhf.rollout.role_adapters import leave_alone
+from rlhf.trainers.changed import Changes, share_of
 from rlhf.trainers.compiled import CompiledLayers
+from rlhf.trainers.computed import Compared, Computed, Plain, figures_of, plain
+from rlhf.trainers.masters import MasterAdamW, is_short
 from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.reading import Figure, Reading, read, wanted_by
@@ -38,26 +40,6 @@ _OF_TOKENS = (
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-#: What was compared of a micro-batch: the tokens, and what a correction made of them.
-Compared = tuple[CorrectionInputs, CorrectionOutput | None]
-
-
-@dataclass(frozen=True)
-class Computed:
-    """What a forward pass over one micro-batch came to.
-
-    Attributes:
-        loss: scalar to differentiate, this micro-batch's share.
-        metrics: shares of what is logged, which add up.
-        metrics_max: of which the largest is logged.
-        compared: with the engine, where the old log-probs are found in the update.
-    """
-
-    loss: torch.Tensor
-    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    metrics_max: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    compared: Compared | None = None
 
 
 @dataclass
@@ -83,6 +65,7 @@ class TorchTrainer:
         self._compiled = CompiledLayers(self.policy.model) if self.compiles else None
         self.optimizer: Any = self._optimizer()
         self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
+        self._changes = Changes(self.policy.model)
 
     def _optimizer(self) -> Any:
         return self.settings.build(self.policy.model.parameters())
@@ -123,6 +106,12 @@ class TorchTrainer:
     def n_skipped(self) -> int:
         """Updates left out because the gradient was not finite."""
         return self._stepper.n_skipped
+
+    @property
+    def rounds_in_place(self) -> bool:
+        """Whether weights in 16 bits are updated without masters in float32."""
+        trained = (p for p in self.policy.model.parameters() if p.requires_grad)
+        return not isinstance(self.optimizer, MasterAdamW) and any(map(is_short, trained))
 
     def logprobs(
         self, model: torch.nn.Module, batch: PackedBatch, *, temperature: float, entropy: bool = False
@@ -326,10 +315,11 @@ class TorchTrainer:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _merged(
-        self, batches: Sequence[PackedBatch], computed: Sequence[Computed]
-    ) -> list[tuple[dict[str, float], dict[str, float], Compared | None]]:
-        """Return of every micro-batch what adds up, what is compared for the largest, and what was compared."""
-        return [plain(c) for c in computed]
+        self, batches: Sequence[PackedBatch], computed: Sequence[Computed], n_changed: torch.Tensor
+    ) -> tuple[list[Plain], float]:
+        """Return what every micro-batch came to, and the share of the sampled weights that changed."""
+        found, n = plain(computed, n_changed)
+        return found, share_of([(n, self._changes.n)])
 
     def _step(
         self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
@@ -338,25 +328,18 @@ class TorchTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         own, counted, device = self._own(batches), [], device_of(self.policy.model)
         for number, (batch, counts) in enumerate(own):
-            found = compute(batch.to(device))
-            self._backward(found.loss if counts else found.loss * 0.0, is_last=number == len(own) - 1)
+            now = compute(batch.to(device))
+            self._backward(now.loss if counts else now.loss * 0.0, is_last=number == len(own) - 1)
             if counts:
-                counted.append(replace(found, loss=found.loss.detach()))
+                counted.append(replace(now, loss=now.loss.detach()))
         leave_alone(self.policy.model, {name for batch in batches for name in batch.adapters or ("",)})
+        self._changes.begin()
         norm = self._stepper.step(beside=beside)
+        n_changed = self._changes.end()
         self.policy.model.eval()
-        sums: dict[str, float] = {}
-        peaks: dict[str, float] = {}
-        seen = []
-        for metrics, metrics_max, compared in self._merged(batches, counted):
-            for name, x in metrics.items():
-                sums[name] = sums.get(name, 0.0) + x
-            for name, x in metrics_max.items():
-                peaks[name] = max(peaks.get(name, -math.inf), x)
-            if compared is not None:
-                seen.append(compared)
-        mismatch = _mismatch(seen) if seen else {}
-        return {**sums, **peaks, "optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, **mismatch}
+        found, share = self._merged(batches, counted, n_changed)
+        made = {"optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, "optimizer/changed_share": share}
+        return {**figures_of(found), **made}
 
 
 def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
@@ -364,14 +347,6 @@ def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBa
     names = ("advantages", "sequence_ids", "group_ids")
     tokens = (torch.cat([getattr(b, name) for b in batches]).to(policy.device) for name in names)
     return trajectories_of(policy, old, *tokens)
-
-
-def plain(found: Computed) -> tuple[dict[str, float], dict[str, float], Compared | None]:
-    """Return what adds up, what is compared for the largest, and what was compared with the engine, as numbers."""
-    both = [*found.metrics.values(), *found.metrics_max.values()]
-    numbers = torch.stack([x.detach().double().reshape(()) for x in both]).tolist() if both else []
-    sums = dict(zip(found.metrics, numbers, strict=False))
-    return sums, dict(zip(found.metrics_max, numbers[len(sums) :], strict=True)), found.compared
 
 
 def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInputs, Compared]:
@@ -390,8 +365,3 @@ def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInp
     factors = torch.ones_like(inputs.weights)
     factors[sampled] = output.weights.detach().to(factors.dtype)
     return replace(inputs, old_logprobs=policy, weights=inputs.weights * factors), (tokens, output)
-
-
-def _mismatch(seen: Sequence[Compared]) -> dict[str, float]:
-    outputs = [output for _, output in seen if output is not None]
-    return mismatch_metrics(joined([tokens for tokens, _ in seen]), joined_outputs(outputs) if outputs else None)

@@ -292,6 +292,9 @@ def test_bfloat16_learns_alike_and_resumes_exactly(
     seen: list[dict[str, Any]], samples: list[Sample], zero: int
 ) -> None:
     _, expected = train(Torch(), None, samples, end=8)
+    short = policy()
+    short.model.to(torch.bfloat16)
+    in_short = go_on(Torch(compile=False).start(short, SCHEDULE, N_UPDATES), samples, 0, 8)
     for found in seen:
         curve, resumed, weights, again = found[f"bfloat16 zero{zero}"]
         assert resumed == curve
@@ -300,6 +303,8 @@ def test_bfloat16_learns_alike_and_resumes_exactly(
             # Eight bits of a log-prob of some nats.
             assert got["loss/entropy"] == pytest.approx(wanted["loss/entropy"], abs=0.05)
             assert got["optimizer/grad_norm"] == pytest.approx(wanted["optimizer/grad_norm"], rel=0.2)
+        changed, wanted_changed = ([v["optimizer/changed_share"] for v in one] for one in (curve, in_short))
+        assert changed == pytest.approx(wanted_changed, abs=0.05) and 0 < min(changed) < max(changed) < 0.9
 
 
 def test_torch_recomputes_too(samples: list[Sample]) -> None:
