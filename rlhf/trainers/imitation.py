@@ -28,10 +28,13 @@ async def imitate(run: Run, stage: Supervised) -> None:
     run.note_trainer(trainer)
     run.save(optimizer=trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
-    for step, values in enumerate(updates_of(run, stage, trainer, rows), start=1):
-        run.log(step, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
-        run.progress.advance(f"loss {values['supervised/loss']:.3f}")
-        await run.breathe()
+    updates = updates_of(run, stage, trainer, rows)
+    for step in range(stage.epochs * n_batches):
+        with run.profiled(step):
+            values = next(updates)
+            run.log(step + 1, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
+            run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+            await run.breathe()
     trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
     await run.deliver()
