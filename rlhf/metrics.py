@@ -199,6 +199,8 @@ optimizer/lr                    | 1          | learning rate of the last update
 optimizer/grad_norm             | 1          | norm of the gradient before clipping
 optimizer/n_updates             | updates    | parameter updates
 optimizer/n_skipped             | updates    | updates left out because the gradient was not finite
+train/tokens_per_s              | tokens/s   | tokens of the rows trained on, in each epoch, per second of training
+train/mfu                       | share      | model FLOPs of these rows over what the GPUs could do in that time
 supervised/loss                 | nats       | cross-entropy per demonstrated token
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
 supervised/n_demonstrations     | episodes   | demonstrations, or attempts kept, that were trained on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -31,7 +32,9 @@ async def imitate(run: Run, stage: Supervised) -> None:
     updates = updates_of(run, stage, trainer, rows)
     for step in range(stage.epochs * n_batches):
         with run.profiled(step):
+            begun = time.perf_counter()
             values = next(updates)
+            values |= trainer.meter.rates(time.perf_counter() - begun)
             run.log(step + 1, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
             await run.breathe()

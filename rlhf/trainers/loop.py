@@ -101,6 +101,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     with span("critic") if parts.critic else nullcontext():
         values |= parts.critic.learn(seen, made, rng, step) if parts.critic and seen else {}
     train_s = time.perf_counter() - start
+    values |= parts.trainer.meter.rates(train_s)
     kl_coef = next_kl_coef(stage, values, samples)
     await run.deliver()
 

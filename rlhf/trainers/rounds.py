@@ -70,8 +70,9 @@ async def _imitated(run: Run, stage: Supervised, collected: Collected, kept: Seq
         run.progress.note(f"imitating {len(kept)} attempts, loss {values['supervised/loss']:.3f}")
         await run.breathe()
     trainer.close()
+    rates = trainer.meter.rates(time.perf_counter() - start)
     await run.deliver()
-    figures = collected.metrics()
+    figures = collected.metrics() | rates
     n_updates = before.n_updates + trainer.n_updates
     figures |= {
         **_over_round(updates),

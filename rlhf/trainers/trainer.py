@@ -29,6 +29,7 @@ from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.reading import Figure, Reading, read, wanted_by
 from rlhf.trainers.sharded import device_of
+from rlhf.trainers.throughput import Meter
 
 #: Arrays that a loss gets as they are in the batch.
 _OF_TOKENS = (
@@ -70,6 +71,7 @@ class TorchTrainer:
         recomputes: whether the backward pass computes activations again.
         compiles: whether layers are compiled.
         optimizer: over the policy's trained parameters.
+        meter: of what is trained on.
     """
 
     policy: Policy
@@ -81,6 +83,7 @@ class TorchTrainer:
     def __post_init__(self) -> None:
         if self.recomputes:
             self.policy.recompute(True)
+        self.meter = Meter.of(self.policy.model)
         self._compiled = CompiledLayers(self.policy.model) if self.compiles else None
         self.optimizer: Any = self._optimizer()
         self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
@@ -340,6 +343,7 @@ class TorchTrainer:
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
+        self.meter.add(batches)
         own, counted, device = self._own(batches), [], device_of(self.policy.model)
         for number, (batch, counts) in enumerate(own):
             with span("forward"):

@@ -93,6 +93,7 @@ def test_the_parts_agree_with_what_each_step_logs(both: tuple[Path, Path, str]) 
         assert seconds["rollout"] + seconds["scoring"] == pytest.approx(line["time/rollout_s"], rel=0.1, abs=0.02)
         parts = ("credit", "forward", "reference", "backward", "optimiser")
         assert sum(seconds[part] for part in parts) <= line["time/train_s"] * 1.02
+        assert line["train/tokens_per_s"] > 0 and "train/mfu" not in line
 
 
 def test_a_trace_opens_and_has_the_ranges(both: tuple[Path, Path, str]) -> None:
@@ -138,6 +139,8 @@ def test_a_supervised_stage_is_profiled_by_its_updates_or_rounds(attempts: Any, 
         assert {"forward", "backward", "optimiser"} < {*one["seconds"]}
         assert ("rollout" in one["seconds"]) == (attempts is not None)
         assert sum(one["seconds"].values()) == pytest.approx(one["wall_s"], rel=0.02)
+    lines = [line for line in runs.log(tmp_path / "run") if "supervised/loss" in line]
+    assert lines and all(line["train/tokens_per_s"] > 0 for line in lines)
 
 
 @pytest.mark.parametrize("n", [0, -1])
