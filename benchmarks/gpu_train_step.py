@@ -11,8 +11,9 @@ long on average and 8,192 at most. A step is everything from rows with advantage
 - `compiled`: a plain loop: varlen flash attention, cross-entropy in chunks, fused AdamW in bfloat16, no masters, each
   layer compiled; `bare`: not compiled.
 
-MFU counts 6 FLOPs a parameter and token, causal attention and the output layer on policy tokens, not what is computed
-twice, over 989 TFLOP/s, the H100's peak in bfloat16. Medians of `--repeats` steps after warm-up with other lengths.
+MFU is that of `rlhf.trainers.throughput`: 6 FLOPs a weight and token, 4 where the weight is frozen, causal attention
+and the output layer on policy tokens, not what is computed twice, over the GPU's peak in bfloat16. Medians of
+`--repeats` steps after warm-up with other lengths.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-GROUP, MAX_LENGTH, VOCABULARY, PEAK_FLOPS = 8, 8192, 151_936, 989e12
+GROUP, MAX_LENGTH, VOCABULARY = 8, 8192, 151_936
 #: Hidden size, feed-forward size, layers, query heads, key-value heads.
 SHAPES = {
     "tiny": (64, 192, 2, 4, 2),
@@ -74,14 +75,11 @@ def make_model(name: str, device: str) -> Any:
 
 
 def flops(model: Any, rows: list[dict[str, Any]]) -> float:
-    config = model.config
-    n = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
-    n -= 0 if config.tie_word_embeddings else model.get_output_embeddings().weight.numel()
-    width, layers = config.num_attention_heads * config.head_dim, config.num_hidden_layers
-    lengths = np.array([len(row["ids"]) for row in rows], float)
-    n_sampled = sum(sum(row["mask"]) for row in rows)
-    whole = 6 * n * lengths.sum() + 6 * layers * width * (lengths**2).sum()
-    return float(whole + 6 * config.hidden_size * config.vocab_size * n_sampled)
+    from rlhf.trainers.throughput import ModelFlops
+
+    found = ModelFlops.of(model)
+    assert found is not None
+    return found((len(row["ids"]) for row in rows), sum(sum(row["mask"]) for row in rows))
 
 
 # --- the arms: each returns a step, a function of the tokens of a micro-batch that returns the gradient's norm ---
@@ -188,9 +186,11 @@ def plain(arm: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> tup
 
 
 def measure(arm: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    from rlhf.trainers.throughput import peak_flops
+
     begin = time.perf_counter()
     step, model = (plain if arm in ("compiled", "bare") else ours)(arm, args, rows)
-    work = flops(model, rows)
+    work, peak = flops(model, rows), peak_flops(torch.cuda.get_device_name())
     for share in (1.0, 0.9, 0.95):
         step(int(args.budget * share))
     warm_s, seconds = time.perf_counter() - begin, []
@@ -208,7 +208,7 @@ def measure(arm: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> d
         Path(args.profile).write_text(found.key_averages().table(sort_by="cuda_time_total", row_limit=40))
     return {
         "arm": arm, "s": middle, "quartiles_s": np.quantile(seconds, [0.25, 0.75]).tolist(), "warm_up_s": warm_s,
-        "tokens_per_s": n_tokens / middle, "mfu": None if arm == "lora" else work / middle / PEAK_FLOPS,
+        "tokens_per_s": n_tokens / middle, "mfu": work / middle / peak if peak else None,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
     }  # fmt: skip
 

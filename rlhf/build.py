@@ -52,6 +52,7 @@ from rlhf.trainers.demonstrations import Demonstration
 from rlhf.trainers.loop import train as run_stages
 from rlhf.trainers.policy import Policy, restore
 from rlhf.trainers.policy import resume as resume_policy
+from rlhf.trainers.profiling import profiler_of
 from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 
@@ -72,9 +73,14 @@ def device() -> torch.device:
 
 
 def train(
-    recipe: Recipe, out: Path | None, *, resume: Path | None = None, console: CleanConsole | None = None
+    recipe: Recipe,
+    out: Path | None,
+    *,
+    resume: Path | None = None,
+    console: CleanConsole | None = None,
+    profile: int | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe, or go on with the run in folder `resume`.
+    """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any (`rlhf.trainers.profiling`).
 
     Returns:
         plain values: success before and after with intervals, times, counts, the folder and the report.
@@ -86,13 +92,15 @@ def train(
         here.begin(folder)
         console = (console or CleanConsole(stderr=True)) if here.is_main else CleanConsole(quiet=True)
         try:
-            return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console)))
+            return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console), profile))
         except BaseException as error:
             here.tell(error)
             raise
 
 
-async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress) -> dict[str, Any]:
+async def _train(
+    recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress, profile: int | None
+) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
     telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
     with progress, stopped_by_term(), stopping_together(), telling:
@@ -100,10 +108,12 @@ async def _train(recipe: Recipe, folder: Path, is_resumed: bool, progress: RichP
             progress.say(note)
         found, state = begin_of(folder, is_resumed, progress.say)
         state = extended(recipe, folder, state, progress.say) if is_resumed else state
+        profiler = None if profile is None else profiler_of(recipe.stages, profile, folder, state)
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
             return finish(state, folder, recipe)
         run = await prepare(recipe, folder, is_resumed, progress, found, state)
+        run.profiler = profiler if processes.current().is_main else None
         try:
             await run_stages(run, shown_stages(recipe, run.demonstrations))
             run.metrics.close()

@@ -200,6 +200,8 @@ optimizer/grad_norm             | 1          | norm of the gradient before clipp
 optimizer/changed_share         | share      | sampled weights that an update changed, in the model's number format
 optimizer/n_updates             | updates    | parameter updates
 optimizer/n_skipped             | updates    | updates left out because the gradient was not finite
+train/tokens_per_s              | tokens/s   | tokens of the rows trained on, in each epoch, per second of training
+train/mfu                       | share      | model FLOPs of these rows over what the GPUs could do in that time
 supervised/loss                 | nats       | cross-entropy per demonstrated token
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
 supervised/n_demonstrations     | episodes   | demonstrations, or attempts kept, that were trained on

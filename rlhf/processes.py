@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf.errors import RecipeError, RlhfError, TrainingError
+from rlhf.spans import span
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Processes:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.n
-        with self.hearing(what):
+        with span("processes"), self.hearing(what):
             dist.all_gather_object(found, value, group=self._group)
         return found
 

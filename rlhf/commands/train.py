@@ -31,7 +31,7 @@ from rlhf.commands.ready import (
     refuse_absent_quantization,
     refuse_unreachable_models,
 )
-from rlhf.errors import RecipeError
+from rlhf.errors import RecipeError, UsageError
 from rlhf.evaluation.folder import no_run
 from rlhf.processes import n_here, n_wanted, take_one_gpu
 
@@ -54,6 +54,12 @@ def train(
     memory_check: Annotated[
         bool, typer.Option(help="Refuse a run that cannot fit into the memory that is free.")
     ] = True,
+    profile: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Write a trace of N steps to RUN/profile, and a table of where their time went."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a policy from a recipe.
@@ -66,6 +72,8 @@ def train(
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
     """
+    if profile is not None:
+        _check_profile(profile)
     if resume is not None:
         loaded = _recipe_of_run(resume, recipe, overrides or [], out)
     elif recipe is None:
@@ -83,7 +91,9 @@ def train(
     if nproc > 1 and n_wanted() == 1:
         if memory_check:
             refuse_too_large(loaded, nproc, nproc, launches=True)
-        _launch(loaded, nproc, out, resume, [a for a in (recipe, *(overrides or [])) if a is not None], as_json)
+        arguments = [a for a in (recipe, *(overrides or [])) if a is not None]
+        arguments += [] if profile is None else ["--profile", str(profile)]
+        _launch(loaded, nproc, out, resume, arguments, as_json)
         return
     take_one_gpu()
     is_main = os.environ.get("RANK", "0") == "0"
@@ -98,7 +108,7 @@ def train(
     refuse_absent_quantization(loaded)
     if memory_check:
         refuse_too_large(loaded, n_wanted(), n_here())
-    result = _run(loaded, out, resume)
+    result = _run(loaded, out, resume, profile)
     if not is_main:
         return
     if as_json:
@@ -107,7 +117,7 @@ def train(
         _print_result(result)
 
 
-def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any]:
+def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | None) -> dict[str, Any]:
     from rlhf.build import train as run
     from rlhf.build_processes import joined
     from rlhf.build_resume import run_folder
@@ -117,11 +127,22 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None) -> dict[str, Any
     folder = out or Path("runs")
     try:
         with joined(recipe), run_folder(recipe, out, resume) as folder:
-            return run(recipe, folder, resume=resume, console=errors())
+            return run(recipe, folder, resume=resume, console=errors(), profile=profile)
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
         hint = f"rlhf train --resume {folder}" if (folder / "recipe.yaml").is_file() else ""
         raise Stopped("stopped", where=where, got=got, hint=hint) from error
+
+
+def _check_profile(n: int) -> None:
+    if n < 1:
+        raise UsageError(
+            "so many steps cannot be profiled",
+            where="--profile",
+            got=str(n),
+            expected="a number of steps, 1 or more",
+            hint="--profile 3 is enough to see where the time goes",
+        )
 
 
 def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool) -> None:

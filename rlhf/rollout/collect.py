@@ -23,6 +23,7 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.players import Players
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.score import Weighted, check_failures, score_group
+from rlhf.spans import span
 
 
 @dataclass(frozen=True)
@@ -151,27 +152,29 @@ class Collector:
         here = current()
         share = here.share(len(tasks))
         own = tasks[share]
-        attempts: list[Any] = await run_groups(
-            own,
-            self.environment,
-            self.agent,
-            self.engine,
-            self.renderer,
-            self.limits,
-            sampling,
-            group_size=group_size,
-            seed=self.seed,
-            step=step,
-            earlier=[*(group.task_id for group in before), *(task.id for task in tasks[: share.start])],
-            grouping=grouping,
-            players=players,
-            on_progress=self.on_progress,
-        )
+        with span("rollout"):
+            attempts: list[Any] = await run_groups(
+                own,
+                self.environment,
+                self.agent,
+                self.engine,
+                self.renderer,
+                self.limits,
+                sampling,
+                group_size=group_size,
+                seed=self.seed,
+                step=step,
+                earlier=[*(group.task_id for group in before), *(task.id for task in tasks[: share.start])],
+                grouping=grouping,
+                players=players,
+                on_progress=self.on_progress,
+            )
         timeout_s = self.limits.reward_timeout_s
-        scored = [
-            await score_group(t, found, self.rewards, timeout_s=timeout_s)
-            for t, found in zip(own, attempts, strict=True)
-        ]
+        with span("scoring"):
+            scored = [
+                await score_group(t, found, self.rewards, timeout_s=timeout_s)
+                for t, found in zip(own, attempts, strict=True)
+            ]
         parts = here.gather((scored, time.perf_counter() - start), f"the rollouts of step {step + 1}")
         groups = (*before, *(group for found, _ in parts for group in found))
         check_failures(groups, self.limits)

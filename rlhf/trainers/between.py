@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhf.errors import TrainingError
 from rlhf.rollout.score import Weighted
+from rlhf.spans import span
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.reference import watch
 from rlhf.trainers.refreshing import Refresher, refreshed
@@ -24,9 +25,11 @@ async def between(run: Run, parts: Parts) -> None:
     await watch(run, parts)
     if parts.refresher is not None and parts.refresher.is_due:
         await run.breathe()
-        _refresh(run, parts.refresher)
+        with span("reward models"):
+            _refresh(run, parts.refresher)
     if parts.judge_keeper is not None and parts.judge_keeper.is_due:
-        await _renew(run, parts.judge_keeper)
+        with span("reward models"):
+            await _renew(run, parts.judge_keeper)
 
 
 def serve(run: Run, parts: Parts) -> None:

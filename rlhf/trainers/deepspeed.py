@@ -24,6 +24,7 @@ from rlhf.trainers.computed import Computed, Plain, plain
 from rlhf.trainers.moments import GatheredMoments
 from rlhf.trainers.optimizer import Stepper
 from rlhf.trainers.sharded import is_in_pieces, put_together
+from rlhf.trainers.throughput import Meter
 from rlhf.trainers.trainer import R, T, TorchTrainer
 from rlhf.trainers.trainer_kind import DeepSpeed, Precision
 
@@ -54,6 +55,7 @@ class DeepSpeedTrainer(TorchTrainer):
                 expected="zero: 1, 2 or 3",
             )
         self.policy.model.to(getattr(torch, precision))
+        self.meter = Meter.of(self.policy.model)  # the peak is that of the format
         for parameter in self.policy.model.parameters():
             parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
         on_gpu = torch.cuda.is_available()

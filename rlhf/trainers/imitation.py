@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -29,10 +30,15 @@ async def imitate(run: Run, stage: Supervised) -> None:
     run.note_trainer(trainer)
     run.save(optimizer=trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
-    for step, values in enumerate(updates_of(run, stage, trainer, rows), start=1):
-        run.log(step, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
-        run.progress.advance(f"loss {values['supervised/loss']:.3f}")
-        await run.breathe()
+    updates = updates_of(run, stage, trainer, rows)
+    for step in range(stage.epochs * n_batches):
+        with run.profiled(step):
+            begun = time.perf_counter()
+            values = next(updates)
+            values |= trainer.meter.rates(time.perf_counter() - begun)
+            run.log(step + 1, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
+            run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+            await run.breathe()
     trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
     await run.deliver()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from rlhf.batching.samples import make_samples
 from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
+from rlhf.spans import span
 from rlhf.trainers.adaptive_kl import next_kl_coef, with_kl_coef
 from rlhf.trainers.between import between, leave, serve, serve_left
 from rlhf.trainers.gather import gather
@@ -64,10 +66,12 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
             if run.has_stalled(stage.evaluate_every, stage.patience):
                 break
             now = with_teacher_coef(with_kl_coef(stage, run.state.kl_coef), step)
-            await one_step(run, now, parts, step)
-            await between(run, parts)
-            if stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0 and run.state.step < stage.steps:
-                run.save(parts, in_background=True)
+            with run.profiled(step):
+                await one_step(run, now, parts, step)
+                await between(run, parts)
+                is_due = stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0
+                if is_due and run.state.step < stage.steps:
+                    run.save(parts, in_background=True)
         run.save(parts)  # with all that more steps would need
     parts.trainer.close()
     leave(run, parts)
@@ -80,11 +84,13 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     groups, collected = gathered.groups, gathered.collected
     await run.rest()
     start = time.perf_counter()
-    seen = parts.critic.look(groups) if parts.critic else None
-    with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
-        credits = gathered.weighted(credit_of(stage.advantage, groups, seen.values if seen else None))
-    made, counters = make_samples(groups, credits, stage.layout, stage.trains)
-    samples, dropped = stage.filters([] if parts.is_warming(step) else made, groups)
+    with span("critic") if parts.critic else nullcontext():
+        seen = parts.critic.look(groups) if parts.critic else None
+    with span("credit"):
+        with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
+            credits = gathered.weighted(credit_of(stage.advantage, groups, seen.values if seen else None))
+        made, counters = make_samples(groups, credits, stage.layout, stage.trains)
+        samples, dropped = stage.filters([] if parts.is_warming(step) else made, groups)
 
     run.reseed(step)
     rng = np.random.default_rng([run.seed, run.state.stage, step])
@@ -92,8 +98,10 @@ async def one_step(run: Run, stage: PolicyGradient, parts: Parts, step: int) -> 
     buffer = None if parts.is_warming(step) else parts.buffer
     values = update(stage, parts.trainer, samples, rng, run.collector.engine.shares_policy, buffer)
     values |= {} if parts.is_warming(step) else await lift(run, parts, collected.groups, step)
-    values |= parts.critic.learn(seen, made, rng, step) if parts.critic and seen else {}
+    with span("critic") if parts.critic else nullcontext():
+        values |= parts.critic.learn(seen, made, rng, step) if parts.critic and seen else {}
     train_s = time.perf_counter() - start
+    values |= parts.trainer.meter.rates(train_s)
     kl_coef = next_kl_coef(stage, values, samples)
     await run.deliver()
 

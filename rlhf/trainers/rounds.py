@@ -27,15 +27,16 @@ async def imitate_attempts(run: Run, stage: Supervised) -> None:
     await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("supervised", source.rounds, run.state.step)
     for number in range(run.state.step, source.rounds):
-        collected, where = await attempted(run, source, tasks, number)
-        kept = source.kept(collected.groups)
-        if source.calibrate:
-            kept += await _corrections(run, source, tasks, collected, kept, number)
-        run.record(run.state.label, number + 1, "train", collected.groups, None)
-        check_kept(kept, source, collected, where)
-        await _imitated(run, stage, collected, kept, number)
-        if number + 1 < source.rounds:
-            run.save()
+        with run.profiled(number):
+            collected, where = await attempted(run, source, tasks, number)
+            kept = source.kept(collected.groups)
+            if source.calibrate:
+                kept += await _corrections(run, source, tasks, collected, kept, number)
+            run.record(run.state.label, number + 1, "train", collected.groups, None)
+            check_kept(kept, source, collected, where)
+            await _imitated(run, stage, collected, kept, number)
+            if number + 1 < source.rounds:
+                run.save()
     run.advance(finished=True)
 
 
@@ -69,8 +70,9 @@ async def _imitated(run: Run, stage: Supervised, collected: Collected, kept: Seq
         run.progress.note(f"imitating {len(kept)} attempts, loss {values['supervised/loss']:.3f}")
         await run.breathe()
     trainer.close()
+    rates = trainer.meter.rates(time.perf_counter() - start)
     await run.deliver()
-    figures = collected.metrics()
+    figures = collected.metrics() | rates
     n_updates = before.n_updates + trainer.n_updates
     figures |= {
         **_over_round(updates),

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +20,14 @@ from rlhf.processes import ProcessError, current
 from rlhf.rollout.collect import Collected, Collector
 from rlhf.rollout.engine import RestingEngine
 from rlhf.sinks import Metrics
+from rlhf.spans import span
 from rlhf.trainers import checkpoint
 from rlhf.trainers.cautions import cautions
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.keeping import StoreKeeper
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Policy
+from rlhf.trainers.profiling import Profiler
 from rlhf.trainers.publish import Publisher
 from rlhf.trainers.trainer import TorchTrainer
 from rlhf.trainers.used_memory import used_memory
@@ -74,6 +76,7 @@ class Run:
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         store_keeper: of the agent's store, or None where it has none.
         writer: of checkpoints that are written while training goes on.
+        profiler: of some steps, or None where none are profiled.
         state: where the run stands; replaced, never changed.
     """
 
@@ -91,6 +94,7 @@ class Run:
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
     store_keeper: StoreKeeper | None = None
     writer: Writer = field(default_factory=Writer)
+    profiler: Profiler | None = None
     _clock: float = field(default_factory=time.perf_counter)
     _saved: State | None = None
     _said: set[str] = field(default_factory=set)
@@ -104,21 +108,30 @@ class Run:
         """Make dropout and every other draw of torch a function of (seed, stage, step)."""
         torch.manual_seed((self.seed * 1_000_003 + self.state.stage) * 1_000_003 + step)
 
+    def profiled(self, step: int) -> AbstractContextManager[None]:
+        """What happens inside is `step` of the present stage, counted from 0, and is profiled where that is wanted."""
+        if self.profiler is None:
+            return nullcontext()
+        return self.profiler.at(self.state.stage, self.state.label, step, self.progress.say)
+
     async def deliver(self, *, again: bool = False) -> None:
         """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
         self.policy.version += not again
-        await self.publisher.deliver()
+        with span("delivery"):
+            await self.publisher.deliver()
 
     async def rest(self) -> None:
         """Let the engine make room in the GPU, until it is asked or delivered to again."""
         if isinstance(self.collector.engine, RestingEngine):
-            await self.collector.engine.rest()
+            with span("delivery"):
+                await self.collector.engine.rest()
 
     async def remember(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         """Let the agent's store, if it has one, take in a finished step; returns what is logged of it."""
         if self.store_keeper is None:
             return {}
-        return await self.store_keeper.learn(groups, self.collector, f"{self.seed}/{self.state.label}/{step}")
+        with span("store"):
+            return await self.store_keeper.learn(groups, self.collector, f"{self.seed}/{self.state.label}/{step}")
 
     def advance(self, **changes: Any) -> None:
         """Move the state on, the time since the last call included.
@@ -155,33 +168,34 @@ class Run:
         if the stage says so. A state that is saved already, but for the time spent, is not saved again. Once a stage is
         finished its policy stays, and so does the rest of the checkpoint of its last step: only the state is written.
         """
-        self.writer.wait()
-        self.advance()
-        locks.check(self.folder)
-        folder, state = self.checkpoints / self.state.folder_name, replace(self.state, train_s=0.0)
-        if parts is not None and state == self._saved and folder.is_dir():
+        with span("checkpoint"):
+            self.writer.wait()
+            self.advance()
+            locks.check(self.folder)
+            folder, state = self.checkpoints / self.state.folder_name, replace(self.state, train_s=0.0)
+            if parts is not None and state == self._saved and folder.is_dir():
+                return folder
+            kept, keep = (parts.kept, parts.stage.keep_checkpoints) if parts else ({}, checkpoint.KEPT)
+            optimizer = parts.trainer.optimizer if parts else optimizer
+            if parts is None and optimizer is None and self.state.finished and folder.is_dir():
+                checkpoint.restate(self.checkpoints, self.state, self.metrics.marks())
+                return folder
+            later = parts is not None and in_background and parts.stage.checkpoint_in_background
+            writer = self.writer if later else None
+            beside = self.store_keeper.save if self.store_keeper else None
+            checkpoint.save(
+                self.checkpoints,
+                self.state,
+                self.policy,
+                optimizer,
+                kept,
+                keep=keep,
+                writer=writer,
+                beside=beside,
+                logs=self.metrics.marks(),
+            )
+            self._saved = state if parts is not None else None
             return folder
-        kept, keep = (parts.kept, parts.stage.keep_checkpoints) if parts else ({}, checkpoint.KEPT)
-        optimizer = parts.trainer.optimizer if parts else optimizer
-        if parts is None and optimizer is None and self.state.finished and folder.is_dir():
-            checkpoint.restate(self.checkpoints, self.state, self.metrics.marks())
-            return folder
-        later = parts is not None and in_background and parts.stage.checkpoint_in_background
-        writer = self.writer if later else None
-        beside = self.store_keeper.save if self.store_keeper else None
-        checkpoint.save(
-            self.checkpoints,
-            self.state,
-            self.policy,
-            optimizer,
-            kept,
-            keep=keep,
-            writer=writer,
-            beside=beside,
-            logs=self.metrics.marks(),
-        )
-        self._saved = state if parts is not None else None
-        return folder
 
     def begin_stage(self, index: int, kind: str) -> None:
         """Stand before the first step of a stage."""
@@ -263,7 +277,7 @@ class Run:
 
     async def measure(self, name: str, *, full: bool = True) -> Any:
         """Evaluate, log, and keep the full results under `name`; returns what was found."""
-        with self.off_the_clock():
+        with self.off_the_clock(), span("evaluation"):
             self.progress.note(f"evaluating ({name})")
             result = await self.evaluate(name, full)
             self.caution(result.collected, f"an evaluation ({name})")

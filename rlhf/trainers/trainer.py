@@ -22,6 +22,7 @@ from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
 from rlhf.rollout.role_adapters import leave_alone
+from rlhf.spans import Part, span
 from rlhf.trainers.changed import Changes, share_of
 from rlhf.trainers.compiled import CompiledLayers
 from rlhf.trainers.computed import Compared, Computed, Plain, figures_of, plain
@@ -30,6 +31,7 @@ from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
 from rlhf.trainers.reading import Figure, Reading, read, wanted_by
 from rlhf.trainers.sharded import device_of
+from rlhf.trainers.throughput import Meter
 
 #: Arrays that a loss gets as they are in the batch.
 _OF_TOKENS = (
@@ -51,6 +53,7 @@ class TorchTrainer:
         recomputes: whether the backward pass computes activations again.
         compiles: whether layers are compiled.
         optimizer: over the policy's trained parameters.
+        meter: of what is trained on.
     """
 
     policy: Policy
@@ -62,6 +65,7 @@ class TorchTrainer:
     def __post_init__(self) -> None:
         if self.recomputes:
             self.policy.recompute(True)
+        self.meter = Meter.of(self.policy.model)
         self._compiled = CompiledLayers(self.policy.model) if self.compiles else None
         self.optimizer: Any = self._optimizer()
         self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
@@ -154,6 +158,7 @@ class TorchTrainer:
         model: torch.nn.Module | None = None,
     ) -> dict[str, list[Floats]]:
         """As `score`, under `logprobs`, and by its name what else is wanted; of the policy, or of another `model`."""
+        part: Part = "logprobs" if model is None else "reference"
         model = self.policy.model if model is None else model
         model.eval()
         found = {name: [np.zeros(0, np.float32)] * len(samples) for name in ("logprobs", *wanted)}
@@ -164,13 +169,13 @@ class TorchTrainer:
             return {name: getattr(reading, name).cpu().numpy() for name in found}
 
         packs = pack(samples, max_tokens, n_least=self.n_processes)
-        with self._at_work():
+        with span(part), self._at_work():
             looked = self._each(packs, look)
         for members, flat in zip(packs, looked, strict=True):
             ends = np.cumsum([samples[i].n_policy_tokens for i in members])[:-1]
             for name, values in found.items():
-                for i, part in zip(members, np.split(flat[name], ends), strict=True):
-                    values[i] = part
+                for i, own in zip(members, np.split(flat[name], ends), strict=True):
+                    values[i] = own
         return found
 
     def update(
@@ -201,9 +206,11 @@ class TorchTrainer:
         tokens: LossInputs | None = None
         if whole is not None and is_split(batches, whole):
             if whole == "tokens":
-                tokens = self._all_tokens(batches, loss, temperature)
+                with span("logprobs"):
+                    tokens = self._all_tokens(batches, loss, temperature)
             else:
-                shared = self._measured(batches, temperature, moved=correction is None)
+                with span("logprobs"):
+                    shared = self._measured(batches, temperature, moved=correction is None)
 
         def of(batch: PackedBatch) -> Computed:
             inputs = self._inputs(batch, loss, temperature)
@@ -280,7 +287,7 @@ class TorchTrainer:
         policy = self.read(model, batch, wanted, temperature=temperature)
         reference: Reading | None = None
         if getattr(loss, "needs_ref", False):
-            with self.policy.as_reference() as frozen:
+            with span("reference"), self.policy.as_reference() as frozen:
                 reference = self.read(frozen, batch, wanted & {"log_normalizers"}, temperature=temperature)
         there: dict[str, Any] = {name: getattr(batch, name) for name in _OF_TOKENS}
         if there["old_logprobs"] is None:
@@ -326,16 +333,20 @@ class TorchTrainer:
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
+        self.meter.add(batches)
         own, counted, device = self._own(batches), [], device_of(self.policy.model)
         for number, (batch, counts) in enumerate(own):
-            now = compute(batch.to(device))
-            self._backward(now.loss if counts else now.loss * 0.0, is_last=number == len(own) - 1)
+            with span("forward"):
+                now = compute(batch.to(device))
+            with span("backward"):
+                self._backward(now.loss if counts else now.loss * 0.0, is_last=number == len(own) - 1)
             if counts:
                 counted.append(replace(now, loss=now.loss.detach()))
         leave_alone(self.policy.model, {name for batch in batches for name in batch.adapters or ("",)})
-        self._changes.begin()
-        norm = self._stepper.step(beside=beside)
-        n_changed = self._changes.end()
+        with span("optimiser"):
+            self._changes.begin()
+            norm = self._stepper.step(beside=beside)
+            n_changed = self._changes.end()
         self.policy.model.eval()
         found, share = self._merged(batches, counted, n_changed)
         made = {"optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, "optimizer/changed_share": share}

@@ -44,7 +44,7 @@ BASE: Values = {
 }
 
 #: Of the log, what says how long things took.
-_CLOCK = ("time/", "memory/", "rollout/tokens_per_s")
+_CLOCK = ("time/", "memory/", "rollout/tokens_per_s", "train/")
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from rlhf.rollout.attention import RowPlan, shared_prefixes
 from rlhf.rollout.varlen import VarlenPlan
+from rlhf.spans import span
 from rlhf.trainers import fused_head
+from rlhf.trainers.profiling import Profiler
 from rlhf.trainers.reading import _Read
 from tests.rollout.test_varlen import rows_of_groups
 
@@ -58,3 +64,19 @@ def test_transfers_to_the_gpu_keep_their_values() -> None:
 
     array = np.arange(1000)
     assert torch.equal(on_device(array, "cuda").cpu(), torch.arange(1000))
+
+
+def test_a_profile_has_the_kernels_and_waits_for_them(tmp_path: Path) -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    profiler = Profiler(tmp_path, 0, 0, 1, False)
+    with profiler.at(0, "s", 0, lambda text: None):
+        with span("forward"):
+            for _ in range(20):
+                x @ x
+        with span("backward"):
+            pass
+    [found] = profiler.steps
+    assert found.seconds["forward"] > 20 * found.seconds["backward"], "kernels count where they were launched"
+    with gzip.open(tmp_path / found.trace, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    assert sum(e.get("cat") == "kernel" for e in events) >= 20

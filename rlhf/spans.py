@@ -1,0 +1,43 @@
+"""Marks in the code that say what a step is busy with. They are free of cost unless a clock listens to them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What a step can be busy with.
+Part = Literal[
+    "rollout", "scoring", "credit", "critic", "logprobs", "reference", "forward", "backward", "optimiser", "delivery",
+    "evaluation", "checkpoint", "store", "reward models", "processes",
+]  # fmt: skip
+
+
+class Listener(Protocol):
+    """Hears of spans."""
+
+    def span(self, part: Part) -> AbstractContextManager[None]:
+        """What happens inside belongs to `part`, but for what a span inside of it says of itself."""
+        ...
+
+
+_NOTHING = nullcontext()
+_listener: Listener | None = None
+
+
+def span(part: Part) -> AbstractContextManager[None]:
+    """What happens inside belongs to `part` of the step, but for what a span inside of it says of itself."""
+    return _NOTHING if _listener is None else _listener.span(part)
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Inside, `listener` hears of every span."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
