@@ -57,7 +57,12 @@ class StepClock:
         self._open: list[tuple[str, bool]] = [(_OTHER, True)]
         self._n: Counter[str] = Counter()
         self._thread = threading.get_ident()
-        self._since = time.perf_counter()
+        self._begun = self._since = time.perf_counter()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from when the clock was made to its last turn."""
+        return self._since - self._begun
 
     @contextmanager
     def span(self, part: Part) -> Iterator[None]:
@@ -141,16 +146,15 @@ class Profiler:
         trace.start()
         try:
             with record_function(f"step {step + 1}"):
-                begun, clock = time.perf_counter(), StepClock()
+                clock = StepClock()
                 with heard_by(clock):
                     yield
                 clock.turn()
-                wall_s = time.perf_counter() - begun
         finally:
             _operators(True)
             trace.stop()
         name = f"{label}-{step + 1:06d}.json.gz"
-        self.steps.append(ProfiledStep(step + 1, wall_s, clock.seconds, name))
+        self.steps.append(ProfiledStep(step + 1, clock.wall_s, clock.seconds, name))
         with disk("the profile", self.folder):
             self.folder.mkdir(exist_ok=True)
             _write_trace(trace, self.folder / name)

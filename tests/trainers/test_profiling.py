@@ -90,9 +90,10 @@ def test_the_parts_agree_with_what_each_step_logs(both: tuple[Path, Path, str]) 
     }
     for one in found["steps"]:
         seconds, line = one["seconds"], logged[one["step"]]
-        assert seconds["rollout"] + seconds["scoring"] == pytest.approx(line["time/rollout_s"], rel=0.1, abs=0.02)
+        assert line["time/rollout_s"] / 10 < seconds["rollout"] + seconds["scoring"] <= line["time/rollout_s"]
         parts = ("credit", "forward", "reference", "backward", "optimiser")
-        assert sum(seconds[part] for part in parts) <= line["time/train_s"] * 1.02
+        assert sum(seconds[part] for part in parts) <= line["time/train_s"]
+        assert line["time/step_s"] + line["time/publish_s"] <= one["wall_s"]
         assert line["train/tokens_per_s"] > 0 and "train/mfu" not in line
 
 
@@ -183,8 +184,7 @@ def test_which_steps_are_profiled(tmp_path: Path) -> None:
 
 
 def test_seconds_belong_to_the_innermost_span_and_evaluations_keep_theirs() -> None:
-    clock = StepClock()
-    begun = time.perf_counter()
+    before, clock, begun = time.perf_counter(), StepClock(), time.perf_counter()
     with heard_by(clock):
         with span("forward"):
             time.sleep(0.02)
@@ -195,12 +195,14 @@ def test_seconds_belong_to_the_innermost_span_and_evaluations_keep_theirs() -> N
         with pytest.raises(ValueError, match="raised"), span("backward"):
             raise ValueError("raised")
         time.sleep(0.01)
+    least = time.perf_counter() - begun
     clock.turn()
-    whole = time.perf_counter() - begun
+    most = time.perf_counter() - before
     found = clock.seconds
     assert {*found} == {"forward", "reference", "evaluation", "backward", "other"}
-    assert found["reference"] > found["forward"] >= 0.02 and found["evaluation"] >= 0.01 and found["other"] >= 0.01
-    assert sum(found.values()) == pytest.approx(whole, rel=0.02)
+    assert found["forward"] >= 0.02 and found["reference"] >= 0.04
+    assert found["evaluation"] >= 0.01 and found["other"] >= 0.01
+    assert least <= sum(found.values()) <= most and sum(found.values()) == pytest.approx(clock.wall_s)
 
 
 def test_without_a_listener_a_span_is_nothing() -> None:
