@@ -194,16 +194,17 @@ class Curve:
 
 
 def arm_of(text: str) -> Arm:
-    """Read an arm from the command line: the name of an estimator, `name@lr`, or `label={kind: ...}`."""
+    """Read an arm: an estimator's name, `name@lr`, `label={kind: ...}`, or `label={advantage: ..., critic: ...}`."""
     label, _, values = text.partition("=")
     name, _, lr = label.partition("@")
     if lr:
         return replace(arm_of(name), label=label, lr=float(lr))
     if not values:
         return ARMS.get(label, Arm(label, {"advantage": {"kind": label}}))
-    advantage = yaml.safe_load(values)
-    known = ARMS.get(advantage["kind"], Arm(label, {}))
-    return replace(known, label=label, stage={**known.stage, "advantage": advantage})
+    given = yaml.safe_load(values)
+    stage = given if "advantage" in given else {"advantage": given}
+    known = ARMS.get(stage["advantage"]["kind"], Arm(label, {}))
+    return replace(known, label=label, stage={**known.stage, **stage})
 
 
 def start(setting: Setting, agent: Mapping[str, Any], seed: int, out: Path) -> Path:

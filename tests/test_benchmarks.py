@@ -39,3 +39,5 @@ def test_an_arm_can_have_another_learning_rate(credit: Any) -> None:
     assert (slow.label, slow.lr, slow.stage, slow.agent) == ("planner@5e-5", 5e-5, own.stage, own.agent)
     other = credit.arm_of("short={kind: gigpo, gamma: 0.5}")
     assert other.label == "short" and other.stage["advantage"] == {"kind": "gigpo", "gamma": 0.5}
+    warm = credit.arm_of("warm={advantage: {kind: gae, lam: 0.95}, critic: {warmup_steps: 3}}")
+    assert warm.stage == {"advantage": {"kind": "gae", "lam": 0.95}, "critic": {"warmup_steps": 3}}
