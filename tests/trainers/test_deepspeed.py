@@ -30,7 +30,7 @@ from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.trainer import TorchTrainer
 from rlhf.trainers.trainer_kind import DeepSpeed, Torch
 from tests.trainers.tiny import collect, credit, parameters, policy
-from tests.trainers.together import together
+from tests.trainers.together import assert_alike, together
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
@@ -197,7 +197,7 @@ def samples() -> list[Sample]:
 def assert_same(curve: Curve, expected: Curve, atol: float = 1e-4) -> None:
     assert len(curve) == len(expected)
     for got, wanted in zip(curve, expected, strict=True):
-        assert got == pytest.approx(wanted, abs=atol, rel=1e-5)
+        assert_alike(got, wanted, atol=atol, rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", POLICIES)
@@ -258,7 +258,7 @@ def test_the_loss_does_not_depend_on_micro_batches(seen: list[dict[str, Any]], s
     for found in seen:
         for n in (1, 2, 8):
             got, moved = found["rows"][n]
-            assert got == pytest.approx(values, abs=1e-5)
+            assert_alike(got, values, atol=1e-5, rtol=1e-6)
             torch.testing.assert_close(moved, weights, atol=1e-6, rtol=0)
 
 

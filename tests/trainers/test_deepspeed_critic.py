@@ -25,7 +25,7 @@ from rlhf.trainers.replicated import add_gradients
 from rlhf.trainers.trainer_kind import DeepSpeed, Torch
 from rlhf.trainers.value_model import Critic
 from tests.trainers.tiny import Echoes, collect, parameters, policy
-from tests.trainers.together import together
+from tests.trainers.together import assert_alike, together
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
@@ -109,7 +109,7 @@ def test_policy_and_critic_learn_as_in_one_process(seen: list[dict[str, Any]], n
     for found in seen:
         got, its_critic, its_policy = found[name]
         for values, expected in zip(got, curve, strict=True):
-            assert values == pytest.approx(expected, abs=1e-4, rel=1e-4)
+            assert_alike(values, expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(its_critic, critic, atol=1e-4, rtol=0)
         torch.testing.assert_close(its_policy, policys, atol=1e-4, rtol=0)
     assert torch.equal(seen[0][name][1], seen[1][name][1]), "no process drifts from the other"
