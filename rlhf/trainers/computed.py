@@ -46,7 +46,7 @@ def plain(computed: Sequence[Computed], count: torch.Tensor) -> tuple[list[Plain
     return found, numbers[-1]
 
 
-def figures_of(found: Iterable[Plain]) -> dict[str, float]:
+def metrics_of(found: Iterable[Plain]) -> dict[str, float]:
     """Return what is logged of an update whose micro-batches came to `found`."""
     sums: dict[str, float] = {}
     peaks: dict[str, float] = {}

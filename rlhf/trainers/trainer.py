@@ -25,7 +25,7 @@ from rlhf.rollout.role_adapters import leave_alone
 from rlhf.spans import Part, span
 from rlhf.trainers.changed import Changes, share_of
 from rlhf.trainers.compiled import CompiledLayers
-from rlhf.trainers.computed import Compared, Computed, Plain, figures_of, plain
+from rlhf.trainers.computed import Compared, Computed, Plain, metrics_of, plain
 from rlhf.trainers.masters import MasterAdamW, is_short
 from rlhf.trainers.optimizer import AdamW, Stepper
 from rlhf.trainers.policy import Policy
@@ -349,7 +349,7 @@ class TorchTrainer:
         self.policy.model.eval()
         found, share = self._merged(batches, counted, n_changed)
         made = {"optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, "optimizer/changed_share": share}
-        return {**figures_of(found), **made}
+        return {**metrics_of(found), **made}
 
 
 def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInputs, Compared]:
