@@ -34,11 +34,11 @@ WITH_MECHANISM: Mapping[str, Keys] = {
     "treerl": {**_TREE, "advantage": {"kind": "treerl"}},
     "guided": {"expert": {}, "advantage": {"kind": "guided"}, "loss": {"kind": "luffy"}},
 }
-#: Those that are about seats and roles, which this world has not: where they are in a run with their mechanism.
+#: Those that are about seats and roles, which this world has not: where they learn.
 ELSEWHERE: Mapping[str, str] = {
     "seats": "tests/test_self_play.py::test_self_play_learns_to_beat_chance",
-    "two_level": "tests/trainers/test_role_adapters.py::test_a_run_trains_both_and_a_resumed_one_ends_where_it_does",
-    "reviews": "tests/credit/test_reviews.py",
+    "two_level": "tests/test_roles_learn.py::test_a_planner_and_an_executor_learn",
+    "reviews": "tests/test_roles_learn.py::test_an_actor_and_a_critic_learn",
 }
 #: Those that compare with the values of a critic: the keys a stage needs to learn with each.
 WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
@@ -82,6 +82,63 @@ OTHER_LOSSES: Mapping[str, Keys] = {
     "rover": {**_CENTRED, "steps": 18},
     "kdrl": {"loss": {"kind": "kdrl", "teach": "wrong"}, "filters": {"drop_zero_advantage": False}},
     "luffy": {"expert": {}, "advantage": {"kind": "guided"}},
+}
+#: A figure of the log, and a number or another figure that it is above in some step.
+Proof = tuple[str, float | str]
+_COMPARED: Proof = ("credit/n_groups", "credit/n_zero_std_groups")
+_MOVED: Proof = ("loss/ratio_max", 1.0)
+_CLIPPED: Proof = ("loss/clip_high_share", 0.0)
+_EXPLAINED: Proof = ("critic/explained_variance", 0.0)
+#: What proves, of a run that learns, that what an estimator is about was there and acted.
+ACTS: Mapping[str, Proof] = {
+    "grpo": _COMPARED,
+    "dr_grpo": _COMPARED,
+    "rloo": _COMPARED,
+    "gigpo": ("credit/n_state_groups", 0.0),
+    "reinforce_pp": ("credit/n_groups", "credit/n_flat_steps"),
+    "reinforce_pp_baseline": _COMPARED,
+    "lite_ppo": _COMPARED,
+    "hgpo": ("credit/n_state_groups", 0.0),
+    "step_grpo": _COMPARED,
+    "progress": _COMPARED,
+    "hrpo": _COMPARED,
+    "stratified": _COMPARED,
+    "loop": ("credit/n_small_advantages", 0.0),
+    "lightning": _COMPARED,
+    "grpo_lead": _COMPARED,
+    "gae": _EXPLAINED,
+    "turn_gae": _EXPLAINED,
+    "bilevel_gae": _EXPLAINED,
+    "archer": _EXPLAINED,
+    "sweet": ("critic/pair_accuracy", 0.5),
+    "tree_grpo": ("credit/n_trees", 0.0),
+    "treerl": ("credit/n_shared_pieces", 0.0),
+    "guided": ("loss/off_policy_share", 0.0),
+    "task_normalised": ("credit/n_task_types", 1.0),
+    "duration_aware": ("credit/n_groups", "credit/n_untimed_trajectories"),
+    "two_level": ("credit/n_options", "credit/n_lone_options"),
+    "seats": ("credit/n_sides", 0.0),
+    "reviews": ("credit/n_reviews", 0.0),
+    "hicra": ("credit/n_planning_tokens", 0.0),
+    "ktae": _COMPARED,
+}
+#: The same of the losses. Those that regress or imitate have no case in which they do not act: there the policy moved
+#: away from the one that sampled.
+LOSS_ACTS: Mapping[str, Proof] = {
+    "ppo_clip": _CLIPPED,
+    "reinforce": ("optimizer/n_updates", 0.0),
+    "cispo": _CLIPPED,
+    "gspo": _CLIPPED,
+    "cpgd": _CLIPPED,
+    "stable_reinforce": _CLIPPED,
+    "rebel": _MOVED,
+    "a_lol": _MOVED,
+    "nft": _MOVED,
+    "shiq": _MOVED,
+    "rover": _MOVED,
+    "kdrl": ("loss/taught_share", 0.0),
+    "luffy": ("loss/off_policy_share", 0.0),
+    "min_entropy": ("loss/entropy", 0.0),
 }
 
 

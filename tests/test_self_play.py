@@ -15,6 +15,7 @@ from rlhf.errors import RecipeError, RlhfError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
+from tests.combinations import ACTS
 from tests.environments import heap
 from tests.trainers import runs
 
@@ -75,6 +76,8 @@ def test_self_play_learns_to_beat_chance(start: Path, tmp_path: Path) -> None:
     done = learn(start, tmp_path)
     # Both end a game where they can, so the first seat wins by the opening that leaves three, and loses by the other.
     assert done.result["success_before"] < 0.75 and done.result["success_after"] > 0.9
+    # Two groups a step, and in each both seats are judged apart.
+    assert runs.ever_above(done.folder, *ACTS["seats"]) and set(runs.curve(done.folder, "credit/n_sides")) == {4.0}
     # The best play wins all games that it begins and three in four of the others against chance: 7/8.
     before, after = against_chance(start), against_chance(done.folder)
     assert before < 0.5 and after > 0.7, (before, after)

@@ -95,6 +95,13 @@ def curve(folder: Path, name: str) -> list[float]:
     return [line[name] for line in log(folder) if name in line]
 
 
+def ever_above(folder: Path, name: str, least: float | str) -> bool:
+    """Whether a metric was in some step above a number, or above another metric."""
+    values = curve(folder, name)
+    bounds = curve(folder, least) if isinstance(least, str) else [least] * len(values)
+    return any(value > bound for value, bound in zip(values, bounds, strict=True))
+
+
 def lines(folder: Path) -> list[Values]:
     """Lines of the log without what the clock says."""
     return [{k: v for k, v in line.items() if k != "time" and not k.startswith(_CLOCK)} for line in log(folder)]
