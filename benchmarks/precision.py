@@ -4,13 +4,14 @@
 
 Each seed's first stage is trained once; its policy is then trained in both formats with the same seed. Printed are,
 with 95% intervals, the paired difference of training success (mean over the steps, one pair a seed) and of success on
-unseen tasks (one pair a seed and task), and what float32 comes to. A run that is finished is not repeated.
+unseen tasks (one pair a seed and task, given these runs), and what float32 comes to. A finished run is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ FORMATS = ("float32", "bfloat16")
 def trained(folder: Path, recipe: dict[str, Any], seed: int) -> Path:
     """Train `recipe` in `folder`, or go on there, unless it is finished; returns the folder."""
     if not (folder / "result.json").is_file():
+        if folder.is_dir() and not (folder / "recipe.yaml").is_file():
+            shutil.rmtree(folder)  # it has not begun
         path = folder.with_suffix(".yaml")
         path.write_text(yaml.safe_dump(recipe))
         where = "--resume" if folder.is_dir() else "--out"

@@ -153,7 +153,7 @@ class Properties:
         repeats: tasks of two splits may be the same to the agent, told the same at first and solved by the same: the
             package draws its small worlds by seeds and knows few of them, or there is one opening alone.
         judged_by_rewards: a reward of the recipe says what is solved: the first one, unless another has the key
-            `solves`. What the environment says itself counts where no recipe is at hand.
+            `solved_at`. What the environment says itself counts where no recipe is at hand.
     """
 
     deterministic: bool = False

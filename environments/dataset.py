@@ -1,15 +1,16 @@
-"""Questions of a file or data set of one's own: one question, one reply, and a verifier of the recipe judges it.
+"""Single-turn environment from a file of questions and answers; a verifier of the recipe judges the replies.
 
     environment: {kind: dataset, path: questions.jsonl, prompt: question, reference: answer}
     rewards:
       right: {kind: numeric}
 
 A row becomes a task: its prompt is what the agent reads, its reference what verifiers compare with. Whether an attempt
-is solved is what the first reward says (`solves: 1.0`, unless another one has that key); exact match by itself.
+is solved is what the first reward that compares with the reference says, or the one with `solved_at`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +23,10 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
-from environments.dataset_files import Row, of_hub, read
+from environments.dataset_files import Row, read
 from environments.drawn import digest
 from environments.splits import refuse_unknown
+from rewards.exact import ExactMatch
 from rewards.extract import boxed
 from rlhf.data import Message, Role, Task
 from rlhf.errors import EnvError, nearest
@@ -36,84 +38,81 @@ _SHARES: Mapping[str, float] = {"train": 0.8, "dev": 0.1, "test": 0.1}
 _NAMED = {"validation": "dev", "valid": "dev", "val": "dev", "eval": "dev", "training": "train", "testing": "test"}
 #: Columns that are taken where the recipe names none, the first that is there.
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "messages")
-REFERENCES = ("reference", "answer", "final_answer", "ground_truth", "target", "label", "solution", "output")
+REFERENCES = (
+    "reference", "answer", "final_answer", "ground_truth", "target", "label", "solution", "output",
+    "reward_model.ground_truth",
+)  # fmt: skip
 
 Preset = Literal["gsm8k", "math", "aime", "multiple_choice"]
 #: What each preset stands for, where the recipe says nothing else.
 PRESETS: Mapping[str, Mapping[str, str]] = {
-    "gsm8k": {"prompt": "question", "reference": "answer", "pattern": r"####\s*(.+)"},
-    "math": {"prompt": "problem", "reference": "solution", "pattern": "boxed"},
+    "gsm8k": {"prompt": "question", "reference": "answer", "answer_pattern": r"####\s*(.+)"},
+    "math": {"prompt": "problem", "reference": "solution", "answer_pattern": "boxed"},
     "aime": {"prompt": "problem", "reference": "answer"},
     "multiple_choice": {"prompt": "question", "reference": "answer", "choices": "choices"},
 }
 _LETTERS = string.ascii_uppercase
+_EXACT = ExactMatch()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Dataset:
-    """A file of questions with their answers, as tasks of one turn."""
+    """Single-turn environment from a file of questions and answers."""
 
     path: Path | None = None
-    """JSON lines, JSON, CSV, TSV or Parquet, or a folder of the package `datasets`; split by `shares`."""
+    """JSON lines, JSON, CSV, TSV or Parquet, or a folder of the package `datasets`; split by `split_ratios`."""
     train: Path | None = None
     """Files that are a split each, instead of `path`."""
     dev: Path | None = None
     """See `train`."""
     test: Path | None = None
     """See `train`."""
-    hub: str | None = None
-    """Name of a data set on the hub, instead of `path`; its splits `train` and `test` are these."""
-    subset: str | None = None
-    """Of the data set on the hub."""
     preset: Preset | None = None
     """Columns of a well-known form of data; keys that are given go before it."""
     prompt: str | None = None
     """Column of the question, as text or chat messages; or a text with columns in braces: `{question} In metres?`."""
     reference: str | None = None
     """Column of the answer that verifiers compare with; null finds one, and tasks may be without."""
-    pattern: str | None = None
+    answer_pattern: str | None = None
     """Regular expression whose first group is the answer within the reference; `boxed` is what the last box holds."""
     choices: str | None = None
     """Column of the answers to choose from, which are listed as A, B, C; the reference is then a letter."""
-    split: str | None = None
+    split_column: str | None = None
     """Column that names the split of each row; `validation` is `dev`."""
-    shares: Mapping[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=lambda: dict(_SHARES))
+    split_ratios: Mapping[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=lambda: dict(_SHARES))
     """Share of each split, where neither files nor a column say; a hash of the prompt decides."""
     overlap: Literal["refuse", "drop"] = "refuse"
     """What to do about prompts of `train` that are also in another split: an error, or without them."""
-    n: Annotated[int, Field(ge=1)] | None = None
-    """Only so many rows of each file."""
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Only so many rows of each file, its first."""
 
     agent_defaults: ClassVar[Mapping[str, Any]] = {"system": "", "format": "text", "think": "allow"}
+    limit_defaults: ClassVar[Mapping[str, Any]] = {"max_turns": 1, "max_tokens": 1024}
 
     @model_validator(mode="after")
     def _one_source(self) -> Dataset:
         files = [name for name in SPLITS if getattr(self, name) is not None]
-        given = [name for name, value in (("path", self.path), ("hub", self.hub), ("train", files)) if value]
-        if len(given) != 1:
-            raise ValueError(f"one of path, hub, or train/dev/test says where the data is; got {given or 'none'}")
-        if self.subset and not self.hub:
-            raise ValueError("subset belongs to hub")
-        if self.split and self.path is None:
-            raise ValueError("the column split belongs to path: train, dev and test, or hub, are splits already")
-        if unknown := self.shares.keys() - set(SPLITS):
-            raise ValueError(f"shares are of {', '.join(SPLITS)}, not of {', '.join(sorted(unknown))}")
-        if abs(sum(self.shares.values()) - 1) > 1e-6:
-            raise ValueError(f"shares have to add up to 1, and come to {sum(self.shares.values()):g}")
+        if (self.path is None) == (not files):
+            given = ["path"] * bool(self.path) + files
+            raise ValueError(f"either path, or train/dev/test, says where the data is; got {given or 'none'}")
+        if self.split_column and files:
+            raise ValueError("split_column belongs to path: train, dev and test are splits already")
+        if unknown := self.split_ratios.keys() - set(SPLITS):
+            raise ValueError(f"split_ratios are of {', '.join(SPLITS)}, not of {', '.join(sorted(unknown))}")
+        if abs(sum(self.split_ratios.values()) - 1) > 1e-6:
+            raise ValueError(f"split_ratios have to add up to 1, and come to {sum(self.split_ratios.values()):g}")
         return self
 
     def __hash__(self) -> int:
-        """Settings are hashed by their text, as `shares` cannot be."""
+        """Settings are hashed by their text, as `split_ratios` cannot be."""
         return hash(repr(self))
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits there can be."""
-        if self.hub:
-            return ("train", "test")
         if self.path is None:
             return tuple(name for name in SPLITS if getattr(self, name) is not None)
-        return SPLITS if self.split else tuple(name for name in SPLITS if self.shares.get(name))
+        return SPLITS if self.split_column else tuple(name for name in SPLITS if self.split_ratios.get(name))
 
     @property
     def properties(self) -> Properties:
@@ -141,9 +140,9 @@ class Dataset:
             raise EnvError(
                 "this split has no rows",
                 where=f"environment, split {split!r}",
-                got=str(self.path),
+                got=str(self.path or getattr(self, split)),
                 expected="rows of it",
-                hint=f"see the column {self.split}" if self.split else "give it a larger share, or more rows",
+                hint=f"see the column {self.split_column}" if self.split_column else "more rows, or a larger ratio",
             )
         return found
 
@@ -156,15 +155,13 @@ class Dataset:
         return None if task.reference is None or taken else (task.reference,)
 
     def sources(self) -> Iterator[tuple[str, str, Iterator[tuple[int, Row]]]]:
-        """Split (empty where a column or shares say), name and rows of each source."""
-        if self.hub:
-            yield from ((split, f"{self.hub}/{split}", of_hub(self.hub, self.subset, split)) for split in self.splits)
+        """Split (empty where a column or ratios say), name and rows of each source."""
         for split in ("", *SPLITS):
             path: Path | None = getattr(self, split or "path")
             if path is not None:
                 yield split, path.name, read(path, f"environment.{split or 'path'}")
 
-    def said(self, key: str) -> str | None:
+    def setting(self, key: str) -> str | None:
         """A key, or what the preset has for it."""
         own: str | None = getattr(self, key)
         return own if own is not None else PRESETS.get(self.preset or "", {}).get(key)
@@ -188,7 +185,7 @@ class DatasetEpisode:
             raise after_end(self._task.id, action)
         self._is_over = True
         reference = self._task.reference
-        solved = reference is not None and _plain(action) == _plain(reference)
+        solved = reference is not None and _EXACT.normal(action) == _EXACT.normal(reference)
         return StepResult(
             "", float(solved), True, state_key=f"{self._task.id}/over", success=solved, valid=bool(action)
         )
@@ -202,18 +199,19 @@ class DatasetEpisode:
 
 @plain_dataclass(frozen=True, slots=True)
 class _Question:
-    """A row as it is used: where it stands, what is asked, and the answer."""
+    """A row as it is used: where it stands, what is asked, the answer, and the other columns."""
 
     source: str
     number: int
     messages: tuple[Message, ...]
     prompt: str
     reference: str | None
+    columns: Row
 
     @property
     def content(self) -> str:
-        """What makes it the same question, whatever its spacing and capitals."""
-        return _plain(repr([m.content for m in self.messages]) + self.prompt)
+        """What makes it the same question, whatever its spacing."""
+        return repr([" ".join(text.split()) for text in (*(m.content for m in self.messages), self.prompt)])
 
     @property
     def task(self) -> Task:
@@ -222,7 +220,7 @@ class _Question:
             id=f"dataset/{name}",
             messages=self.messages,
             reference=self.reference,
-            info={"prompt": self.prompt, "row": self.number},
+            info={"prompt": self.prompt, "row": self.number, "columns": self.columns},
         )
 
 
@@ -232,7 +230,7 @@ def _tasks(settings: Dataset, state: tuple[float, ...]) -> Mapping[str, tuple[Ta
     for named, source, rows in settings.sources():
         columns: _Columns | None = None
         for i, (number, row) in enumerate(rows):
-            if settings.n is not None and i >= settings.n:
+            if settings.max_rows is not None and i >= settings.max_rows:
                 break
             columns = columns or _Columns.of(settings, source, row)
             one = columns.question(number, row)
@@ -246,7 +244,7 @@ def _drawn(settings: Dataset, content: str) -> str:
     """Split by a hash of the content, in the given shares."""
     at, total = int(digest(f"dataset/{content}", 8), 16) / 2**64, 0.0
     for split in settings.splits:
-        total += settings.shares[split]
+        total += settings.split_ratios[split]
         if at < total:
             return split
     return settings.splits[-1]
@@ -285,17 +283,28 @@ class _Columns:
 
     @classmethod
     def of(cls, settings: Dataset, source: str, row: Row) -> _Columns:
-        prompt = settings.said("prompt") or next((name for name in PROMPTS if name in row), None)
+        found = [name for name in PROMPTS if name in row]
+        prompt = settings.setting("prompt") or (found[0] if found else None)
         if prompt is None:
             raise _absent("prompt", "none of " + ", ".join(PROMPTS), source, row)
-        reference = settings.said("reference")
-        for key, name in (("reference", reference), ("choices", settings.said("choices")), ("split", settings.split)):
-            if name is not None and name not in row:
+        if len(found) > 1 and not settings.setting("prompt"):
+            both = " ".join(f"{{{name}}}" for name in found)
+            raise EnvError(
+                "several columns may be the prompt",
+                where=f"environment.prompt, {source}",
+                got=", ".join(found),
+                expected="one of them, or a text with several",
+                hint=f"write prompt: {found[0]}, or prompt: '{both}'",
+            )
+        reference = settings.setting("reference")
+        named = {"reference": reference, "choices": settings.setting("choices"), "split_column": settings.split_column}
+        for key, name in named.items():
+            if name is not None and not _has(row, name):
                 raise _absent(key, name, source, row)
         if reference is None:
-            reference = next((name for name in REFERENCES if name in row and name != prompt), None)
+            reference = next((name for name in REFERENCES if _has(row, name) and name != prompt), None)
         for name in _fields(prompt) if "{" in prompt else [prompt]:
-            if name not in row:
+            if not _has(row, name):
                 raise _absent("prompt", name, source, row)
         return cls(settings, source, prompt, reference)
 
@@ -308,26 +317,28 @@ class _Columns:
             asked = self._cell(row, self.prompt, where)
         messages, prompt = _messages(asked, where)
         reference = None if self.reference is None else self._cell(row, self.reference, where, may_lack=True)
-        choices = self.settings.said("choices")
+        choices = self.settings.setting("choices")
         if choices is not None:
             listed = self._cell(row, choices, where)
             prompt, reference = _with_choices(prompt, listed, reference, where)
-        return _Question(self.source, number, messages, prompt, self._answer(reference, where))
+        used = {name.partition(".")[0] for name in (self.prompt, self.reference or "", choices or "")}
+        others = {str(name): value for name, value in row.items() if name not in used and _is_plain(value)}
+        return _Question(self.source, number, messages, prompt, self._answer(reference, where), others)
 
     def split(self, number: int, row: Row) -> str:
         """Split by the column; empty where there is none."""
-        if self.settings.split is None:
+        if self.settings.split_column is None:
             return ""
-        said = str(self._cell(row, self.settings.split, f"{self.source}:{number}")).strip().lower()
+        said = str(self._cell(row, self.settings.split_column, f"{self.source}:{number}")).strip().lower()
         split = _NAMED.get(said, said)
-        refuse_unknown(split, SPLITS, f"{self.source}:{number}, column {self.settings.split}")
+        refuse_unknown(split, SPLITS, f"{self.source}:{number}, column {self.settings.split_column}")
         return split
 
     def _cell(self, row: Row, name: str, where: str, *, may_lack: bool = False) -> Any:
-        value = row.get(name)
+        value = _at(row, name)
         if value is None and not may_lack:
             raise EnvError(
-                "a row lacks a column that the first one has" if name not in row else "an empty cell",
+                "a row lacks a column that the first one has" if not _has(row, name) else "an empty cell",
                 where=where,
                 got=", ".join(row)[:200],
                 expected=name,
@@ -336,11 +347,11 @@ class _Columns:
         return value
 
     def _answer(self, value: Any, where: str) -> str | None:
-        if value is None:
+        if value is None or not str(value).strip():
             return None
         if isinstance(value, dict | list):
             raise EnvError("a reference is one text or number", where=where, got=str(value)[:80], expected="text")
-        text, pattern = str(value).strip(), self.settings.said("pattern")
+        text, pattern = str(value).strip(), self.settings.setting("answer_pattern")
         if pattern is None:
             return text
         if pattern == "boxed":
@@ -350,11 +361,11 @@ class _Columns:
             found = match and (match.group(1) if match.re.groups else match.group(0))
         if not found:
             raise EnvError(
-                "the reference has not the form that pattern looks for",
+                "the reference has not the form that answer_pattern looks for",
                 where=where,
                 got=text[-80:],
                 expected=pattern,
-                hint="change environment.pattern, or take the row out",
+                hint="change environment.answer_pattern, or take the row out",
             )
         return found.strip()
 
@@ -394,27 +405,51 @@ def _messages(asked: Any, where: str) -> tuple[tuple[Message, ...], str]:
 
 
 def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple[str, str | None]:
-    """A question with its choices by letters, and the letter of the right one."""
-    texts = listed.get("text") if isinstance(listed, dict) else listed  # as ARC has them: {text: [...], label: [...]}
+    """A question with its choices by letters, and the letter of the right one; also of ARC's {text: [], label: []}."""
+    texts, labels = listed, None
+    if isinstance(listed, dict):
+        texts, labels = listed.get("text"), listed.get("label")
     if not isinstance(texts, list) or not 2 <= len(texts) <= len(_LETTERS):
         raise EnvError("no choices", where=where, got=str(listed)[:80], expected="a list of 2 to 26 texts")
     letters = _LETTERS[: len(texts)]
     told = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in zip(letters, texts, strict=True))])
-    if reference is None:
-        return told, None
-    is_index = isinstance(reference, int) or str(reference).isdigit()
-    if is_index and int(reference) < len(texts):
-        return told, letters[int(reference)]
-    if str(reference).strip().upper() in tuple(letters):
-        return told, str(reference).strip().upper()
-    if reference in texts:
-        return told, letters[texts.index(reference)]
+    if reference is None or reference == -1 or not str(reference).strip():
+        return told, None  # of a test set whose answers are held back
+    if isinstance(reference, int):
+        return told, letters[reference] if 0 <= reference < len(texts) else _refuse_choice(reference, letters, where)
+    said = str(reference).strip()
+    for names in (labels, texts, list(letters), [str(i) for i in range(len(texts))]):
+        if isinstance(names, list) and said in (found := [str(name).strip() for name in names]):
+            return told, letters[found.index(said)]
+    return told, said.upper() if said.upper() in tuple(letters) else _refuse_choice(said, letters, where)
+
+
+def _refuse_choice(reference: object, letters: str, where: str) -> str:
     raise EnvError(
         "the reference is none of the choices",
         where=where,
         got=str(reference)[:80],
-        expected=f"{letters[0]} to {letters[-1]}",
+        expected=f"{letters[0]} to {letters[-1]}, an index from 0, or the text of one",
     )
+
+
+def _has(row: Row, name: str) -> bool:
+    """Whether there is a column, or a key in a column: `reward_model.ground_truth`."""
+    outer, _, inner = name.partition(".")
+    return name in row or (bool(inner) and isinstance(row.get(outer), dict) and inner in row[outer])
+
+
+def _at(row: Row, name: str) -> Any:
+    outer, _, inner = name.partition(".")
+    return row[name] if name in row else row[outer].get(inner) if inner and isinstance(row.get(outer), dict) else None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is plain JSON, as `Task.info` holds it."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
 
 
 def _absent(key: str, name: str, source: str, row: Row) -> EnvError:
@@ -425,7 +460,3 @@ def _absent(key: str, name: str, source: str, row: Row) -> EnvError:
         expected=", ".join(map(str, row)),
         hint=nearest(name, map(str, row)) or f"name the column: environment.{key}=...",
     )
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).casefold()

@@ -35,33 +35,16 @@ def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = nearest(path.name, beside) or "give its path, from here or beside the recipe"
         raise EnvError("no such file", where=where, got=str(path), expected=_KINDS, hint=hint)
-    match path.suffix.lower():
-        case ".jsonl" | ".ndjson":
-            yield from _json_lines(path)
-        case ".json":
-            yield from _json(path)
-        case ".csv" | ".tsv":
-            yield from _csv(path)
-        case ".parquet":
-            yield from _parquet(path, where)
-        case _:
-            raise EnvError("no known kind of file", where=where, got=path.name, expected=_KINDS, hint="convert it")
-
-
-def of_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, Row]]:
-    """Rows of a split of a data set on the hub. Raises EnvError or MissingPackageError."""
-    datasets = _package()
+    readers = {
+        ".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
+    }  # fmt: skip
+    if (reader := readers.get(path.suffix.lower())) is None:
+        raise EnvError("no known kind of file", where=where, got=path.name, expected=_KINDS, hint="convert it")
     try:
-        found = datasets.load_dataset(name, subset, split=split)
-    except Exception as error:  # of the network, the hub, or the files there
-        raise EnvError(
-            "the data set cannot be loaded",
-            where="environment.hub",
-            got=f"{name}, {split}: {type(error).__name__}: {error}"[:300],
-            expected="a name as datasets.load_dataset takes it",
-            hint="see environment.subset, or save it to a file and give environment.path",
-        ) from error
-    yield from enumerate(found, start=1)
+        yield from reader(path)
+    except UnicodeDecodeError as error:
+        got = f"byte {error.start}: {error.object[error.start : error.start + 8]!r}"
+        raise EnvError("no UTF-8", where=str(path), got=got, hint="iconv -f latin1 -t utf8") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Row]]:
@@ -99,7 +82,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
             raise EnvError("no CSV", where=f"{path}:{reader.line_num}", got=str(error)) from error
 
 
-def _parquet(path: Path, where: str) -> Iterator[tuple[int, Row]]:
+def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -107,7 +90,7 @@ def _parquet(path: Path, where: str) -> Iterator[tuple[int, Row]]:
         rows = (row for batch in pq.ParquetFile(path).iter_batches(_N_ROWS) for row in batch.to_pylist())
         yield from enumerate(rows, start=1)
     except (pa.ArrowException, OSError) as error:
-        raise EnvError("no Parquet", where=where, got=f"{path}: {error}"[:200], hint="is the file whole?") from error
+        raise EnvError("no Parquet", where=str(path), got=str(error)[:200], hint="is the file whole?") from error
 
 
 def _of_datasets(path: Path, where: str) -> Iterator[tuple[int, Row]]:

@@ -20,6 +20,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -109,7 +110,8 @@ class Objectives(Seeded):
     def properties(self) -> Properties:
         """What this environment promises: with another one, what that promises."""
         if self.environment is not None:
-            return properties_of(self.environment)
+            # One verdict of a reward cannot tell of k tasks.
+            return replace(properties_of(self.environment), judged_by_rewards=False)
         return super().properties
 
     @property

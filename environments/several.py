@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from environments.base import Environment, Episode, Oracle, Properties, most_at_once, properties_of
 from rlhf.data import Task
@@ -37,7 +38,18 @@ class Several(ABC):
             isolated=any(p.isolated for p in found),
             seats=tuple(dict.fromkeys(seat for p in found for seat in p.seats)),
             repeats=any(p.repeats for p in found),
+            judged_by_rewards=all(p.judged_by_rewards for p in found),
         )
+
+    @property
+    def agent_defaults(self) -> Mapping[str, Any]:
+        """What all of them suggest for an agent."""
+        return _common(self.members(), "agent_defaults")
+
+    @property
+    def limit_defaults(self) -> Mapping[str, Any]:
+        """What all of them suggest for limits."""
+        return _common(self.members(), "limit_defaults")
 
     @property
     def inline(self) -> bool:
@@ -92,3 +104,9 @@ class Several(ABC):
 def largest(found: Iterable[object]) -> int | None:
     """The largest of those that are whole numbers."""
     return max((n for n in found if isinstance(n, int)), default=None)
+
+
+def _common(members: Iterable[object], name: str) -> Mapping[str, Any]:
+    """An attribute that all have alike; nothing where they differ."""
+    found: list[Mapping[str, Any]] = [getattr(member, name, None) or {} for member in members]
+    return found[0] if all(one == found[0] for one in found) else {}

@@ -138,7 +138,7 @@ async def prepare(
         check_sources(recipe)
         refuse_without_references(recipe)
         if here.is_main:
-            await try_references(recipe)
+            await try_references(recipe, progress.say)
             await try_once(recipe, progress.say)
             write_record(folder, recipe)
     policy, collector, played = await _start(recipe, folder, found, state, progress)

@@ -136,41 +136,46 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
         )
 
 
-async def try_references(recipe: Recipe) -> None:
-    """Give the reward that says what is solved the references themselves as replies, where there are some to compare.
+async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Caution where the reward that says what is solved takes the references themselves for wrong, as replies.
 
-    Raises:
-        RewardError: it takes too many of the first of them for wrong (`limits.max_error_fraction`).
+    Each is given plain, in a box, in answer tags and behind ####; one form that is taken for right is enough. Rewards
+    that ask a model are left out.
     """
-    solving = [(name, weighted) for name, weighted in recipe.rewards.items() if weighted.solves is not None]
-    for name, weighted in solving:
-        if (copied := _to_try(weighted)) is None or not any(compared_in(name, weighted.reward, None)):
+    for name, weighted in recipe.rewards.items():
+        if weighted.solved_at is None or not any(compared_in(name, weighted.reward, None)):
+            continue
+        asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
+        if asks or (copied := _to_try(weighted)) is None:
             continue
         split = next((s for stage in recipe.stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
         tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
         refused = [(task, why) for task in tasks if (why := await _refusal(task, name, copied, recipe.limits))]
         if len(refused) > recipe.limits.max_error_fraction * len(tasks):
             task, why = refused[0]
-            raise RewardError(
-                "the reward takes the reference itself for wrong",
-                where=f"rewards.{name}, {task.id}" + (f", row {task.info['row']}" if "row" in task.info else ""),
-                got=f"{len(refused)} of the first {len(tasks)} references, such as {str(task.reference)[:80]!r}: {why}",
-                expected=f"a value of at least {weighted.solves:g}",
-                hint="use another reward, or cut the answer out of the reference: environment.pattern",
+            row = f", row {task.info['row']}" if "row" in task.info else ""
+            say(
+                f"caution: rewards.{name} takes {len(refused)} of the first {len(tasks)} references for wrong, such as "
+                f"{str(task.reference)[:80]!r} ({task.id}{row}): {why}; mend the reward, or cut the answer out of the "
+                "reference: else no attempt may ever be solved"
             )
 
 
 async def _refusal(task: Task, name: str, weighted: Weighted, limits: Limits) -> str:
-    """Why a reward takes the task's reference for no solution; empty where it does."""
-    turn = Turn(Action(str(task.reference), said=str(task.reference)), "")
-    reply = Trajectory(task.id, 0, "", (turn,), Outcome.FAILED)
-    group = await score_group(task, [reply], {name: weighted}, timeout_s=limits.reward_timeout_s)
-    if group.failures:
-        return group.failures[0].message
-    if group.trajectories[0].solved:
-        return ""
-    verdict = group.scores[0].parts[name]
-    return f"worth {verdict.value:g}" + (f", {verdict.why}" if verdict.why else "")
+    """Why a reward takes the task's reference for no solution, in every form; empty where it takes one."""
+    why = ""
+    for form in ("{}", r"\boxed{{{}}}", "<answer>{}</answer>", "#### {}"):
+        said = form.format(task.reference)
+        reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
+        group = await score_group(task, [reply], {name: weighted}, timeout_s=limits.reward_timeout_s)
+        if group.failures:
+            why = why or group.failures[0].message
+        elif group.trajectories[0].solved:
+            return ""
+        else:
+            verdict = group.scores[0].parts[name]
+            why = why or f"worth {verdict.value:g}" + (f", {verdict.why}" if verdict.why else "")
+    return why
 
 
 async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:

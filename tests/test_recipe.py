@@ -425,7 +425,7 @@ def change(path: Path, *overrides: str) -> RecipeError:
         (["policy.n_kv_heads=3"], "policy", "multiple of n_kv_heads"),
         (["rewards.right.kind=./parts.py:Forgetful"], "rewards.right.at_least", "attribute"),
         (["rewards.right.kind=./parts.py:Heavy"], "rewards.right.weight", "class without it"),
-        (["rewards.right.bonus=1"], "rewards.right.bonus", "weight, watch or solves"),
+        (["rewards.right.bonus=1"], "rewards.right.bonus", "weight, watch or solved_at"),
         (["rewards.right.weight=heavy"], "rewards.right.weight", "a number"),
         (["rewards=[1]"], "rewards", "a mapping"),
         (["stages={}"], "stages", "a list"),

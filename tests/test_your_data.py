@@ -39,11 +39,22 @@ def test_it_learns(folder: Path, seed: int) -> None:
     assert found["success_after"] > found["success_before"] + 0.05, found
 
 
+def test_its_other_recipes_load(folder: Path) -> None:
+    row = '{"question": "What is 3 + 4?", "answer": "3 + 4 = 7\\n#### 7"}\n'
+    (folder / "train.jsonl").write_text(row)
+    (folder / "test.jsonl").write_text(row.replace("3", "2").replace("7", "6"))
+    assert load(folder / "gsm8k.yaml").environment.tasks("test")[0].reference == "6"
+    rewards = yaml.safe_load(re.search(r"```yaml\n(rewards:.*?)```", PAGE, re.DOTALL)[1])  # type: ignore[index]
+    (folder / "mine.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 1.0\n")
+    whole = yaml.safe_load((folder / "gsm8k.yaml").read_text())
+    (folder / "other.yaml").write_text(yaml.safe_dump(whole | rewards))
+    made = load(folder / "other.yaml")
+    assert {name: weighted.solved_at for name, weighted in made.rewards.items()} == {"right": 0.8, "brief": None}
+
+
 def test_its_keys_are_those_of_the_environment() -> None:
     from environments.dataset import Dataset
 
     table = PAGE.partition("## Files and columns")[2].partition("##")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
     assert named <= set(Dataset.__dataclass_fields__)
-    rewards = yaml.safe_load(re.search(r"```yaml\n(rewards:.*?)```", PAGE, re.DOTALL)[1])["rewards"]  # type: ignore[index]
-    assert rewards["right"]["solves"] == 0.8

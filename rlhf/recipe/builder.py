@@ -95,8 +95,8 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
                 "a function takes no keys of its own",
                 where=join(path, key),
                 got=f"a key for {kind}",
-                expected="weight, watch or solves" if section == "reward" else "no keys",
-                hint=nearest(key, ("weight", "watch", "solves") if section == "reward" else ())
+                expected="weight, watch or solved_at" if section == "reward" else "no keys",
+                hint=nearest(key, ("weight", "watch", "solved_at") if section == "reward" else ())
                 or "make it a dataclass with fields and a __call__",
             )
         return target

@@ -33,3 +33,9 @@ def agent_keys(environment: object, given: object) -> object:
     if not defaults or not isinstance(given, Mapping) or given.get("kind", "chat") != "chat":
         return given
     return {**defaults, **given}
+
+
+def limit_keys(environment: object, given: object) -> object:
+    """Recipe keys of the limits, with those that `environment` suggests (`limit_defaults`)."""
+    defaults = getattr(environment, "limit_defaults", None)
+    return {**defaults, **given} if defaults and isinstance(given, Mapping) else given

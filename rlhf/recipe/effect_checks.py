@@ -74,6 +74,20 @@ def _check_demonstrated(recipe: Recipe) -> None:
             )
 
 
+def _check_retries(recipe: Recipe) -> None:
+    """Refuse retries until solved where a reward says what is solved: they are chosen before any reward is asked."""
+    solving = next((name for name, weighted in recipe.rewards.items() if weighted.solved_at is not None), None)
+    for path, stage in policy_gradient_stages(recipe):
+        if solving and kind_of("rollout", stage.rollout) == "retry" and stage.rollout.until == "solved":
+            raise RecipeError(
+                "whether to retry is decided before rewards are asked",
+                where=f"{path}.rollout.until",
+                got=f"solved, which rewards.{solving}.solved_at says",
+                expected="end",
+                hint="write until: end, or use rollout: {kind: independent}",
+            )
+
+
 def _check_ratio_of_one(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
         bypassed = kind_of("correction", stage.correction) == "bypass" and not shares_policy(recipe)
@@ -150,6 +164,7 @@ def _check_forms(recipe: Recipe) -> None:
 TRAINED_CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_estimators,
     _check_demonstrated,
+    _check_retries,
     _check_ratio_of_one,
     _check_forms,
 )

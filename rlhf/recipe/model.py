@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build, build_environment, build_part, plain, plain_part
-from rlhf.recipe.declared import agent_keys, declared_by
+from rlhf.recipe.declared import agent_keys, declared_by, limit_keys
 from rlhf.recipe.describe import given
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.values import join
@@ -89,6 +89,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     # Light parts come first: a package that is missing there is told before torch is loaded for the others.
     environment = build_environment(values["environment"], "environment", base=base)
     agent = build_part("agent", agent_keys(environment, values.get("agent", {})), "agent", base=base)
+    limits = limit_keys(environment, values.get("limits", {}))
 
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.rollout.limits import Limits
@@ -100,7 +101,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         agent=agent,
         rewards=deciding(rewards_of(values.get("rewards", {}), base), environment),
         engine=build_part("engine", values.get("engine", {}), "engine", base=base),
-        limits=build(Limits, values.get("limits", {}), "limits", base=base),
+        limits=build(Limits, limits, "limits", base=base),
         evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
         policy=build_part("policy", values["policy"], "policy", base=base),
         stages=_stages(values["stages"], base),
@@ -129,7 +130,7 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
     return {
         name: plain_part("reward", _as_named(weighted.reward))
         | ({"watch": plain_part(None, weighted.watch)} if weighted.watch else {"weight": plain(float, weighted.weight)})
-        | ({} if weighted.solves is None else {"solves": weighted.solves})
+        | ({} if weighted.solved_at is None else {"solved_at": weighted.solved_at})
         for name, weighted in rewards.items()
     }
 
@@ -176,11 +177,11 @@ def rewards_of(values: Any, base: Path) -> dict[str, Weighted]:
             hint="write each reward under a name of your choice",
         )
     rewards = {str(name): _reward(str(name), value, base) for name, value in values.items()}
-    solving = [name for name, weighted in rewards.items() if weighted.solves is not None]
+    solving = [name for name, weighted in rewards.items() if weighted.solved_at is not None]
     if len(solving) > 1:
         raise RecipeError(
             "one reward says what is solved",
-            where=f"rewards.{solving[1]}.solves",
+            where=f"rewards.{solving[1]}.solved_at",
             got=", ".join(solving),
             expected="the key at one of them",
             hint="remove it from the others; a reward of kind combine joins several",
@@ -188,12 +189,29 @@ def rewards_of(values: Any, base: Path) -> dict[str, Weighted]:
     return rewards
 
 
-def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weighted]:
-    """The rewards, the first of which says what is solved where the environment leaves that to them."""
-    if not declared_by(environment).judged_by_rewards or any(w.solves is not None for w in rewards.values()):
+def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "rewards") -> dict[str, Weighted]:
+    """The rewards, one of which says what is solved where the environment leaves that to them.
+
+    It is the first that compares with the task's reference; without one, the only reward there is.
+
+    Raises:
+        RecipeError: there are several rewards, and nothing says which of them decides.
+    """
+    from rewards.parts import compared_in
+
+    if not declared_by(environment).judged_by_rewards or any(w.solved_at is not None for w in rewards.values()):
         return rewards
-    first = next((name for name, weighted in rewards.items() if weighted.watch is None), None)
-    return {name: replace(w, solves=1.0) if name == first else w for name, w in rewards.items()}
+    scored = {name: w for name, w in rewards.items() if w.watch is None}
+    found = [name for name, w in scored.items() if any(compared_in(name, w.reward, None))] or list(scored)
+    if len(found) > 1 and not any(compared_in(found[0], scored[found[0]].reward, None)):
+        raise RecipeError(
+            "nothing says when an attempt is solved",
+            where=path,
+            got=", ".join(found),
+            expected="solved_at at one of them",
+            hint=f"write {path}.{found[0]}.solved_at: 1.0, or what it has to be worth",
+        )
+    return {name: replace(w, solved_at=1.0) if name in found[:1] else w for name, w in rewards.items()}
 
 
 def _reward(name: str, values: Any, base: Path) -> Weighted:
@@ -212,17 +230,17 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
             expected="a number",
             hint="the weight multiplies this reward in the sum",
         )
-    solves = settings.pop("solves", None) if isinstance(settings, dict) else None
-    if solves is not None and (watch or isinstance(solves, bool) or not isinstance(solves, int | float)):
+    solved_at = settings.pop("solved_at", None) if isinstance(settings, dict) else None
+    if solved_at is not None and (watch or isinstance(solved_at, bool) or not isinstance(solved_at, int | float)):
         raise RecipeError(
             "what is watched decides nothing" if watch else "wrong type",
-            where=join(path, "solves"),
-            got=given(solves),
+            where=join(path, "solved_at"),
+            got=given(solved_at),
             expected="a number: an attempt is solved where the reward is worth at least so much",
-            hint="remove the key or watch" if watch else "solves: 1.0",
+            hint="remove the key or watch" if watch else "solved_at: 1.0",
         )
     reward = build_part("reward", settings, path, base=base)
-    for key in {"weight", "watch", "solves"} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
+    for key in {"weight", "watch", "solved_at"} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
         raise RecipeError(
             f"the {key} belongs to the recipe, so a reward cannot have a key of that name",
             where=join(path, key),
@@ -231,9 +249,8 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
             hint="remove the field; the recipe multiplies" if key == "weight" else "remove the field",
         )
     judge = Verified(reward) if is_verifier(reward) else reward
-    return Weighted(
-        name=name, weight=float(weight), reward=judge, watch=watch, solves=None if solves is None else float(solves)
-    )
+    least = None if solved_at is None else float(solved_at)
+    return Weighted(name=name, weight=float(weight), reward=judge, watch=watch, solved_at=least)
 
 
 def _stages(values: Any, base: Path) -> tuple[Any, ...]:

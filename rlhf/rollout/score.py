@@ -40,7 +40,7 @@ class Weighted:
         weight: factor in the total.
         reward: called with (task, trajectory), or with (task, trajectories) by its method `over_group`; plain or async.
         watch: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
-        solves: an attempt is solved where this reward is worth at least so much, whatever the environment says; None
+        solved_at: an attempt is solved where this reward is worth at least so much, whatever the environment says; None
             leaves that to the environment. At most one reward of a recipe has it.
     """
 
@@ -48,7 +48,7 @@ class Weighted:
     weight: float
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
     watch: Watch | None = None
-    solves: float | None = None
+    solved_at: float | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -91,15 +91,12 @@ async def score_group(
     scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
     try:
         with Watchdog():
-            shared = await scorer.together(trajectories)
+            trajectories, decided = await scorer.decide(trajectories)
+            shared = await scorer.together(trajectories, decided)
             judged = await asyncio.gather(*map(scorer.judge, trajectories, shared))
     finally:
         await lanes.close()
     pairs = [(t, s) for t, s in zip(trajectories, judged, strict=True) if isinstance(s, Score)]
-    solving = next(((name, w.solves) for name, w in rewards.items() if w.solves is not None), None)
-    if solving is not None:
-        name, least = solving
-        pairs = [(_decided(t, s.parts[name], least), s) for t, s in pairs]
     return ScoredGroup(
         task_id=task.id,
         trajectories=tuple(t for t, _ in pairs),
@@ -167,11 +164,35 @@ class _Scorer:
     threads: Lane
     timeout_s: float
 
-    async def together(self, trajectories: Sequence[Trajectory]) -> Sequence[_Shared]:
-        """Ask the rewards that look at the whole group; the result is aligned with `trajectories`."""
-        shared: list[dict[str, Verdict | RewardError]] = [{} for _ in trajectories]
+    async def decide(self, trajectories: Sequence[Trajectory]) -> tuple[Sequence[Trajectory], Sequence[_Shared]]:
+        """Ask the reward that says what is solved first: the attempts with that outcome, which others are shown."""
+        nothing: list[_Shared] = [{} for _ in trajectories]
+        name = next((name for name, weighted in self.rewards.items() if weighted.solved_at is not None), None)
+        if name is None:
+            return trajectories, nothing
+        weighted = self.rewards[name]
+        shared = await self.together(trajectories, nothing, only=name)
+        found = await asyncio.gather(*(self._asked(weighted, t, s) for t, s in zip(trajectories, shared, strict=True)))
+        after = [_decided(t, v, weighted.solved_at) for t, v in zip(trajectories, found, strict=True)]
+        return after, [{} if v is None else {name: v} for v in found]
+
+    async def _asked(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict | RewardError | None:
+        if trajectory.outcome.is_failure_of_a_part:
+            return None
+        try:
+            return await self._verdict(weighted, trajectory, shared)
+        except RewardError as error:
+            return error
+
+    async def together(
+        self, trajectories: Sequence[Trajectory], known: Sequence[_Shared], *, only: str | None = None
+    ) -> Sequence[_Shared]:
+        """Ask the rewards that look at the whole group; the result is aligned with `trajectories`, `known` with it."""
+        shared: list[dict[str, Verdict | RewardError]] = [dict(k) for k in known]
         judged = [i for i, t in enumerate(trajectories) if not t.outcome.is_failure_of_a_part]
         for name, weighted in self.rewards.items():
+            if only not in (None, name) or any(name in k for k in known):
+                continue
             if hasattr(weighted.reward, "over_group") and judged:
                 found = await self._over_group(weighted, tuple(trajectories[i] for i in judged))
                 for i, verdict in zip(judged, found, strict=True):
@@ -186,8 +207,7 @@ class _Scorer:
         parts: dict[str, Verdict] = {}
         watched: dict[str, Verdict] = {}
         errors: dict[str, str] = {}
-        # What says whether the attempt is solved comes first: the others are shown that.
-        for name, weighted in sorted(self.rewards.items(), key=lambda pair: pair[1].solves is None):
+        for name, weighted in self.rewards.items():
             try:
                 verdict = _earned(await self._verdict(weighted, trajectory, shared), trajectory.n_given)
             except RewardError as error:
@@ -196,8 +216,6 @@ class _Scorer:
                 errors[name] = str(error)
             else:
                 (parts if weighted.watch is None else watched)[name] = verdict
-                trajectory = _decided(trajectory, verdict, weighted.solves)
-        parts = {name: parts[name] for name in self.rewards if name in parts}
         try:
             score = _total(parts, self.rewards, len(trajectory.turns))
         except RewardError as error:
@@ -250,9 +268,9 @@ def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | Rewar
         return error
 
 
-def _decided(trajectory: Trajectory, verdict: Verdict, least: float | None) -> Trajectory:
-    """The attempt, solved where a verdict is worth at least `least`; as it is where that is None."""
-    if least is None or (verdict.value >= least) == trajectory.solved:
+def _decided(trajectory: Trajectory, verdict: Verdict | RewardError | None, least: float | None) -> Trajectory:
+    """The attempt, solved where a verdict is worth at least `least`; as it is without one."""
+    if least is None or not isinstance(verdict, Verdict) or (verdict.value >= least) == trajectory.solved:
         return trajectory
     return replace(trajectory, outcome=Outcome.FAILED if trajectory.solved else Outcome.SOLVED)
 

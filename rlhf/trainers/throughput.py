@@ -42,6 +42,7 @@ PEAKS: Mapping[str, float] = MappingProxyType(
         "H100 PCIe": 756.0,
         "H100 NVL": 835.5,
         "H800": 989.4,
+        "H800 PCIe": 756.0,
         "H200": 989.4,
         "H200 NVL": 835.5,
         "GH200": 989.4,
@@ -104,7 +105,10 @@ class ModelFlops:
         head = base.get_output_embeddings()
         in_head = set(head.modules()) if head is not None else set()
         layers = sum(_of_linear(path, m) for path, m in base.named_modules() if m not in in_head)
-        heads = config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", 0)
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if not layers or not heads or kinds != {"full_attention"}:
+            return None  # layers of another kind than these formulas know
         width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         of_head = sum(_of_linear(path, m) for path, m in head.named_modules()) if head is not None else 0.0
         return cls(layers, 6.0 * config.num_hidden_layers * width, of_head)

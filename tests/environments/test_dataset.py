@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import os
@@ -16,7 +17,8 @@ import yaml
 
 from environments.check import check_environment
 from environments.dataset import Dataset
-from rlhf.errors import EnvError, RecipeError, RewardError
+from rlhf.build_early import try_references
+from rlhf.errors import EnvError, RecipeError
 from rlhf.recipe import load
 from tests.trainers import runs
 
@@ -33,6 +35,7 @@ def all_tasks(world: Dataset) -> dict[str, list[tuple[str, str | None]]]:
 
 
 CHOICE = {"preset": "multiple_choice"}
+ARC = {"text": ["p", "q"], "label": ["1", "2"]}
 
 
 # --- files ---
@@ -89,6 +92,11 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         ({"question": "Q", "choices": ["p", "q"], "answer": 1}, CHOICE, "Q\nA. p\nB. q", "B"),
         ({"question": "Q", "choices": ["p", "q"], "answer": "a"}, CHOICE, "Q\nA. p\nB. q", "A"),
         ({"question": "Q", "choices": {"text": ["p", "q"]}, "answer": "q"}, CHOICE, "Q\nA. p\nB. q", "B"),
+        ({"question": "Q", "choices": ["1", "2", "3"], "answer": "3"}, CHOICE, "Q\nA. 1\nB. 2\nC. 3", "C"),
+        ({"question": "Q", "choices": ARC, "answer": "1"}, CHOICE, "Q\nA. p\nB. q", "A"),
+        ({"question": "Q", "choices": ["p", "q"], "answer": -1}, CHOICE, "Q\nA. p\nB. q", None),
+        ({"question": "Q", "answer": " "}, {}, "Q", None),
+        ({"prompt": [{"role": "user", "content": "Q"}], "reward_model": {"ground_truth": "7"}}, {}, "Q", "7"),
     ],
 )  # fmt: skip
 def test_columns_are_found_named_or_made_of_several(
@@ -119,6 +127,8 @@ def test_chat_messages_come_before_the_question(tmp_path: Path) -> None:
         ('{"question": "a", "answer": "x"}', {"preset": "gsm8k"}, "a.jsonl:1", "####"),
         ('{"question": "a", "answer": {"x": 1}}', {}, "a.jsonl:1", "one text or number"),
         ('{"question": "a", "choices": ["p", "q"], "answer": "r"}', CHOICE, "a.jsonl:1", "A to B"),
+        ('{"question": "a", "choices": ["p", "q"], "answer": -5}', CHOICE, "a.jsonl:1", "A to B"),
+        ('{"instruction": "a", "input": "b"}', {}, "environment.prompt", "prompt: '{instruction} {input}'"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named(
@@ -138,15 +148,24 @@ def test_a_file_that_is_not_there_is_told_with_what_is_like_it(tmp_path: Path) -
     with pytest.raises(EnvError, match="another length") as refused:
         Dataset(path=tmp_path / "a.csv").tasks("train")
     assert str(refused.value.where).endswith("a.csv:2")
+    (tmp_path / "b.csv").write_bytes("question,answer\nOù?,3\n".encode("latin-1"))
+    with pytest.raises(EnvError, match="no UTF-8"):
+        Dataset(path=tmp_path / "b.csv").tasks("train")
+
+
+def test_other_columns_are_at_hand_for_rewards(tmp_path: Path) -> None:
+    rows = [{"question": "Q", "answer": "A", "level": 3, "tags": ["x"]}]
+    [task] = Dataset(train=lines(tmp_path / "a.jsonl", rows)).tasks("train")
+    assert task.info["columns"] == {"level": 3, "tags": ["x"]}
 
 
 # --- splits ---
 
 
-def test_shares_are_by_content_so_that_no_prompt_is_in_two(tmp_path: Path) -> None:
-    rows = [*SUMS, *({"question": row["question"].upper() + " ", "answer": 99} for row in SUMS)]
+def test_ratios_are_by_content_so_that_no_prompt_is_in_two(tmp_path: Path) -> None:
+    rows = [*SUMS, *({"question": " " + str(row["question"]).replace(" ", "  "), "answer": 99} for row in SUMS)]
     found = all_tasks(Dataset(path=lines(tmp_path / "a.jsonl", rows)))
-    prompts = [{" ".join(prompt.casefold().split()) for prompt, _ in tasks} for tasks in found.values()]
+    prompts = [{" ".join(prompt.split()) for prompt, _ in tasks} for tasks in found.values()]
     assert sum(map(len, prompts)) == len(set().union(*prompts)) == len(SUMS)
     assert sum(map(len, found.values())) == 2 * len(SUMS)  # one prompt with two answers is two tasks of a split
     assert 0.65 < len(found["train"]) / len(rows) < 0.95
@@ -160,11 +179,11 @@ def test_more_rows_move_no_row_to_another_split(tmp_path: Path) -> None:
 
 def test_a_column_or_files_name_the_splits(tmp_path: Path) -> None:
     rows = [{**row, "part": ("train", "validation", "test")[i % 3]} for i, row in enumerate(SUMS)]
-    by_column = all_tasks(Dataset(path=lines(tmp_path / "a.jsonl", rows), split="part"))
+    by_column = all_tasks(Dataset(path=lines(tmp_path / "a.jsonl", rows), split_column="part"))
     files = {name: lines(tmp_path / f"{name}.jsonl", SUMS[i::3]) for i, name in enumerate(("train", "dev", "test"))}
     assert by_column == all_tasks(Dataset(**files))
     with pytest.raises(EnvError, match="no such split"):
-        Dataset(path=lines(tmp_path / "c.jsonl", [{**rows[0], "part": "trial"}]), split="part").tasks("train")
+        Dataset(path=lines(tmp_path / "c.jsonl", [{**rows[0], "part": "trial"}]), split_column="part").tasks("train")
 
 
 def test_splits_with_prompts_in_common_are_refused_by_line_or_held_apart(tmp_path: Path) -> None:
@@ -180,10 +199,9 @@ def test_splits_with_prompts_in_common_are_refused_by_line_or_held_apart(tmp_pat
     [
         ({}, "says where the data is"),
         ({"path": "a.jsonl", "train": "b.jsonl"}, "says where the data is"),
-        ({"train": "a.jsonl", "split": "part"}, "belongs to path"),
-        ({"path": "a.jsonl", "shares": {"train": 0.5}}, "add up to 1"),
-        ({"path": "a.jsonl", "shares": {"trian": 1.0}}, "not of trian"),
-        ({"path": "a.jsonl", "subset": "main"}, "belongs to hub"),
+        ({"train": "a.jsonl", "split_column": "part"}, "belongs to path"),
+        ({"path": "a.jsonl", "split_ratios": {"train": 0.5}}, "add up to 1"),
+        ({"path": "a.jsonl", "split_ratios": {"trian": 1.0}}, "not of trian"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], says: str) -> None:
@@ -209,7 +227,7 @@ def recipe(folder: Path, rewards: dict[str, Any], **keys: Any) -> Path:
     (folder / "mine.py").write_text(MINE)
     policy = {"kind": "from_scratch", "hidden_size": 32, "n_layers": 1, "n_heads": 2, "max_context": 64}
     stages = [
-        {"kind": "supervised", "n_demonstrations": 30, "epochs": 12, "optimizer": {"lr": 5e-3}},
+        {"kind": "supervised", "n_demonstrations": 28, "epochs": 20, "batch_size": 4, "optimizer": {"lr": 5e-3}},
         {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 4, "group_size": 4},
     ]
     values = {
@@ -224,20 +242,45 @@ def recipe(folder: Path, rewards: dict[str, Any], **keys: Any) -> Path:
     return folder / "sums.yaml"
 
 
-def test_the_first_reward_says_what_is_solved_unless_another_does(tmp_path: Path) -> None:
-    path = recipe(tmp_path, {"short": {"kind": "turn_cost", "cost": 0.1}, "right": {"kind": "numeric", "solves": 0.5}})
-    assert {name: w.solves for name, w in load(path).rewards.items()} == {"short": None, "right": 0.5}
-    path = recipe(tmp_path, {"right": {"kind": "numeric"}, "short": {"kind": "turn_cost", "cost": 0.1}})
+def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path: Path) -> None:
+    short = {"kind": "turn_cost", "cost": 0.1}
+    for rewards, solved_at in (
+        ({"right": {"kind": "numeric"}, "short": short}, {"right": 1.0, "short": None}),
+        ({"short": short, "right": {"kind": "numeric"}}, {"short": None, "right": 1.0}),
+        ({"right": {"kind": "numeric"}, "short": short | {"solved_at": -0.1}}, {"right": None, "short": -0.1}),
+        ({"short": short}, {"short": 1.0}),
+    ):
+        made = load(recipe(tmp_path, rewards))
+        assert {name: w.solved_at for name, w in made.rewards.items()} == solved_at
+    with pytest.raises(RecipeError, match="nothing says when an attempt is solved"):
+        load(recipe(tmp_path, {"short": short, "brief": short}))
+
+
+def test_the_whole_reply_is_the_answer_and_there_is_one(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "numeric"}})
     made = load(path)
-    assert {name: w.solves for name, w in made.rewards.items()} == {"right": 1.0, "short": None}
     assert made.agent.format == "text" and made.agent.system == ""  # type: ignore[attr-defined]
+    assert made.limits.max_turns == 1
     assert load(path, ["agent.format=tagged"]).agent.format == "tagged"  # type: ignore[attr-defined]
-    for wrong, says in (({"solves": "1"}, "a number"), ({"solves": 1, "watch": True}, "decides nothing")):
+    assert load(path, ["limits.max_turns=2"]).limits.max_turns == 2
+    parts = {name: {"environment": {"kind": "dataset", "path": "sums.jsonl"}, "weight": 1} for name in ("a", "b")}
+    mixed = yaml.safe_load(path.read_text()) | {"environment": {"kind": "mixed", "parts": parts}}
+    path.write_text(yaml.safe_dump(mixed))
+    made = load(path)
+    assert made.agent.format == "text" and made.rewards["right"].solved_at == 1.0  # type: ignore[attr-defined]
+
+
+def test_wrong_uses_of_solved_at_are_refused(tmp_path: Path) -> None:
+    for wrong, says in (({"solved_at": "1"}, "a number"), ({"solved_at": 1, "watch": True}, "decides nothing")):
         with pytest.raises(RecipeError, match=says):
             load(recipe(tmp_path, {"right": {"kind": "numeric"}, "other": {"kind": "numeric", **wrong}}))
-    two = {name: {"kind": "numeric", "solves": 1} for name in ("a", "b")}
+    two = {name: {"kind": "numeric", "solved_at": 1} for name in ("a", "b")}
     with pytest.raises(RecipeError, match="one reward says"):
         load(recipe(tmp_path, two))
+    path = recipe(tmp_path, {"right": {"kind": "numeric"}})
+    with pytest.raises(RecipeError, match="before rewards are asked"):
+        load(path, ["stages.1.rollout={kind: retry, retries: 1}"])
+    assert load(path, ["stages.1.rollout={kind: retry, retries: 1, until: end}"])
 
 
 def test_a_run_learns_from_a_file_and_a_verifier_of_ones_own(tmp_path: Path) -> None:
@@ -246,9 +289,10 @@ def test_a_run_learns_from_a_file_and_a_verifier_of_ones_own(tmp_path: Path) -> 
     assert solved == worth and max(solved) > 0  # what is solved is what the verifier says, and nothing else
 
 
-def test_a_verifier_that_refuses_the_references_is_told_of_before_anything_is_trained(tmp_path: Path) -> None:
-    path = recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}})
-    (tmp_path / "mine.py").write_text(MINE.replace("endswith(reference)", "endswith('#' + reference)"))
-    with pytest.raises(RewardError, match="takes the reference itself for wrong"):
-        runs.run(path, tmp_path / "run")
-    assert not (tmp_path / "run" / "checkpoints").exists()
+def test_a_verifier_that_refuses_the_references_is_cautioned_of(tmp_path: Path) -> None:
+    for name, right, is_doubted in (("a", "'?' in answer", True), ("b", "answer == '#### ' + reference", False)):
+        path = recipe(tmp_path, {"right": {"kind": f"./{name}.py:judge"}})
+        (tmp_path / f"{name}.py").write_text(MINE.replace("answer.strip().endswith(reference)", right))
+        said: list[str] = []
+        asyncio.run(try_references(load(path), said.append))
+        assert bool(said) == is_doubted, said

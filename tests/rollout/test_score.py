@@ -226,3 +226,49 @@ def test_one_reason_at_five_tasks_is_one_and_comes_first():
         "expected: Task.reference; do: use a reward of (task, trajectory), or an environment whose tasks have "
         "references (reward right: judge, such as task levers/0)"
     )
+
+
+class Ranks:
+    """Judges a group: 1 for the attempts that are solved, as it is shown them."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Outcome, ...]] = []
+
+    def over_group(self, task, trajectories):
+        self.seen.append(tuple(t.outcome for t in trajectories))
+        return [float(t.solved) for t in trajectories]
+
+
+def decide(trajectories, solving, ranks, **others) -> ScoredGroup:
+    rewards = {"ranks": Weighted("ranks", 1.0, ranks), "right": Weighted("right", 1.0, solving, solved_at=0.5)}
+    rewards |= {name: Weighted(name, 1.0, reward) for name, reward in others.items()}
+    return asyncio.run(score_group(TASK, trajectories, rewards, timeout_s=20.0))
+
+
+def test_a_reward_with_solved_at_gives_the_outcome_that_all_others_are_shown():
+    attempts = [trajectory(attempt=0), trajectory(attempt=1, outcome=Outcome.TURN_LIMIT), trajectory(attempt=2)]
+    ranks, worth = Ranks(), (0.0, 0.5, 1.0)
+    group = decide(attempts, lambda task, t: worth[t.attempt], ranks, alone=lambda task, t: float(t.solved))
+    assert [t.outcome for t in group.trajectories] == [Outcome.FAILED, Outcome.SOLVED, Outcome.SOLVED]
+    assert ranks.seen == [(Outcome.FAILED, Outcome.SOLVED, Outcome.SOLVED)]
+    assert [s.parts["ranks"].value for s in group.scores] == [s.parts["alone"].value for s in group.scores] == [0, 1, 1]
+    assert [list(s.parts) for s in group.scores] == [["ranks", "right", "alone"]] * 3
+
+
+def test_one_that_judges_the_group_decides_too_and_is_asked_once():
+    first, ranks = Ranks(), Ranks()
+    group = decide([trajectory(attempt=0), trajectory(attempt=1, outcome=Outcome.FAILED)], first, ranks)
+    assert [t.solved for t in group.trajectories] == [True, False]
+    assert len(first.seen) == len(ranks.seen) == 1
+
+
+def test_where_it_fails_that_attempt_is_a_failure_and_a_failed_attempt_is_not_asked():
+    def solving(task, t):
+        if t.attempt == 0:
+            raise KeyError("grade")
+        return 1.0
+
+    attempts = [trajectory(attempt=0), trajectory(attempt=1, outcome=Outcome.FAILED)]
+    group = decide([*attempts, trajectory(attempt=2, outcome=Outcome.TIMEOUT)], solving, Ranks())
+    assert [t.attempt for t in group.trajectories] == [1] and group.trajectories[0].solved
+    assert [f.outcome for f in group.failures] == [Outcome.REWARD_ERROR, Outcome.TIMEOUT]
