@@ -21,7 +21,7 @@ from rlhf.batching.samples import Floats as FloatRow
 from rlhf.batching.samples import Sample
 from rlhf.errors import DataError
 from rlhf.losses.reduction import Floats, Reduction
-from rlhf.losses.trajectories import Trajectories, Whole, trajectories_of
+from rlhf.losses.trajectories import Whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,10 +257,3 @@ def _given(arrays: Sequence[FloatRow | None], positions: npt.NDArray[np.intp]) -
             expected="all rows of a step, or none",
         )
     return np.concatenate(found)[positions]
-
-
-def figures_of(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
-    """Figures of the trajectories whose tokens `batches` hold; log-probs `[N]` of all of them, one after the other."""
-    names = ("advantages", "sequence_ids", "group_ids")
-    tokens = (torch.cat([getattr(b, name) for b in batches]).to(policy.device) for name in names)
-    return trajectories_of(policy, old, *tokens)

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from rlhf.batching.pack import PackedBatch, collate, figures_of, is_split, pack
+from rlhf.batching.pack import PackedBatch, collate, is_split, pack
 from rlhf.batching.samples import Floats, Sample
 from rlhf.errors import DataError, TrainingError, boundary
 from rlhf.losses.correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs
 from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
-from rlhf.losses.trajectories import Trajectories
+from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.rollout.attention import packed_forward
 from rlhf.rollout.role_adapters import leave_alone
 from rlhf.spans import Part, span
@@ -219,7 +219,7 @@ class TorchTrainer:
             if whole == "tokens":
                 inputs = replace(inputs, whole=whole_of([inputs]) if tokens is None else tokens)
             elif whole is not None:
-                figures = shared or figures_of(inputs.policy_logprobs, inputs.old_logprobs, [batch])
+                figures = shared or _figures(inputs.policy_logprobs, inputs.old_logprobs, [batch])
                 inputs = replace(inputs, trajectories=figures)
             output = loss(inputs)
             return Computed(output.loss, output.metrics, output.metrics_max, compared)
@@ -240,7 +240,7 @@ class TorchTrainer:
                 return self.logprobs(self.policy.model, batch, temperature=temperature)[0]
             return before(batch)
 
-        return figures_of(torch.cat(self._each(batches, now)), torch.cat([before(b) for b in batches]), batches)
+        return _figures(torch.cat(self._each(batches, now)), torch.cat([before(b) for b in batches]), batches)
 
     @torch.no_grad()
     def _all_tokens(self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float) -> LossInputs:
@@ -350,6 +350,13 @@ class TorchTrainer:
         found, share = self._merged(batches, counted, n_changed)
         made = {"optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, "optimizer/changed_share": share}
         return {**metrics_of(found), **made}
+
+
+def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
+    """Figures of the trajectories whose tokens `batches` hold; log-probs `[N]` of all of them, one after the other."""
+    names = ("advantages", "sequence_ids", "group_ids")
+    tokens = (torch.cat([getattr(b, name) for b in batches]).to(policy.device) for name in names)
+    return trajectories_of(policy, old, *tokens)
 
 
 def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInputs, Compared]:
