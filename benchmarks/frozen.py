@@ -11,9 +11,9 @@ thread and this interpreter; a recipe that one of them lacks is taken from the o
 - the tokens that were sampled, of every attempt that is stored, which are never off by a little;
 - the weights of every checkpoint and reward model that is kept.
 
-For each recipe it prints what differs first. With `--tolerance T` two numbers are equal where they are at most T apart,
-relative to the larger one, or T² where both are smaller than T; of a weight, relative to the largest of its tensor. The
-exit code is 1 where something differs or a run fails.
+For each recipe, half a minute in each tree on an idle core, it prints what differs first. With `--tolerance T` two
+numbers are equal where they are at most T apart, relative to the larger one, or T² in absolute terms; of a
+weight, relative to the largest of its tensor. The exit code is 1 where something differs or a run fails.
 """
 
 from __future__ import annotations
