@@ -29,6 +29,7 @@ from environments.splits import refuse_unknown
 from rewards.exact import ExactMatch
 from rewards.extract import boxed
 from rlhf.data import Message, Role, Task
+from rlhf.data.foreign import MAX_TEXT_BYTES
 from rlhf.errors import EnvError, nearest
 from rlhf.settings import STRICT
 
@@ -229,6 +230,7 @@ def _tasks(settings: Dataset, state: tuple[float, ...]) -> Mapping[str, tuple[Ta
     found: dict[str, dict[str, _Question]] = {split: {} for split in SPLITS}
     for named, source, rows in settings.sources():
         columns: _Columns | None = None
+        number = 0
         for i, (number, row) in enumerate(rows):
             if settings.max_rows is not None and i >= settings.max_rows:
                 break
@@ -236,6 +238,8 @@ def _tasks(settings: Dataset, state: tuple[float, ...]) -> Mapping[str, tuple[Ta
             one = columns.question(number, row)
             split = named or columns.split(number, row) or _drawn(settings, one.content)
             found[split].setdefault(repr((one.content, one.reference)), one)
+        if not number:
+            raise EnvError("this file has no rows", where=f"environment.{named or 'path'}", got=source, expected="rows")
     _keep_apart(settings, found)
     return {split: tuple(one.task for one in by_content.values()) for split, by_content in found.items()}
 
@@ -316,6 +320,9 @@ class _Columns:
         else:
             asked = self._cell(row, self.prompt, where)
         messages, prompt = _messages(asked, where)
+        if len(prompt) > MAX_TEXT_BYTES // 4:
+            got = f"{len(prompt):,} characters"
+            raise EnvError("a prompt is too long", where=where, got=got, expected=f"at most {MAX_TEXT_BYTES // 4:,}")
         reference = None if self.reference is None else self._cell(row, self.reference, where, may_lack=True)
         choices = self.settings.setting("choices")
         if choices is not None:
@@ -336,9 +343,11 @@ class _Columns:
 
     def _cell(self, row: Row, name: str, where: str, *, may_lack: bool = False) -> Any:
         value = _at(row, name)
+        if value is None and not may_lack and _has(row, name):
+            raise EnvError("an empty cell", where=where, got=f"{name}: null", expected="text", hint="take the row out")
         if value is None and not may_lack:
             raise EnvError(
-                "a row lacks a column that the first one has" if not _has(row, name) else "an empty cell",
+                "a row lacks a column that the first one has",
                 where=where,
                 got=", ".join(row)[:200],
                 expected=name,
@@ -410,7 +419,13 @@ def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple
     if isinstance(listed, dict):
         texts, labels = listed.get("text"), listed.get("label")
     if not isinstance(texts, list) or not 2 <= len(texts) <= len(_LETTERS):
-        raise EnvError("no choices", where=where, got=str(listed)[:80], expected="a list of 2 to 26 texts")
+        raise EnvError(
+            "no choices",
+            where=where,
+            got=str(listed)[:80],
+            expected="a list of 2 to 26 texts",
+            hint="see environment.choices",
+        )
     letters = _LETTERS[: len(texts)]
     told = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in zip(letters, texts, strict=True))])
     if reference is None or reference == -1 or not str(reference).strip():

@@ -58,7 +58,13 @@ def _json(path: Path) -> Iterator[tuple[int, Row]]:
     with _opened(path) as file:
         found = _parsed(file.read(), str(path))
     if not isinstance(found, list):
-        raise EnvError("no list of rows", where=str(path), got=type(found).__name__, expected="[{...}, ...]")
+        raise EnvError(
+            "no list of rows",
+            where=str(path),
+            got=f"an object with {', '.join(map(str, found))}"[:200] if isinstance(found, dict) else str(found)[:80],
+            expected="[{...}, ...]",
+            hint="take the list out of its object",
+        )
     for number, row in enumerate(found, start=1):
         yield number, _mapping(row, f"{path}, row {number}")
 
@@ -98,7 +104,9 @@ def _of_datasets(path: Path, where: str) -> Iterator[tuple[int, Row]]:
     try:
         found = datasets.load_from_disk(str(path))
     except Exception as error:
-        raise EnvError("no data set", where=where, got=f"{path}: {error}"[:200], expected=_KINDS) from error
+        names = ", ".join(sorted(p.name for p in path.iterdir())[:5])
+        got, hint = f"the folder {path} with {names or 'nothing'}", "name a file in it"
+        raise EnvError("no data set", where=where, got=got, expected=_KINDS, hint=hint) from error
     if isinstance(found, datasets.DatasetDict):
         raise EnvError(
             "this folder holds several splits",
@@ -134,7 +142,8 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise EnvError("no JSON", where=where, got=text.strip()[:80], expected="an object", hint=str(error)) from error
+        got = f"{text.strip()[:80]} ({error})"
+        raise EnvError("no JSON", where=where, got=got, expected="an object", hint="write one object a line") from error
 
 
 def _mapping(row: Any, where: str) -> Row:

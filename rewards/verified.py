@@ -12,28 +12,45 @@ from rewards.text import last_action, last_answer, last_reply
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RecipeError, RewardError
 
+#: Names of parameters by which a verifier is told from a reward of (task, trajectory); the first is ours.
+ANSWERS = ("answer", "response", "completion", "solution_str", "prediction", "reply", "output")
+REFERENCES = ("reference", "ground_truth", "expected", "target", "label", "gold", "solution")
+
 
 def is_verifier(part: Any) -> bool:
     """Whether the first two parameters are an answer and a reference, by their names or as texts.
 
     Raises:
-        RecipeError: they are a reference and an answer, and would be given the wrong way round.
+        RecipeError: they are a reference and an answer, and would be given the wrong way round; or a function's two
+            parameters say neither this nor (task, trajectory).
     """
     try:
         parameters = list(inspect.signature(part).parameters.values())[:2]
     except (TypeError, ValueError):
         return False
-    if [p.name for p in parameters] == ["reference", "answer"]:
+    names = [p.name for p in parameters]
+    got = f"({', '.join(names)})"
+    if len(names) == 2 and names[0] in REFERENCES and names[1] in ANSWERS:
         raise RecipeError(
             "a verifier is given the answer first",
             where=getattr(part, "__name__", type(part).__name__),
-            got="(reference, answer)",
+            got=got,
             expected="(answer, reference)",
             hint="swap the two parameters",
         )
-    named = {"answer", "reference"} & {p.name for p in parameters}
     texts = len(parameters) == 2 and all(p.annotation in (str, "str") for p in parameters)
-    return bool(named) or texts
+    if texts or names[:1] in ([name] for name in ANSWERS) or names[1:] in ([name] for name in REFERENCES):
+        return True
+    bare = len(parameters) == 2 and all(p.annotation is p.empty for p in parameters)
+    if bare and inspect.isfunction(part) and part.__name__ != "<lambda>" and "task" not in names[0]:
+        raise RecipeError(
+            "nothing says whether this is a verifier or a reward",
+            where=part.__name__,
+            got=got,
+            expected="(answer, reference) for a verifier, (task, trajectory) for a reward",
+            hint="name the parameters so, or annotate them: two of type str are an answer and a reference",
+        )
+    return False
 
 
 @dataclass(frozen=True)

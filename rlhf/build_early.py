@@ -31,6 +31,8 @@ from rlhf.trainers.stages import is_played
 
 #: Tasks of each split that are looked at.
 _N_TASKS = 16
+#: A reply that solves nothing.
+_NONSENSE = "colourless green ideas"
 #: Tasks that an environment may fail at when it is tried, and turns of an attempt then.
 _N_TRIED, _N_TURNS = 3, 2
 
@@ -150,6 +152,8 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
             continue
         split = next((s for stage in recipe.stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
         tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
+        if tasks and not await _refusal(replace(tasks[0], reference=_NONSENSE), name, copied, recipe.limits, tasks[0]):
+            say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
         refused = [(task, why) for task in tasks if (why := await _refusal(task, name, copied, recipe.limits))]
         if len(refused) > recipe.limits.max_error_fraction * len(tasks):
             task, why = refused[0]
@@ -161,20 +165,22 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
             )
 
 
-async def _refusal(task: Task, name: str, weighted: Weighted, limits: Limits) -> str:
-    """Why a reward takes the task's reference for no solution, in every form; empty where it takes one."""
-    why = ""
+async def _refusal(said: Task, name: str, weighted: Weighted, limits: Limits, task: Task | None = None) -> str:
+    """Why a reward takes a reference for no solution of `task`, in every form; empty where it takes one."""
+    why, task = "", task or said
     for form in ("{}", r"\boxed{{{}}}", "<answer>{}</answer>", "#### {}"):
-        said = form.format(task.reference)
-        reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
+        text = form.format(said.reference)
+        reply = Trajectory(task.id, 0, "", (Turn(Action(text, said=text), ""),), Outcome.FAILED)
         group = await score_group(task, [reply], {name: weighted}, timeout_s=limits.reward_timeout_s)
         if group.failures:
-            why = why or group.failures[0].message
+            why = why or " ".join(f"it fails: {group.failures[0].message}".split())
         elif group.trajectories[0].solved:
             return ""
         else:
             verdict = group.scores[0].parts[name]
-            why = why or f"worth {verdict.value:g}" + (f", {verdict.why}" if verdict.why else "")
+            why = why or f"worth {verdict.value:g} of {weighted.solved_at:g}" + (
+                f", {verdict.why}" if verdict.why else ""
+            )
     return why
 
 

@@ -223,12 +223,10 @@ def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
         takes.bind(*[None] * n)
     except TypeError as error:
         own = list(takes.parameters.values())[n - 2 :]
-        is_verifier = bool({"answer", "reference"} & {parameter.name for parameter in own})
         raise RecipeError(
             "a reward takes (task, trajectory), a verifier (answer, reference)",
             where=where,
             got=f"{kind}, which takes ({', '.join(map(str, own))})",
             expected="two parameters",
-            hint=f"write {'(answer, reference)' if is_verifier else '(task, trajectory)'} for its parameters; others "
-            "need a default",
+            hint="write (answer, reference) for its parameters, or (task, trajectory); others need a default",
         ) from error

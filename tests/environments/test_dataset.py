@@ -119,6 +119,9 @@ def test_chat_messages_come_before_the_question(tmp_path: Path) -> None:
         ('{"question": "a"}\n\n[1]', {}, "a.jsonl:3", "no mapping"),
         ('{"question": "a"}\n{"question"', {}, "a.jsonl:2", "no JSON"),
         ('{"question": ""}', {}, "a.jsonl:1", "no question"),
+        ('{"question": "a"}\n{"question": null}', {}, "a.jsonl:2", "an empty cell"),
+        (json.dumps({"question": "long " * 300_000}), {}, "a.jsonl:1", "1,500,000 characters"),
+        ("\n", {}, "environment.train", "no rows"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', {}, "a.jsonl:1", "the user's is the last"),
         ('{"question": "a"}', {"prompt": "qestion"}, "environment.prompt", "did you mean 'question'"),
         ('{"question": "a"}', {"prompt": "{questoin}!"}, "environment.prompt", "did you mean 'question'"),
@@ -290,9 +293,10 @@ def test_a_run_learns_from_a_file_and_a_verifier_of_ones_own(tmp_path: Path) -> 
 
 
 def test_a_verifier_that_refuses_the_references_is_cautioned_of(tmp_path: Path) -> None:
-    for name, right, is_doubted in (("a", "'?' in answer", True), ("b", "answer == '#### ' + reference", False)):
+    cases = (("'?' in answer", "for wrong"), ("answer == '#### ' + reference", ""), ("True", "nonsense"))
+    for name, (right, says) in zip("abc", cases, strict=True):
         path = recipe(tmp_path, {"right": {"kind": f"./{name}.py:judge"}})
         (tmp_path / f"{name}.py").write_text(MINE.replace("answer.strip().endswith(reference)", right))
         said: list[str] = []
         asyncio.run(try_references(load(path), said.append))
-        assert bool(said) == is_doubted, said
+        assert len(said) == bool(says) and says.replace("nonsense", "'colourless green ideas'") in "".join(said), said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,8 @@ from rewards.ranking import Ranking, items, ndcg
 from rewards.similarity import PatchSimilarity, Similarity, diff_similarity, diffs, edited, ratio
 from rewards.sql import SqlResult, is_ordered
 from rewards.structured import JsonSchema
-from rlhf.errors import RewardError
+from rewards.verified import is_verifier
+from rlhf.errors import RecipeError, RewardError
 from tests.rewards.played import played, task
 
 
@@ -405,3 +407,27 @@ def test_a_query_without_an_end_is_wrong():
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     found = asked(endless, "SELECT 4")
     assert found.value == 0 and "processor time" in found.why
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wanted"),
+    [
+        ("answer, reference", True),
+        ("a: str, b: str", True),
+        ("solution_str, ground_truth", True),
+        ("completion, target", True),
+        ("task, trajectory", False),
+        ("t: object, trajectory: object", False),
+        ("ground_truth, solution_str", "swap the two"),
+        ("reference, answer", "swap the two"),
+        ("one, two", "nothing says whether"),
+    ],
+)
+def test_a_function_is_told_by_its_parameters(parameters: str, wanted: bool | str) -> None:
+    made: dict[str, Any] = {}
+    exec(f"def judge({parameters}):\n    return 1.0", made)
+    if isinstance(wanted, bool):
+        assert is_verifier(made["judge"]) is wanted
+        return
+    with pytest.raises(RecipeError, match=wanted):
+        is_verifier(made["judge"])
