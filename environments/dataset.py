@@ -10,6 +10,7 @@ is solved is what the first reward that compares with the reference says, or the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import string
@@ -125,6 +126,7 @@ class Dataset:
             inline=True,
             oracle=True,
             splits=self.splits,
+            package=", ".join(f"{path.name} sha256:{_digest(path, mark)[:16]}" for path, mark in self._state()),
             judged_by_rewards=True,
         )
 
@@ -167,10 +169,10 @@ class Dataset:
         own: str | None = getattr(self, key)
         return own if own is not None else PRESETS.get(self.preset or "", {}).get(key)
 
-    def _state(self) -> tuple[float, ...]:
-        """When each file was written last: another file is read again."""
-        files = (self.path, self.train, self.dev, self.test)
-        return tuple(path.stat().st_mtime if path is not None and path.exists() else 0.0 for path in files)
+    def _state(self) -> tuple[tuple[Path, tuple[int, ...]], ...]:
+        """Each file that is there, with time and size of what it holds: another content is read again."""
+        given = (path for path in (self.path, self.train, self.dev, self.test) if path is not None and path.exists())
+        return tuple((path, _marks(path)) for path in given)
 
 
 class DatasetEpisode:
@@ -225,8 +227,26 @@ class _Question:
         )
 
 
+def _files(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+
+def _marks(path: Path) -> tuple[int, ...]:
+    return tuple(n for stat in (file.stat() for file in _files(path)) for n in (stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=32)
+def _digest(path: Path, marks: tuple[int, ...]) -> str:
+    """SHA-256 of a file, or of all files of a folder, in hexadecimal."""
+    whole = hashlib.sha256()
+    for file in _files(path):
+        with file.open("rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()
+
+
 @lru_cache(maxsize=8)
-def _tasks(settings: Dataset, state: tuple[float, ...]) -> Mapping[str, tuple[Task, ...]]:
+def _tasks(settings: Dataset, state: tuple[tuple[Path, tuple[int, ...]], ...]) -> Mapping[str, tuple[Task, ...]]:
     found: dict[str, dict[str, _Question]] = {split: {} for split in SPLITS}
     for named, source, rows in settings.sources():
         columns: _Columns | None = None

@@ -24,7 +24,7 @@ from rlhf.build_extend import extended
 from rlhf.build_guard import refuse_overlap
 from rlhf.build_pairs import check_parts, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
-from rlhf.build_resume import begin_of, is_finished, run_folder, say_finished, telling_what_is_there
+from rlhf.build_resume import begin_of, check_environment, is_finished, run_folder, say_finished, telling_what_is_there
 from rlhf.build_store import make_store_keeper
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
@@ -131,7 +131,9 @@ async def prepare(
 ) -> Run:
     """Every live object of a run: new, or as checkpoint `found` has it."""
     here = processes.current()
-    if not is_resumed:
+    if is_resumed:
+        check_environment(folder, recipe.environment)
+    else:
         refuse_overlap(recipe)
         try_samplers(recipe)
         check_seated(recipe)

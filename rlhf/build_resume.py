@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from agents.stores import copies
 from agents.stores.store import Store
+from environments.base import properties_of
 from rlhf import locks, processes
 from rlhf.digests import MANIFEST, Manifest
-from rlhf.errors import CheckpointError, RecipeError, RlhfError, StoreError
+from rlhf.errors import CheckpointError, RecipeError, RlhfError, StoreError, disk
 from rlhf.recipe import Recipe
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
@@ -143,6 +145,27 @@ def _check_record(folder: Path, say: Say) -> None:
     elif (folder / "recipe.yaml").is_file():
         say(f"caution: {folder} has no digests of its files: what they hold now is taken for what was written")
         manifest.record_all(*_READ_AGAIN)
+
+
+def check_environment(folder: Path, environment: object) -> None:
+    """Compare what an environment's tasks are made of with what the run in `folder` began with.
+
+    Raises:
+        CheckpointError: it is another version of the package, or another content of the file.
+    """
+    path = folder / "versions.json"
+    if not path.is_file():
+        return
+    with disk("the record of versions", path):
+        before = json.loads(path.read_text("utf-8")).get("environment", {}).get("package", "")
+    if before and before != (now := properties_of(environment).package):
+        raise CheckpointError(
+            "the environment is not the one that this run began with",
+            where=str(path),
+            got=now,
+            expected=before,
+            hint="put back the data or the package, or start a new run from the newest checkpoint: policy.path",
+        )
 
 
 def is_finished(recipe: Recipe, state: State) -> bool:

@@ -17,8 +17,9 @@ import yaml
 
 from environments.check import check_environment
 from environments.dataset import Dataset
+from rlhf.build import train
 from rlhf.build_early import try_references
-from rlhf.errors import EnvError, RecipeError
+from rlhf.errors import CheckpointError, EnvError, RecipeError
 from rlhf.recipe import load
 from tests.trainers import runs
 
@@ -290,6 +291,15 @@ def test_a_run_learns_from_a_file_and_a_verifier_of_ones_own(tmp_path: Path) -> 
     done = runs.run(recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}}), tmp_path / "run")
     solved, worth = (runs.curve(done.folder, name) for name in ("rollout/success", "reward/right"))
     assert solved == worth and max(solved) > 0  # what is solved is what the verifier says, and nothing else
+
+
+def test_a_run_does_not_go_on_with_another_file(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}})
+    done = runs.run(path, tmp_path / "run")
+    with (tmp_path / "sums.jsonl").open("a") as file:
+        file.write('{"question": "7+7", "answer": 14}\n')
+    with pytest.raises(CheckpointError, match=r"sums\.jsonl sha256"):
+        train(load(done.folder, ["stages.1.steps=3"]), None, resume=done.folder)
 
 
 def test_a_verifier_that_refuses_the_references_is_cautioned_of(tmp_path: Path) -> None:
