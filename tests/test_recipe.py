@@ -314,7 +314,7 @@ class Static:
     ("name", "takes", "writes"),
     [
         ("one", "(answer)", "(answer, reference)"),
-        ("three", "(task, trajectory, scale)", "(task, trajectory)"),
+        ("three", "(task, trajectory, scale)", "(answer, reference)"),
         ("Held", "(answer)", "(answer, reference)"),
     ],
 )

@@ -29,8 +29,9 @@ from rlhf.trainers.optimizer import MAX_SKIPPED, AdamW
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.trainer import TorchTrainer
 from rlhf.trainers.trainer_kind import DeepSpeed, Torch
+from tests.trainers.alike import assert_alike
 from tests.trainers.tiny import collect, credit, parameters, policy
-from tests.trainers.together import assert_alike, together
+from tests.trainers.together import together
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 

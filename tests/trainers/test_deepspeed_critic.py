@@ -24,8 +24,9 @@ from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.replicated import add_gradients
 from rlhf.trainers.trainer_kind import DeepSpeed, Torch
 from rlhf.trainers.value_model import Critic
+from tests.trainers.alike import assert_alike
 from tests.trainers.tiny import Echoes, collect, parameters, policy
-from tests.trainers.together import assert_alike, together
+from tests.trainers.together import together
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 

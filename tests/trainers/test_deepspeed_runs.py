@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from rlhf.processes import free_port
 from rlhf.trainers.run import Interrupted
 from tests.trainers import runs, words
-from tests.trainers.together import assert_alike, together
+from tests.trainers.alike import assert_alike
+from tests.trainers.together import together
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 

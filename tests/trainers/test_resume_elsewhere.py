@@ -20,8 +20,9 @@ from rlhf.trainers.moments import named, numbered
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.run import Interrupted
 from tests.trainers import children, runs, words
+from tests.trainers.alike import assert_alike
 from tests.trainers.test_deepspeed_runs import deepspeed, recipe
-from tests.trainers.together import assert_alike, together
+from tests.trainers.together import together
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 

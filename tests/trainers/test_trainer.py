@@ -20,8 +20,8 @@ from rlhf.losses.reinforce import Reinforce
 from rlhf.trainers.optimizer import MAX_SKIPPED, AdamW
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.trainer import TorchTrainer
+from tests.trainers.alike import assert_alike
 from tests.trainers.tiny import collect, credit, gradient, parameters, policy
-from tests.trainers.together import assert_alike
 
 #: An ε this large makes the step of Adam a smooth function of the gradient, so that rounding stays rounding.
 SMOOTH = AdamW(lr=0.1, eps=1e-2, max_grad_norm=None)

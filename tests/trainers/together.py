@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.multiprocessing as mp
 
@@ -19,20 +18,6 @@ def together(work: Callable[[int, Path], Any], folder: Path, n: int = 2, *, time
     folder.mkdir(parents=True, exist_ok=True)
     mp.spawn(_begin, args=(n, free_port(), folder, work, timeout_s), nprocs=n, join=True)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(n)]
-
-
-def assert_alike(
-    got: Mapping[str, float], wanted: Mapping[str, float], where: str = "", *, atol: float, rtol: float
-) -> None:
-    """Figures are the same but for rounding.
-
-    What moves a weight by next to nothing is rounded to nothing in one order of sums and not in another: the share of
-    weights that changed, of some thousand that are looked at, may differ by some.
-    """
-    share = "optimizer/changed_share"
-    theirs, ours = ({k: v for k, v in figures.items() if k != share} for figures in (got, wanted))
-    assert theirs == pytest.approx(ours, abs=atol, rel=rtol), where
-    assert got.get(share) == pytest.approx(wanted.get(share), abs=0.01), where
 
 
 def _begin(rank: int, n: int, port: int, folder: Path, work: Callable[[int, Path], Any], limit: float) -> None:
