@@ -63,7 +63,7 @@ class ChatAgent:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a demonstration has to show beside actions."""
+        """Names of what a demonstration has to show beside actions."""
         return self._memory.needs
 
     @property
@@ -133,7 +133,7 @@ class ChatAgent:
         )
 
     def _problem_of_thoughts(self, text: str, was_cut: bool) -> str:
-        """What is wrong with the thoughts of a reply; empty if nothing is."""
+        """Error in the thoughts of a reply; empty if there is none."""
         thoughts = split_thoughts(text)
         if self.think == "off" and thoughts.thought:
             return "<think> is not allowed here"
@@ -163,7 +163,7 @@ class ChatAgent:
         return " ".join(filter(None, [_THINK_ABOUT[self.think], self._memory.instruction]))
 
     def instructions(self, history: History) -> tuple[Message, ...]:
-        """What the policy is told first."""
+        """System message, if there is one."""
         return (Message(Role.SYSTEM, f"{self.system} {self._how_to_answer()}".strip()),) if self.system else ()
 
     def _reply(self, turn: Turn) -> Message:

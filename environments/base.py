@@ -47,7 +47,7 @@ CALL_LIMIT_S: ContextVar[float | None] = ContextVar("CALL_LIMIT_S", default=None
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an environment answers.
+    """Observation, reward and end of an environment step.
 
     Attributes:
         reply: what the agent reads.
@@ -120,7 +120,7 @@ class Scribe(Protocol):
     """An environment that can say what is worth remembering, for demonstrations to agents that forget."""
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """What a later action may need of all that was seen until after `taken`, in a bounded number of words."""
+        """Summary of what was seen until after `taken` and a later action may need, in a bounded number of words."""
         ...
 
 
@@ -129,13 +129,13 @@ class Guide(Protocol):
     """An environment that can say what its oracle is about, for demonstrations to agents that plan."""
 
     def subgoal(self, task: Task, taken: Sequence[str]) -> str:
-        """What the oracle's next action after `taken` is for; the same words until that is reached."""
+        """Subgoal of the oracle's next action after `taken`; the same words until it is reached."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What an environment declares about itself; `rlhf check environment` holds it to them.
+    """Declared capabilities of an environment; `rlhf check environment` tests them.
 
     Attributes:
         deterministic: one task and one list of actions give one transcript, in any process.
@@ -152,8 +152,8 @@ class Properties:
         seats: names of the seats that the agent plays, where it plays several (`StepResult.seat`).
         repeats: tasks of two splits may be the same to the agent, told the same at first and solved by the same: the
             package draws its small worlds by seeds and knows few of them, or there is one opening alone.
-        judged_by_rewards: a reward of the recipe says what is solved: the first one, unless another has the key
-            `solved_at`. What the environment says itself counts where no recipe is at hand.
+        judged_by_rewards: a reward of the recipe says what is solved: the one with the key `solved_at`, else the first
+            that compares with the reference. What the environment says itself counts where no recipe is at hand.
     """
 
     deterministic: bool = False

@@ -46,7 +46,7 @@ _UNKNOWN = "Unknown action. Say look up NAME, or answer {what}."
 
 @plain_dataclass(frozen=True, slots=True)
 class Objective:
-    """What is to be found: what it is called, which kind of thing it is, and what it is."""
+    """Value to be found: its name, its kind, and the value."""
 
     asks: str
     kind: str
@@ -55,7 +55,7 @@ class Objective:
 
 @plain_dataclass(frozen=True, slots=True)
 class Facts:
-    """What one task draws.
+    """Instance of a task.
 
     Attributes:
         people: name -> what the look-up of it says; pairs in alphabetical order.
@@ -108,7 +108,7 @@ class Objectives(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises: with another one, what that promises."""
+        """Promises of this environment: with another one, those of that."""
         if self.environment is not None:
             # One verdict of a reward cannot tell of k tasks.
             return replace(properties_of(self.environment), judged_by_rewards=False)
@@ -170,7 +170,7 @@ class Objectives(Seeded):
         return episode.way_out()
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """What is asked now, and all that has been found for it; nothing where an environment is given."""
+        """Objectives that are open, with what has been found for them; nothing where an environment is given."""
         if self.environment is not None:
             return ""
         episode = self._look_ups(task)
@@ -194,7 +194,7 @@ def _drawn(seed: int, k: int, hops: int, n_people: int) -> Facts:
 
 
 def told(facts: Facts) -> object:
-    """What the agent is told first, and what solves the task: whom to look up, and the answers."""
+    """Opening and solution of a task: whom to look up, and the answers."""
     return facts.objectives[0].asks, facts.ways, facts.reference
 
 
@@ -299,7 +299,7 @@ class LookUps(Attempt):
         return None if is_lost else tuple(actions)
 
     def worth_keeping(self) -> str:
-        """What a later action needs: the open objectives, answered where the look-ups told, and whom to look up."""
+        """Summary for a later action: the open objectives, answered where the look-ups told, and whom to look up."""
         goals, ways = self._facts.objectives, self._facts.ways
         now = range(self._n_answered, len(goals))[: None if self._is_together else 1]
         said = []

@@ -41,15 +41,20 @@ class Several(ABC):
             judged_by_rewards=all(p.judged_by_rewards for p in found),
         )
 
+    def fingerprint(self) -> str:
+        """Digests of the data that they read."""
+        found = (getattr(member, "fingerprint", None) for member in self.members())
+        return ", ".join(dict.fromkeys(said() for said in found if callable(said)))
+
     @property
     def agent_defaults(self) -> Mapping[str, Any]:
         """What all of them suggest for an agent."""
         return _common(self.members(), "agent_defaults")
 
     @property
-    def limit_defaults(self) -> Mapping[str, Any]:
+    def limits_defaults(self) -> Mapping[str, Any]:
         """What all of them suggest for limits."""
-        return _common(self.members(), "limit_defaults")
+        return _common(self.members(), "limits_defaults")
 
     @property
     def inline(self) -> bool:

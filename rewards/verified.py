@@ -28,24 +28,24 @@ def is_verifier(part: Any) -> bool:
         parameters = list(inspect.signature(part).parameters.values())[:2]
     except (TypeError, ValueError):
         return False
-    names = [p.name for p in parameters]
-    got = f"({', '.join(names)})"
-    if len(names) == 2 and names[0] in REFERENCES and names[1] in ANSWERS:
+    first, second = ([p.name for p in parameters] + ["", ""])[:2]
+    where, got = getattr(part, "__name__", type(part).__name__), f"({', '.join(p.name for p in parameters)})"
+    if first in REFERENCES and second in ANSWERS:
         raise RecipeError(
             "a verifier is given the answer first",
-            where=getattr(part, "__name__", type(part).__name__),
+            where=where,
             got=got,
             expected="(answer, reference)",
             hint="swap the two parameters",
         )
-    texts = len(parameters) == 2 and all(p.annotation in (str, "str") for p in parameters)
-    if texts or names[:1] in ([name] for name in ANSWERS) or names[1:] in ([name] for name in REFERENCES):
+    annotations = [p.annotation for p in parameters]
+    if first in ANSWERS or second in REFERENCES or (second and all(a in (str, "str") for a in annotations)):
         return True
-    bare = len(parameters) == 2 and all(p.annotation is p.empty for p in parameters)
-    if bare and inspect.isfunction(part) and part.__name__ != "<lambda>" and "task" not in names[0]:
+    is_bare = second and all(a is inspect.Parameter.empty for a in annotations) and "task" not in first
+    if is_bare and inspect.isfunction(part) and where != "<lambda>":
         raise RecipeError(
             "nothing says whether this is a verifier or a reward",
-            where=part.__name__,
+            where=where,
             got=got,
             expected="(answer, reference) for a verifier, (task, trajectory) for a reward",
             hint="name the parameters so, or annotate them: two of type str are an answer and a reference",

@@ -24,7 +24,15 @@ from rlhf.build_extend import extended
 from rlhf.build_guard import refuse_overlap
 from rlhf.build_pairs import check_parts, check_sources, stored_groups
 from rlhf.build_processes import check_alike, joined, stopped_by_term, stopping_together
-from rlhf.build_resume import begin_of, check_environment, is_finished, run_folder, say_finished, telling_what_is_there
+from rlhf.build_resume import (
+    begin_of,
+    check_environment,
+    is_finished,
+    made_of,
+    run_folder,
+    say_finished,
+    telling_what_is_there,
+)
 from rlhf.build_store import make_store_keeper
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
@@ -390,10 +398,7 @@ def versions(environment: Environment) -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "environment": {
-            "package": properties_of(environment).package,
-            **asdict(properties_of(environment)),
-        },
+        "environment": {**asdict(properties_of(environment)), **made_of(environment)},
         "packages": packages,
     }
 

@@ -152,9 +152,10 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
             continue
         split = next((s for stage in recipe.stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
         tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
-        if tasks and not await _refusal(replace(tasks[0], reference=_NONSENSE), name, copied, recipe.limits, tasks[0]):
+        if tasks and not await _refusal(_NONSENSE, tasks[0], copied, recipe.limits):
             say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
-        refused = [(task, why) for task in tasks if (why := await _refusal(task, name, copied, recipe.limits))]
+        tried = [(task, await _refusal(str(task.reference), task, copied, recipe.limits)) for task in tasks]
+        refused = [(task, why) for task, why in tried if why]
         if len(refused) > recipe.limits.max_error_fraction * len(tasks):
             task, why = refused[0]
             row = f", row {task.info['row']}" if "row" in task.info else ""
@@ -165,22 +166,21 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
             )
 
 
-async def _refusal(said: Task, name: str, weighted: Weighted, limits: Limits, task: Task | None = None) -> str:
-    """Why a reward takes a reference for no solution of `task`, in every form; empty where it takes one."""
-    why, task = "", task or said
+async def _refusal(answer: str, task: Task, weighted: Weighted, limits: Limits) -> str:
+    """Reason why a reward takes an answer for wrong in every form; empty where it takes one for right."""
+    why = ""
     for form in ("{}", r"\boxed{{{}}}", "<answer>{}</answer>", "#### {}"):
-        text = form.format(said.reference)
-        reply = Trajectory(task.id, 0, "", (Turn(Action(text, said=text), ""),), Outcome.FAILED)
-        group = await score_group(task, [reply], {name: weighted}, timeout_s=limits.reward_timeout_s)
+        said = form.format(answer)
+        reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
+        group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=limits.reward_timeout_s)
         if group.failures:
             why = why or " ".join(f"it fails: {group.failures[0].message}".split())
         elif group.trajectories[0].solved:
             return ""
         else:
-            verdict = group.scores[0].parts[name]
-            why = why or f"worth {verdict.value:g} of {weighted.solved_at:g}" + (
-                f", {verdict.why}" if verdict.why else ""
-            )
+            verdict = group.scores[0].parts[weighted.name]
+            reason = f", {verdict.why}" if verdict.why else ""
+            why = why or f"worth {verdict.value:g} of {weighted.solved_at:g}{reason}"
     return why
 
 

@@ -147,8 +147,14 @@ def _check_record(folder: Path, say: Say) -> None:
         manifest.record_all(*_READ_AGAIN)
 
 
+def made_of(environment: object) -> dict[str, str]:
+    """Package of an environment, and digest of the data it reads: `fingerprint()`, where it has one."""
+    fingerprint = getattr(environment, "fingerprint", None)
+    return {"package": properties_of(environment).package, "data": fingerprint() if callable(fingerprint) else ""}
+
+
 def check_environment(folder: Path, environment: object) -> None:
-    """Compare what an environment's tasks are made of with what the run in `folder` began with.
+    """Compare the package and the data of an environment with those that the run in `folder` began with.
 
     Raises:
         CheckpointError: it is another version of the package, or another content of the file.
@@ -157,15 +163,16 @@ def check_environment(folder: Path, environment: object) -> None:
     if not path.is_file():
         return
     with disk("the record of versions", path):
-        before = json.loads(path.read_text("utf-8")).get("environment", {}).get("package", "")
-    if before and before != (now := properties_of(environment).package):
-        raise CheckpointError(
-            "the environment is not the one that this run began with",
-            where=str(path),
-            got=now,
-            expected=before,
-            hint="put back the data or the package, or start a new run from the newest checkpoint: policy.path",
-        )
+        record = json.loads(path.read_text("utf-8")).get("environment", {})
+    for name, now in made_of(environment).items():
+        if record.get(name) and record[name] != now:
+            raise CheckpointError(
+                "the environment is not the one that this run began with",
+                where=f"{path}, {name}",
+                got=now,
+                expected=record[name],
+                hint="put it back, or start a new run from the newest checkpoint: policy.path",
+            )
 
 
 def is_finished(recipe: Recipe, state: State) -> bool:

@@ -274,7 +274,6 @@ time/critic_s                   | s          | values of the critic and its upda
 time/audit_s                    | s          | auditing a judge, the attempts that it is audited by among it
 time/refresh_s                  | s          | training the reward model further, and judging it
 time/eval_s                     | s          | evaluating
-time/checkpoint_s               | s          | writing checkpoints
 time/publish_s                  | s          | giving new weights to the engine
 time/step_s                     | s          | the whole step
 memory/rss_gb                   | GB         | resident memory of the process, 1e9 bytes

@@ -172,7 +172,7 @@ def _facts(run: RunData) -> str:
 
 
 def _times(run: RunData) -> list[tuple[str, str]]:
-    names = ("time/rollout_s", "time/train_s", "time/eval_s", "time/publish_s", "time/checkpoint_s")
+    names = ("time/rollout_s", "time/train_s", "time/eval_s", "time/publish_s")
     rows = [(describe(name).meaning, f"{sum(values):.1f} s") for name in names if (values := run.values(name))]
     if peak := run.values("memory/rss_gb"):
         rows.append(("resident memory, most at any step", f"{max(peak):.2f} GB"))

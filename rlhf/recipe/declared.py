@@ -27,15 +27,12 @@ def declared_by(environment: object, path: str = "environment") -> Properties:
         return properties_of(environment)
 
 
-def agent_keys(environment: object, given: object) -> object:
-    """Recipe keys of an agent, with those that `environment` suggests (`agent_defaults`) for one of kind `chat`."""
-    defaults = getattr(environment, "agent_defaults", None)
+def with_defaults(part: str, environment: object, given: object) -> object:
+    """Recipe keys of a part, with those that the environment suggests: its `agent_defaults` or `limits_defaults`.
+
+    An agent of another kind than `chat` is left as it is given.
+    """
+    defaults = getattr(environment, f"{part}_defaults", None)
     if not defaults or not isinstance(given, Mapping) or given.get("kind", "chat") != "chat":
         return given
     return {**defaults, **given}
-
-
-def limit_keys(environment: object, given: object) -> object:
-    """Recipe keys of the limits, with those that `environment` suggests (`limit_defaults`)."""
-    defaults = getattr(environment, "limit_defaults", None)
-    return {**defaults, **given} if defaults and isinstance(given, Mapping) else given

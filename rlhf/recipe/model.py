@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build, build_environment, build_part, plain, plain_part
-from rlhf.recipe.declared import agent_keys, declared_by, limit_keys
+from rlhf.recipe.declared import declared_by, with_defaults
 from rlhf.recipe.describe import given
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.values import join
@@ -88,8 +88,8 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
             )
     # Light parts come first: a package that is missing there is told before torch is loaded for the others.
     environment = build_environment(values["environment"], "environment", base=base)
-    agent = build_part("agent", agent_keys(environment, values.get("agent", {})), "agent", base=base)
-    limits = limit_keys(environment, values.get("limits", {}))
+    agent = build_part("agent", with_defaults("agent", environment, values.get("agent", {})), "agent", base=base)
+    limits = with_defaults("limits", environment, values.get("limits", {}))
 
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.rollout.limits import Limits
@@ -189,8 +189,8 @@ def rewards_of(values: Any, base: Path) -> dict[str, Weighted]:
     return rewards
 
 
-def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "rewards") -> dict[str, Weighted]:
-    """The rewards, one of which says what is solved where the environment leaves that to them.
+def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weighted]:
+    """Rewards, one of which says what is solved where the environment leaves that to them.
 
     It is the first that compares with the task's reference; without one, the only reward there is.
 
@@ -201,17 +201,18 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
 
     if not declared_by(environment).judged_by_rewards or any(w.solved_at is not None for w in rewards.values()):
         return rewards
-    scored = {name: w for name, w in rewards.items() if w.watch is None}
-    found = [name for name, w in scored.items() if any(compared_in(name, w.reward, None))] or list(scored)
-    if len(found) > 1 and not any(compared_in(found[0], scored[found[0]].reward, None)):
+    scored = [name for name, w in rewards.items() if w.watch is None]
+    comparing = [name for name in scored if any(compared_in(name, rewards[name].reward, None))]
+    if not comparing and len(scored) > 1:
         raise RecipeError(
             "nothing says when an attempt is solved",
-            where=path,
-            got=", ".join(found),
+            where="rewards",
+            got=", ".join(scored),
             expected="solved_at at one of them",
-            hint=f"write {path}.{found[0]}.solved_at: 1.0, or what it has to be worth",
+            hint=f"write rewards.{scored[0]}.solved_at: 1.0, or what it has to be worth",
         )
-    return {name: replace(w, solved_at=1.0) if name in found[:1] else w for name, w in rewards.items()}
+    first = (comparing or scored)[:1]
+    return {name: replace(w, solved_at=1.0) if name in first else w for name, w in rewards.items()}
 
 
 def _reward(name: str, values: Any, base: Path) -> Weighted:

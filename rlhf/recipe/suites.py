@@ -28,7 +28,7 @@ from pydantic.dataclasses import dataclass
 from rewards.suite import names as suite_names
 from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
-from rlhf.recipe.declared import agent_keys, limit_keys
+from rlhf.recipe.declared import with_defaults
 from rlhf.recipe.describe import given
 from rlhf.recipe.files import Listed, files_beside, listed_in
 from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
@@ -340,12 +340,13 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
     tasks = build(Tasks, found["tasks"], join(path, "tasks"), base=base)
     is_common = "split" in common.get("tasks", {}) and "split" not in values.get("tasks", {})
     check_declared_split(tasks.split, environment, "tasks.split" if is_common else join(path, "tasks.split"))
+    agent, limits = (with_defaults(key, environment, found.get(key, {})) for key in ("agent", "limits"))
     return Part(
         name=name,
         environment=environment,
-        agent=build_part("agent", agent_keys(environment, found.get("agent", {})), join(path, "agent"), base=base),
+        agent=build_part("agent", agent, join(path, "agent"), base=base),
         rewards=deciding(_rewards(found.get("rewards", {"success": {"kind": "outcome"}}), base), environment),
-        limits=build(Limits, limit_keys(environment, found["limits"]), join(path, "limits"), base=base),
+        limits=build(Limits, limits, join(path, "limits"), base=base),
         tasks=tasks,
     )
 

@@ -92,7 +92,8 @@ async def score_group(
     try:
         with Watchdog():
             trajectories, decided = await scorer.decide(trajectories)
-            shared = await scorer.together(trajectories, decided)
+            others = await scorer.together(trajectories, [n for n, w in rewards.items() if w.solved_at is None])
+            shared = [{**first, **then} for first, then in zip(decided, others, strict=True)]
             judged = await asyncio.gather(*map(scorer.judge, trajectories, shared))
     finally:
         await lanes.close()
@@ -165,18 +166,16 @@ class _Scorer:
     timeout_s: float
 
     async def decide(self, trajectories: Sequence[Trajectory]) -> tuple[Sequence[Trajectory], Sequence[_Shared]]:
-        """Ask the reward that says what is solved first: the attempts with that outcome, which others are shown."""
-        nothing: list[_Shared] = [{} for _ in trajectories]
+        """Ask the reward that says what is solved: the attempts with that outcome, which others are shown, and why."""
         name = next((name for name, weighted in self.rewards.items() if weighted.solved_at is not None), None)
         if name is None:
-            return trajectories, nothing
-        weighted = self.rewards[name]
-        shared = await self.together(trajectories, nothing, only=name)
-        found = await asyncio.gather(*(self._asked(weighted, t, s) for t, s in zip(trajectories, shared, strict=True)))
-        after = [_decided(t, v, weighted.solved_at) for t, v in zip(trajectories, found, strict=True)]
-        return after, [{} if v is None else {name: v} for v in found]
+            return trajectories, [{} for _ in trajectories]
+        weighted, shared = self.rewards[name], await self.together(trajectories, [name])
+        said = await asyncio.gather(*(self._said(weighted, t, s) for t, s in zip(trajectories, shared, strict=True)))
+        after = [_decided(t, v, weighted.solved_at) for t, v in zip(trajectories, said, strict=True)]
+        return after, [{} if verdict is None else {name: verdict} for verdict in said]
 
-    async def _asked(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict | RewardError | None:
+    async def _said(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict | RewardError | None:
         if trajectory.outcome.is_failure_of_a_part:
             return None
         try:
@@ -184,15 +183,12 @@ class _Scorer:
         except RewardError as error:
             return error
 
-    async def together(
-        self, trajectories: Sequence[Trajectory], known: Sequence[_Shared], *, only: str | None = None
-    ) -> Sequence[_Shared]:
-        """Ask the rewards that look at the whole group; the result is aligned with `trajectories`, `known` with it."""
-        shared: list[dict[str, Verdict | RewardError]] = [dict(k) for k in known]
+    async def together(self, trajectories: Sequence[Trajectory], names: Sequence[str]) -> Sequence[_Shared]:
+        """Ask those of the rewards that look at the whole group; the result is aligned with `trajectories`."""
+        shared: list[dict[str, Verdict | RewardError]] = [{} for _ in trajectories]
         judged = [i for i, t in enumerate(trajectories) if not t.outcome.is_failure_of_a_part]
-        for name, weighted in self.rewards.items():
-            if only not in (None, name) or any(name in k for k in known):
-                continue
+        for name in names:
+            weighted = self.rewards[name]
             if hasattr(weighted.reward, "over_group") and judged:
                 found = await self._over_group(weighted, tuple(trajectories[i] for i in judged))
                 for i, verdict in zip(judged, found, strict=True):
@@ -269,7 +265,7 @@ def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | Rewar
 
 
 def _decided(trajectory: Trajectory, verdict: Verdict | RewardError | None, least: float | None) -> Trajectory:
-    """The attempt, solved where a verdict is worth at least `least`; as it is without one."""
+    """Attempt that is solved where a verdict is worth at least `least`; as it was where there is none."""
     if least is None or not isinstance(verdict, Verdict) or (verdict.value >= least) == trajectory.solved:
         return trajectory
     return replace(trajectory, outcome=Outcome.FAILED if trajectory.solved else Outcome.SOLVED)
