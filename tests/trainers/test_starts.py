@@ -115,7 +115,8 @@ def test_what_a_tree_comes_to_is_shown(tmp_path: Path) -> None:
     assert figures["max_shared_turns_per_step"] == 48
     shown = CliRunner().invoke(app, ["show", str(path)], env={"COLUMNS": "200"}).output
     assert "16 of these episodes branch off others of their task: at most 48 of the turns are replayed" in shown
-    alone = CliRunner().invoke(app, ["show", str(path), "stages.0.rollout={kind: independent}"]).output
+    single = ["stages.0.rollout={kind: independent}", "stages.0.advantage={kind: grpo}"]
+    alone = CliRunner().invoke(app, ["show", str(path), *single]).output
     assert "branch off" not in alone and "policy_gradient" in alone
 
 
