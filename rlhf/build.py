@@ -226,7 +226,7 @@ async def make_policy(
         if here.is_main:
             Manifest(folder).record_all("base")
     check_alike(policy)
-    if not is_taken_apart(recipe):  # else DeepSpeed moves piece by piece
+    if not is_taken_apart(recipe):  # else the trainer moves it piece by piece
         policy.model.to(device())
     return policy
 

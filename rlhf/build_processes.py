@@ -17,7 +17,7 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.trainer_checks import check_processes
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.trainers.policy import Policy
-from rlhf.trainers.trainer_kind import DeepSpeed
+from rlhf.trainers.trainer_kind import spread_of
 
 
 @contextmanager
@@ -27,7 +27,8 @@ def joined(recipe: Recipe) -> Iterator[Processes]:
     Raises:
         RecipeError: there are several, and a part of the recipe works in one only.
     """
-    wanted, n = [s.trainer for s in recipe.stages if isinstance(s.trainer, DeepSpeed)], processes.n_wanted()
+    wanted: list[Any] = [s.trainer for s in recipe.stages if spread_of(s.trainer).processes]
+    n = processes.n_wanted()
     if processes.current().n > 1 or (n == 1 and not wanted):
         yield processes.current()
         return

@@ -123,7 +123,7 @@ def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
 
     assert loaded(3, "{}") and loaded(3, "{lora: {rank: 2}}") and loaded(2, "{trunk: policy}")
     for zero, critic, says in (
-        (1, "{trunk: policy, gradient: trunk}", "DeepSpeed has a copy of"),
+        (1, "{trunk: policy, gradient: trunk}", "the trainer has a copy of"),
         (3, "{trunk: policy}", "lie in pieces"),
     ):
         with pytest.raises(RecipeError, match=says) as error:

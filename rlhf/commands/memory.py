@@ -17,6 +17,7 @@ from rlhf.commands.beside import beside, shapes_of
 from rlhf.commands.dry_run import Pass, peak_bytes
 from rlhf.commands.meta import Parameter, count, meta_model, parameters_of, shaped
 from rlhf.errors import ModelError
+from rlhf.trainers.trainer_kind import spread_of
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -31,7 +32,7 @@ _CHANGES = {
     "gradients": "train adapters, policy.lora={{}}, or spread them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
     "masters": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
     "moments": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
-    "buffers": "lower {stage}.trainer.bucket_mb",
+    "buffers": "change {stage}.trainer: a lower bucket_mb, or reshard_after_forward: true, whichever it has",
     "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
     "teacher": "name a smaller teacher in {stage}.loss.teacher",
     "critic": "set {stage}.critic.lora={{}} or {stage}.critic.trunk=policy",
@@ -138,13 +139,13 @@ def _estimate(
     recipe: Recipe, path: str, stage: Any, parameters: Sequence[Parameter], config: Any, n_processes: int
 ) -> Estimate:
     dtype = precision_of(recipe, stage)
-    if getattr(stage.trainer, "zero", None) is not None:
+    if spread_of(stage.trainer).processes:
         parameters = [replace(p, size=_SIZES[dtype]) if p.size >= 1 else p for p in parameters]
     kept = trainer_bytes(parameters, stage.trainer, n_processes)
     on_host = _on_host(stage.trainer)
     counted, most = _kv_cache(recipe, stage, config, n_processes)
     held = [Part(name, kept[name], name in on_host) for name in ("weights", "gradients", "masters", "moments")]
-    held.append(Part("buffers", _buffers(parameters, stage.trainer)))
+    held.append(Part("buffers", buffers(parameters, stage.trainer, config)))
     held += _copies(recipe, stage, parameters, dtype)
     undivided = trainer_bytes(parameters, stage.trainer, 1)
     moments = undivided["masters"] + undivided["moments"]
@@ -155,7 +156,7 @@ def _estimate(
     # Once more without logits to speak of.
     peaks = [_dry(model, asked), _dry(model, replace(asked, n_sampled=1))]
     whole, bare = (peak or 0 for peak in peaks)
-    loading = sum(p.n_bytes for p in parameters) - kept["weights"] if getattr(stage.trainer, "zero", 0) == 3 else 0
+    loading = sum(p.n_bytes for p in parameters) - kept["weights"] if spread_of(stage.trainer).parameters else 0
     passing = (
         (Part("activations", min(bare, whole)), Part("logits", max(whole - bare, 0))),
         (Part("critic_activations", _of_critic(stage, model, asked)),),
@@ -176,45 +177,62 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
         kind: of the trainer, a stage's `trainer`.
         n_processes: that share the stage.
     """
-    zero = getattr(kind, "zero", 0)
+    spread = spread_of(kind)
     trained = [p for p in parameters if p.is_trained]
     weights, of_trained = sum(p.n_bytes for p in parameters), 4 * sum(p.n for p in trained)
-    if not zero:
+    if not spread.optimizer:
         masters = 4 * sum(p.n for p in trained if p.size < 4)
         # The update takes a root of every mean square at once.
         return {
             "weights": weights, "gradients": of_trained, "masters": masters, "moments": 2 * of_trained,
             "update": of_trained,
         }  # fmt: skip
-    if zero == 3:
-        weights = sum(
-            p.n_bytes if p.n < kind.keep_whole_below else int(-(-p.n // n_processes) * p.size) for p in parameters
-        )
+    if spread.parameters:
+        sizes = [4 if p.is_trained and not spread.has_masters else p.size for p in parameters]
+        pieces = [p.n if p.n < spread.whole_below else -(-p.n // n_processes) for p in parameters]
+        weights = int(sum(size * n for size, n in zip(sizes, pieces, strict=True)))
     n_trained = sum(p.n for p in trained)
     share = -(-n_trained // n_processes)
     of_one = 2 if kind.precision == "float16" else 4  # gradients of bfloat16 are added up in float32
-    gradients = of_one * (n_trained if zero == 1 else share)
-    # The update has its gradients in float32 once more, and the roots.
-    return {"weights": weights, "gradients": gradients, "masters": 4 * share, "moments": 8 * share, "update": 8 * share}
+    gradients = of_one * (share if spread.gradients else n_trained)
+    # The update has the roots, and beside masters its gradients in float32 once more.
+    masters, update = (4 * share, 8 * share) if spread.has_masters else (0, 4 * share)
+    return {"weights": weights, "gradients": gradients, "masters": masters, "moments": 8 * share, "update": update}
 
 
 def _on_host(kind: Any) -> set[str]:
     """What lies in the machine's memory though the policy is on a GPU."""
     found = {"masters", "moments"} if getattr(kind, "offload_optimizer", False) else set()
-    if found and kind.zero > 1:
+    if found and spread_of(kind).gradients:
         found.add("gradients")
     return found | ({"weights"} if getattr(kind, "offload_parameters", False) else set())
 
 
-def _buffers(parameters: Sequence[Parameter], kind: Any) -> int:
-    """Bytes in which gradients wait to be summed, and of the layers that ZeRO 3 has gathered."""
-    zero = getattr(kind, "zero", 0)
-    if not zero:
+def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
+    """Return the bytes in which gradients wait to be summed, and those of layers that are gathered.
+
+    ZeRO has its buckets. Else embedding and output layer are gathered, and two layers, one of them ahead of its use;
+    gradients are whole for embedding, output layer and one layer, and once more in float32 while they are summed.
+
+    Args:
+        parameters: of the policy.
+        kind: of the trainer.
+        config: of the model.
+    """
+    spread = spread_of(kind)
+    if not spread.optimizer:
         return 0
     size = max(p.size for p in parameters)
     n, n_trained = count(parameters)
-    gathered = min(n, _ZERO3_LIVE) * size if zero == 3 else 0
-    return int(min(kind.bucket_mb * 1_000_000, n_trained * size) + gathered)
+    if spread.bucket_bytes:
+        gathered = min(n, _ZERO3_LIVE) * size if spread.parameters else 0
+        return int(min(spread.bucket_bytes, n_trained * size) + gathered)
+    text = config.get_text_config()
+    ends = [p for p in parameters if p.n == text.vocab_size * text.hidden_size]
+    (of_ends, trained_ends), n_layers = count(ends), text.num_hidden_layers
+    gathered = n if spread.keeps_gathered else min(n, of_ends + 2 * (n - of_ends) // n_layers)
+    a_layer = (n_trained - trained_ends) // n_layers
+    return int((gathered + trained_ends + a_layer) * size + 4 * max(trained_ends, a_layer))
 
 
 def precision_of(recipe: Recipe, stage: Any) -> str:

@@ -9,6 +9,8 @@ from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.role_checks import never_called, roles_of
+from rlhf.recipe.trainer_checks import KEEPS_WHOLE, said
+from rlhf.trainers.trainer_kind import spread_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -44,13 +46,13 @@ def _check_dora(recipe: Recipe) -> None:
             hint="set engine.lora: merged, or use plain LoRA",
         )
     for i, stage in enumerate(recipe.stages):
-        if getattr(stage.trainer, "zero", 0) == 3:
+        if spread_of(stage.trainer).parameters:
             raise RecipeError(
-                "DoRA looks at whole weights of the base, which ZeRO 3 has in pieces",
-                where=f"stages[{i}].trainer.zero",
-                got="3 with policy.lora.dora",
-                expected="zero: 0, 1 or 2",
-                hint="lower trainer.zero, or use plain LoRA",
+                "DoRA looks at whole weights of the base, which this trainer has in pieces",
+                where=f"stages[{i}].trainer.{spread_of(stage.trainer).key}",
+                got=f"{said(stage.trainer)}, with policy.lora.dora",
+                expected=KEEPS_WHOLE,
+                hint="use such a trainer, or plain LoRA",
             )
 
 
@@ -67,8 +69,9 @@ def _check_quantized(recipe: Recipe) -> None:
     if kind_of("engine", recipe.engine) == "vllm":
         raise _no_base(where, lora, "vLLM, whose base would not be in 4 bits", "engine: {kind: transformers}")
     for i, stage in enumerate(recipe.stages):
-        if kind_of("trainer", stage.trainer) == "deepspeed":
-            raise _no_base(where, lora, f"DeepSpeed in stages[{i}]", "trainer: {kind: torch}")
+        if spread_of(stage.trainer).processes:
+            trainer = f"{kind_of('trainer', stage.trainer)} in stages[{i}]"
+            raise _no_base(where, lora, trainer, "trainer: {kind: torch}")
     for path, stage in policy_gradient_stages(recipe):
         critic = stage.critic
         if getattr(critic, "trunk", "") == "own" and getattr(critic, "path", None) is None:
@@ -105,9 +108,11 @@ def _check_roles(recipe: Recipe) -> None:
         kind = kind_of("stage", stage)
         if kind not in _OF_ROLES:
             raise _one_set(f"stages[{i}].kind", kind, " or ".join(_OF_ROLES), "this stage knows one set of weights")
-        if getattr(stage.trainer, "zero", 0) == 3 and kind_of("engine", recipe.engine) != "vllm":
+        spread = spread_of(stage.trainer)
+        if spread.parameters and kind_of("engine", recipe.engine) != "vllm":
             why = "the embedded engine has a copy then, into which adapters are merged"
-            raise _one_set(f"stages[{i}].trainer.zero", "3", "0 to 2, or engine: {kind: vllm}", why)
+            expected = f"engine: {{kind: vllm}}, or {KEEPS_WHOLE}"
+            raise _one_set(f"stages[{i}].trainer.{spread.key}", said(stage.trainer), expected, why)
         for key in _ONE_SET:
             if getattr(stage, key, None) is not None:
                 raise _one_set(f"stages[{i}].{key}", "given", "null", "it works with one set of weights")

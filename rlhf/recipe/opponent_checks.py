@@ -11,7 +11,7 @@ from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages, shares_policy
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.trainer_checks import KEEPS_WHOLE, apart_by
 from rlhf.rollout.grouping import Independent
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def _caution_seats(recipe: Recipe) -> Iterator[str]:
 def _check_engine(recipe: Recipe) -> None:
     for path, _ in _opposed(recipe):
         if not shares_policy(recipe):
-            apart = is_taken_apart(recipe)
+            apart = apart_by(recipe)
             raise RecipeError(
                 "older versions play on the engine that shares the trainer's module",
                 where=f"{path}.opponents",
-                got="a stage with trainer.zero: 3" if apart else f"engine: {kind_of('engine', recipe.engine)}",
-                expected="zero: 0, 1 or 2" if apart else "engine: {kind: transformers}",
-                hint="lower trainer.zero, or remove the key" if apart else "change engine.kind, or remove the key",
+                got=f"a stage with {apart}" if apart else f"engine: {kind_of('engine', recipe.engine)}",
+                expected=KEEPS_WHOLE if apart else "engine: {kind: transformers}",
+                hint=f"change {'the trainer' if apart else 'engine.kind'}, or remove the key",
             )
 
 

@@ -9,7 +9,7 @@ from rlhf.errors import RecipeError, nearest
 from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.split_checks import check_split
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.trainer_checks import KEEPS_WHOLE, apart_by
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -91,13 +91,13 @@ def _check_renewed(recipe: Recipe) -> None:
                 or "remove the key: what the environment calls solved is then true",
             )
         check_split(settings.split, recipe.environment, f"{path}.split")
-        if is_taken_apart(recipe):
+        if apart_by(recipe):
             raise RecipeError(
                 "a policy that lies in pieces cannot be copied to judge",
                 where=path,
-                got="a stage with trainer.zero: 3",
-                expected="zero: 0, 1 or 2",
-                hint="lower trainer.zero, or remove the key",
+                got=f"a stage with {apart_by(recipe)}",
+                expected=KEEPS_WHOLE,
+                hint="use such a trainer, or remove the key",
             )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
 from rlhf.recipe.start_checks import refuse_group_size, refuse_replay
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.trainer_checks import KEEPS_WHOLE, apart_by
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -78,13 +78,13 @@ def _check_compared(recipe: Recipe) -> None:
 
 def _check_alone(recipe: Recipe) -> None:
     for path, stage in paired_stages(recipe):
-        if is_taken_apart(recipe):
+        if apart_by(recipe):
             raise RecipeError(
                 "this stage cannot train weights that lie in pieces",
                 where=f"{path}.kind",
-                got=f"{kind_of('stage', stage)} beside a stage with trainer.zero: 3",
-                expected="zero: 0, 1 or 2",
-                hint="lower trainer.zero, or run the stage by itself on a checkpoint",
+                got=f"{kind_of('stage', stage)} beside a stage with {apart_by(recipe)}",
+                expected=KEEPS_WHOLE,
+                hint="use such a trainer, or run the stage by itself on a checkpoint",
             )
 
 

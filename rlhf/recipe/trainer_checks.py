@@ -7,14 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
 from rlhf.kinds import kind_of
+from rlhf.trainers.trainer_kind import Spread, spread_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
 
+#: What goes with parts that need the policy's weights whole, and what to do about them.
+KEEPS_WHOLE = "a trainer that keeps weights whole: torch, or deepspeed with zero: 0, 1 or 2"
+
+
 def is_taken_apart(recipe: Recipe) -> bool:
     """Whether a stage spreads the policy's weights over the processes, so that no engine can share its module."""
-    return any(getattr(stage.trainer, "zero", 0) == 3 for stage in recipe.stages)
+    return bool(apart_by(recipe))
+
+
+def apart_by(recipe: Recipe) -> str:
+    """Key and value of the trainer that spreads the policy's weights, such as `trainer.zero: 3`; empty without one."""
+    for stage in recipe.stages:
+        if spread_of(stage.trainer).parameters:
+            return said(stage.trainer)
+    return ""
+
+
+def said(trainer: Any) -> str:
+    """Key and value that say what a trainer spreads, such as `trainer.zero: 3`."""
+    key = spread_of(trainer).key
+    return f"trainer.{key}: {kind_of('trainer', trainer) if key == 'kind' else getattr(trainer, key)}"
 
 
 #: Key of a stage that works in one process only -> what is done then.
@@ -47,12 +66,12 @@ def check_processes(recipe: Recipe, n: int) -> None:
                     expected="one process",
                     hint="start one process, or remove the key",
                 )
-        if kind_of("trainer", stage.trainer) == "torch":
+        if not spread_of(stage.trainer).processes:
             raise RecipeError(
                 "this trainer works in one process",
                 where=f"stages[{i}].trainer.kind",
-                got=f"torch, and {n} processes were started",
-                expected="deepspeed in every stage",
+                got=f"{kind_of('trainer', stage.trainer)}, and {n} processes were started",
+                expected="a trainer for several processes, such as deepspeed, in every stage",
                 hint=f"set 'stages.{i}.trainer={{kind: deepspeed}}', or start one process",
             )
     servers = getattr(recipe.engine, "servers", ())
@@ -66,13 +85,14 @@ def check_processes(recipe: Recipe, n: int) -> None:
         )
 
 
-def _deepspeed_stages(recipe: Recipe) -> list[tuple[str, Any]]:
-    found = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
-    return [(path, stage) for path, stage in found if kind_of("trainer", stage.trainer) == "deepspeed"]
+def _shared_stages(recipe: Recipe) -> list[tuple[str, Any, Spread]]:
+    """Stages that several processes may share."""
+    found = [(f"stages[{i}]", stage, spread_of(stage.trainer)) for i, stage in enumerate(recipe.stages)]
+    return [(path, stage, spread) for path, stage, spread in found if spread.processes]
 
 
 def _check_critic(recipe: Recipe) -> None:
-    for path, stage in _deepspeed_stages(recipe):
+    for path, stage, spread in _shared_stages(recipe):
         critic = getattr(stage, "critic", None)
         if critic is None:
             continue
@@ -80,43 +100,43 @@ def _check_critic(recipe: Recipe) -> None:
             raise RecipeError(
                 "this critic learns beside the plain trainer only",
                 where=f"{path}.critic.kind",
-                got=f"{kind_of('critic', critic)} with {path}.trainer.kind: deepspeed",
+                got=f"{kind_of('critic', critic)} with {path}.trainer.kind: {kind_of('trainer', stage.trainer)}",
                 expected="values",
                 hint="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
             )
-        if critic.trunk == "policy" and (critic.trains_trunk or stage.trainer.zero == 3):
-            moved = "the value loss would move weights that DeepSpeed has a copy of"
+        if critic.trunk == "policy" and (critic.trains_trunk or spread.parameters):
+            moved = "the value loss would move weights that the trainer has a copy of"
             raise RecipeError(
                 moved if critic.trains_trunk else "the critic would need weights that lie in pieces",
                 where=f"{path}.critic.trunk",
-                got=f"policy, with {path}.trainer.zero: {stage.trainer.zero}",
-                expected="own" if stage.trainer.zero == 3 else "own, or gradient: head",
+                got=f"policy, with {path}.{said(stage.trainer)}",
+                expected="own" if spread.parameters else "own, or gradient: head",
                 hint="remove critic.trunk: the critic then has a transformer of its own, whole in each process",
             )
 
 
 def _check_reset(recipe: Recipe) -> None:
-    for path, stage in _deepspeed_stages(recipe):
-        if stage.trainer.zero == 3 and recipe.policy.lora and getattr(stage, "reference_reset", None) is not None:
+    for path, stage, spread in _shared_stages(recipe):
+        if spread.parameters and recipe.policy.lora and getattr(stage, "reference_reset", None) is not None:
             raise RecipeError(
                 "adapters in pieces cannot stand in for an older one",
                 where=f"{path}.reference_reset",
-                got="a reference that is renewed, with policy.lora and trainer.zero: 3",
-                expected="zero: 0, 1 or 2",
-                hint="lower trainer.zero, or remove reference_reset",
+                got=f"a reference that is renewed, with policy.lora and {said(stage.trainer)}",
+                expected=KEEPS_WHOLE,
+                hint="use such a trainer, or remove reference_reset",
             )
 
 
 def _check_formats(recipe: Recipe) -> None:
-    for path, stage in _deepspeed_stages(recipe):
+    for path, stage, spread in _shared_stages(recipe):
         own = getattr(recipe.policy, "dtype", "float32")
-        if stage.trainer.zero == 0 and stage.trainer.precision is None and own != "float32":
+        if own not in spread.formats and stage.trainer.precision is None:
             raise RecipeError(
-                "ZeRO 0 computes in float32 only",
-                where=f"{path}.trainer.zero",
-                got=f"0 with policy.dtype: {own}",
-                expected="1, 2 or 3",
-                hint="zero: 1 holds the optimiser's state once instead of in every process, and costs no more",
+                f"this trainer computes in {' and '.join(spread.formats)} only",
+                where=f"{path}.trainer.{spread.key}",
+                got=f"{said(stage.trainer)}, with policy.dtype: {own}",
+                expected="a number format that it has, in policy.dtype or trainer.precision",
+                hint="deepspeed with zero: 1, 2 or 3 has all of them",
             )
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf.processes import current
-from rlhf.trainers.sharded import device_of
+from rlhf.trainers.sharded import device_of, format_of, piece_of
 
 #: Places among all trained weights that the tensors to look at lie at, and weights looked at for each.
 N_PLACES, N_EACH = 64, 64
@@ -51,7 +50,7 @@ def places_in(sizes: Sequence[int]) -> dict[int, npt.NDArray[np.int64]]:
 
 
 class Changes:
-    """Counts the sampled weights that an update changes; of those that ZeRO-3 has spread, what lies in this process.
+    """Counts the sampled weights that an update changes; of those that lie in pieces, what lies in this process.
 
     Weights without a gradient count as not changed, such as the embedding of a token that was not seen. Weights of 0,
     such as half of a new adapter, change at any learning rate.
@@ -84,24 +83,17 @@ class Changes:
         trained = [p for p in self._model.parameters() if p.requires_grad]
         found = []
         for number, places in places_in([getattr(p, "ds_numel", p.numel()) for p in trained]).items():
-            parameter, own = trained[number], places
-            if hasattr(parameter, "ds_tensor"):
-                size = parameter.ds_tensor.numel()
-                own = places[places // size == current().rank] % size
+            parameter = trained[number]
+            stored, begin = piece_of(parameter)
+            own = places[(places >= begin) & (places < begin + len(stored))] - begin
             if len(own):
-                found.append((parameter, torch.from_numpy(own).to(_stored(parameter).device)))
+                found.append((parameter, torch.from_numpy(own).to(stored.device)))
         return found
 
     def _present(self, chosen: Sequence[tuple[Any, torch.Tensor]]) -> torch.Tensor:
         device = device_of(self._model)
-        parts = [_stored(p).take(own).to(device, non_blocking=True) for p, own in chosen]
+        parts = [piece_of(p)[0].take(own).to(device, format_of(p), non_blocking=True) for p, own in chosen]
         return torch.cat(parts) if parts else torch.zeros(0, device=device)
-
-
-def _stored(parameter: Any) -> torch.Tensor:
-    """Return what this process holds of a parameter, in the format that the model computes with."""
-    found: torch.Tensor = getattr(parameter, "ds_tensor", parameter).detach()
-    return found
 
 
 def share_of(counts: Iterable[tuple[float, int]]) -> float:

@@ -1,37 +1,28 @@
-"""The trainer on DeepSpeed: the plain one's forward passes and losses, with gradients and updates over all processes.
-
-Every process is given all micro-batches of a minibatch and goes through every n-th of them. The coefficients of their
-tokens were made over the whole minibatch, so losses and gradients simply add up over the processes. All make the same
-number of passes, because some of them are made together: where one has no micro-batch left it goes through one that
-counts for nothing.
-"""
+"""The trainer on DeepSpeed: the plain one's passes and losses, with gradients and updates over all processes."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from rlhf.batching.pack import PackedBatch
 from rlhf.errors import TrainingError, boundary
-from rlhf.processes import current, in_turn
-from rlhf.trainers.changed import share_of
-from rlhf.trainers.computed import Computed, Plain, plain
+from rlhf.processes import current
 from rlhf.trainers.moments import GatheredMoments
 from rlhf.trainers.optimizer import Stepper
 from rlhf.trainers.sharded import is_in_pieces, put_together
+from rlhf.trainers.shared import SharedTrainer
 from rlhf.trainers.throughput import Meter
-from rlhf.trainers.trainer import R, T, TorchTrainer
 from rlhf.trainers.trainer_kind import DeepSpeed, Precision
 
 
 @dataclass
-class DeepSpeedTrainer(TorchTrainer):
-    """Updates `policy` in place, together with the other processes: each must make the same calls in the same order.
+class DeepSpeedTrainer(SharedTrainer):
+    """Updates `policy` in place by ZeRO.
 
     Under ZeRO 0 to 2 every process holds the whole module, and what shares it sees the new weights after an update.
     Under ZeRO 3 the module is in pieces until `close`.
@@ -90,16 +81,6 @@ class DeepSpeedTrainer(TorchTrainer):
         """The module as DeepSpeed's engine calls it, which prepares the backward pass."""
         return _Live(self._engine)
 
-    @property
-    def rounds_in_place(self) -> bool:
-        """Never: ZeRO 0 has float32 only, and the others keep masters."""
-        return False
-
-    @property
-    def n_processes(self) -> int:
-        """How many processes share the micro-batches."""
-        return current().n
-
     def close(self) -> None:
         """Leave the policy's module as an ordinary one, whole in every process."""
         module = self._engine.module
@@ -115,33 +96,11 @@ class DeepSpeedTrainer(TorchTrainer):
                 delattr(parameter, name)
         super().close()
 
-    def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
-        here = current()
-        with here.hearing("a forward pass"):
-            own = [work(item) for item, _ in self._shared(items)]
-        return in_turn(items, here.gather(own, "what a forward pass found"))
-
-    def _own(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
-        return self._shared(batches)
-
-    def _shared(self, items: Sequence[T]) -> list[tuple[T, bool]]:
-        """Return every n-th item; where that is one fewer than another process has, the last of all, not to count."""
-        here = current()
-        own = [(item, True) for item in items[here.rank :: here.n]]
-        return own + [(items[-1], False)] * (-(-len(items) // here.n) - len(own))
-
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
         with current().hearing("a backward pass"):
             # DeepSpeed takes the mean over the processes; their losses are shares of a sum.
             self._engine.backward(loss * current().n)
-
-    def _merged(
-        self, batches: Sequence[PackedBatch], computed: Sequence[Computed], n_changed: torch.Tensor
-    ) -> tuple[list[Plain], float]:
-        found, n = plain(computed, n_changed)
-        of_all, counts = zip(*current().gather((found, (n, self._changes.n)), "what an update logs"), strict=True)
-        return in_turn(batches, of_all), share_of(counts)
 
 
 class _Live:

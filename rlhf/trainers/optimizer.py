@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
 from rlhf.trainers.masters import MasterAdamW, is_short
+from rlhf.trainers.sharded import full
 
 #: Updates in a row that may be skipped because the gradient was not finite.
 MAX_SKIPPED = 5
@@ -40,17 +41,25 @@ class AdamW:
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global norm; None leaves them."""
 
-    def build(self, parameters: Iterable[torch.nn.Parameter], *, masters: bool = True) -> torch.optim.AdamW:
+    def build(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        masters: bool = True,
+        kind: type[torch.optim.AdamW] | None = None,
+    ) -> torch.optim.AdamW:
         """Optimiser over the parameters that require a gradient.
 
         Args:
             parameters: of one model.
             masters: whether those in 16 bits are updated in float32 beside them; False where another sees to that.
+            kind: of optimiser; None is by the number formats.
         """
         trainable = [p for p in parameters if p.requires_grad]
         on_gpu = bool(trainable) and all(p.is_cuda for p in trainable)
         options: dict[str, Any] = {"fused": True} if on_gpu else {"foreach": True}
-        kind = MasterAdamW if masters and any(map(is_short, trainable)) else torch.optim.AdamW
+        if kind is None:
+            kind = MasterAdamW if masters and any(map(is_short, trainable)) else torch.optim.AdamW
         return kind(trainable, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
 
     def lr_at(self, update: int, n_updates: int) -> float:
@@ -108,7 +117,7 @@ class Stepper:
         groups = self.optimizer.param_groups
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
         limit = self.settings.max_grad_norm if self.settings.max_grad_norm is not None else math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        norm = float(full(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         if not math.isfinite(norm):
             self._skip(norm)
             return norm

@@ -91,7 +91,7 @@ class PolicyGradient:
     optimizer: AdamW = Field(default_factory=AdamW)
     """How the weights are updated."""
     trainer: TrainerKind = Field(default_factory=Torch)
-    """What computes the updates: plain torch in one process, or DeepSpeed in one or several."""
+    """What computes the updates, in one process or in several: plain torch is for one."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by it too."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384

@@ -28,7 +28,7 @@ from rlhf.rollout.role_adapters import SHARED, adapter_names, refuse_roles
 from rlhf.rollout.seeds import stable_seed
 from rlhf.trainers.lora import merged
 from rlhf.trainers.policy import Policy
-from rlhf.trainers.sharded import device_of, gathered
+from rlhf.trainers.sharded import assembled, device_of
 
 #: Tokens of the canary: its prompt, long enough to fill blocks of a prefix cache, and what the engine adds.
 N_PROMPT, N_SAMPLED = 80, 4
@@ -48,7 +48,7 @@ _ROUNDING = 1e-5
 
 
 def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter by its Hugging Face name, one at a time: gathered under ZeRO-3, adapters merged in.
+    """Every parameter by its Hugging Face name, one at a time: whole where they lie in pieces, adapters merged in.
 
     A parameter that two modules share comes once for each name, as an engine may keep two copies. A process that shares
     parameters with others must walk to the end when they do. The tensors are valid until the next is drawn.
@@ -62,9 +62,9 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if ".lora_" in f".{prefix}":
             continue
         owner = _adapted_owner(base, prefix)
-        for name, parameter in module.named_parameters(recurse=False):
-            with gathered([parameter, *(owner.parameters() if owner is not None else ())]):
-                value = parameter.detach()
+        for name, _ in module.named_parameters(recurse=False):
+            with assembled(module, name.__eq__) if owner is None else assembled(owner):
+                value = module._parameters[name].detach()
                 if owner is not None and name == "weight":
                     value = merged(owner, value)
                 yield f"{name_of}.{name}" if name_of else name, value
@@ -75,8 +75,7 @@ def adapter_parameters(model: Any, role: str = "") -> Iterator[tuple[str, torch.
     from peft import get_peft_model_state_dict
 
     unwrapped = getattr(model, "module", model)
-    trained = [p for n, p in unwrapped.named_parameters() if ".lora_" in n]
-    with gathered(trained):  # an adapter is small
+    with assembled(unwrapped, lambda path: ".lora_" in path):  # an adapter is small
         yield from get_peft_model_state_dict(unwrapped, adapter_name=role or SHARED).items()
 
 

@@ -42,7 +42,7 @@ class Supervised:
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-3, schedule="cosine", warmup_steps=10))
     """How the weights are updated."""
     trainer: TrainerKind = Field(default_factory=Torch)
-    """What computes the updates: plain torch in one process, or DeepSpeed in one or several."""
+    """What computes the updates, in one process or in several: plain torch is for one."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
+from collections.abc import Collection
+from dataclasses import dataclass as plain_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -19,6 +21,42 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
+@plain_dataclass(frozen=True)
+class Spread:
+    """Declares what a trainer shares out over the processes instead of holding it whole in each.
+
+    Attributes:
+        processes: whether several processes may share a stage; the kind then has a `timeout_s`.
+        optimizer: moments, and weights in float32 beside those in 16 bits.
+        gradients: of the trained parameters.
+        parameters: the weights themselves, so that no engine can share the module.
+        whole_below: parameters of fewer numbers stay whole in every process.
+        bucket_bytes: gradients wait to be summed in so many; 0: those of a layer at a time.
+        keeps_gathered: whether weights that were gathered stay whole between the two passes.
+        has_masters: whether weights in float32 lie beside those that it spreads; else it spreads these, and they are
+            rounded when they are gathered.
+        formats: number formats that it computes in.
+        key: the recipe key that says so, for messages.
+    """
+
+    processes: bool = False
+    optimizer: bool = False
+    gradients: bool = False
+    parameters: bool = False
+    whole_below: int = 0
+    bucket_bytes: int = 0
+    keeps_gathered: bool = False
+    has_masters: bool = True
+    formats: Collection[Precision] = ("float32", "bfloat16", "float16")
+    key: str = "kind"
+
+
+def spread_of(kind: object) -> Spread:
+    """Return what a trainer declares in its attribute `spread`; one of a plug-in that has none works alone."""
+    found: Spread = getattr(kind, "spread", Spread())
+    return found
+
+
 @runtime_checkable
 class TrainerKind(Protocol):
     """A frozen dataclass whose fields are its recipe keys."""
@@ -31,6 +69,8 @@ class TrainerKind(Protocol):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Torch:
     """Plain torch in one process, on one device."""
+
+    spread: ClassVar[Spread] = Spread()
 
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
@@ -48,7 +88,7 @@ class Torch:
                 "this trainer works in one process",
                 where="trainer.kind",
                 got=f"torch in {current().n} processes",
-                expected="deepspeed",
+                expected="a trainer for several processes, such as deepspeed",
                 hint="set trainer: {kind: deepspeed} in every stage, or start one process",
             )
         compiles = policy.compiles_well if self.compile == "auto" else self.compile
@@ -91,6 +131,21 @@ class DeepSpeed:
             raise ValueError("offload_optimizer needs zero: 1, 2 or 3, and zero is 0")
         if self.zero == 0 and self.precision not in (None, "float32"):
             raise ValueError(f"zero: 0 computes in float32 only, and precision is {self.precision}; use zero: 1")
+
+    @property
+    def spread(self) -> Spread:
+        """By the stage of ZeRO."""
+        formats: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
+        return Spread(
+            processes=True,
+            optimizer=self.zero >= 1,
+            gradients=self.zero >= 2,
+            parameters=self.zero == 3,
+            whole_below=self.keep_whole_below,
+            formats=formats if self.zero else formats[:1],
+            bucket_bytes=self.bucket_mb * 1_000_000,
+            key="zero",
+        )
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer, in this process's part. All processes must start it together."""

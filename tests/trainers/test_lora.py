@@ -193,7 +193,7 @@ CRITIC = "stages=[{kind: policy_gradient, advantage: {kind: gae}, critic: %s}]"
         ("{dora: true}", "engine={kind: vllm, lora: adapter}", "engine.lora", "vLLM cannot hold DoRA"),
         ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero", "whole weights"),
         ("{quantization: 4bit}", VLLM, "policy.lora.quantization", "vLLM"),
-        ("{quantization: 4bit}", DEEPSPEED, "policy.lora.quantization", "DeepSpeed"),
+        ("{quantization: 4bit}", DEEPSPEED, "policy.lora.quantization", "deepspeed"),
         ("{quantization: 4bit}", CRITIC % "{}", "policy.lora.quantization", "a copy of that base"),
         ("{}", CRITIC % "{lora: {quantization: 4bit}}", "stages[0].critic.lora.quantization", "a critic"),
         ("{quantization: 8bit}", "seed=1", "policy.lora.quantization", "4bit"),
