@@ -168,6 +168,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "trainer": {
         "torch": Entry("rlhf.trainers.trainer_kind:Torch", "plain torch in one process"),
         "deepspeed": Entry("rlhf.trainers.trainer_kind:DeepSpeed", "ZeRO 0 to 3 in one or several processes"),
+        "fsdp": Entry("rlhf.trainers.trainer_kind:Fsdp", "PyTorch's FSDP2 in one or several processes"),
     },
     "rollout": {
         "independent": Entry("rlhf.rollout.grouping:Independent", "every attempt begins where its task does"),

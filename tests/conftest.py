@@ -33,6 +33,8 @@ ALONE = {
     "trainers/test_deepspeed_critic.py": "processes",
     "trainers/test_deepspeed_references.py": "processes",
     "trainers/test_deepspeed_runs.py": "processes",
+    "trainers/test_fsdp.py": "processes",
+    "trainers/test_fsdp_runs.py": "processes",
     "trainers/test_nodes.py": "processes",
     "trainers/test_publish_zero3.py": "processes",
     "trainers/test_resume_elsewhere.py": "processes",

@@ -192,3 +192,43 @@ class DeepSpeed:
             "zero_force_ds_cpu_optimizer": False,
             **formats,
         }
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Fsdp:
+    """PyTorch's FSDP2 (Zhao et al., arXiv 2304.11277) in one or several processes, which share every step.
+
+    Weights, gradients and the optimiser's moments lie in pieces in all of them, as under ZeRO 3, and no package is
+    needed beside torch.
+    """
+
+    precision: Literal["float32", "bfloat16"] | None = None
+    """Number format of gathered weights and of activations; null is the policy's. The optimiser updates pieces in
+    float32."""
+    reshard_after_forward: bool = True
+    """Give gathered weights back after a layer's forward pass, and gather them again for its backward pass; false keeps
+    the whole policy in between, which takes more memory and fewer messages."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
+    fraction of the memory."""
+    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Longest that one process waits for another, such as for the end of its rollouts; then all stop."""
+
+    @property
+    def spread(self) -> Spread:
+        """Everything, in layers."""
+        return Spread(
+            processes=True,
+            optimizer=True,
+            gradients=True,
+            parameters=True,
+            keeps_gathered=not self.reshard_after_forward,
+            has_masters=False,
+            formats=("float32", "bfloat16"),
+        )
+
+    def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
+        """Return the trainer, in this process's part. All processes must start it together."""
+        from rlhf.trainers.fsdp import FsdpTrainer
+
+        return FsdpTrainer(policy, optimizer, total_updates, recomputes=self.gradient_checkpointing, kind=self)
