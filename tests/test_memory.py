@@ -21,7 +21,7 @@ from rewards.reward_model import RewardModelScore
 from rlhf.cli import app
 from rlhf.commands.dry_run import Pass, peak_bytes
 from rlhf.commands.fits import check, free_memory, refuse_too_large
-from rlhf.commands.memory import Estimate, Part, estimates, trainer_bytes
+from rlhf.commands.memory import Estimate, Part, buffers, estimates, trainer_bytes
 from rlhf.commands.meta import Parameter, config_of, shaped
 from rlhf.errors import RecipeError
 from rlhf.recipe import Recipe, load
@@ -29,7 +29,7 @@ from rlhf.rollout.score import Weighted
 from rlhf.trainers.judge_renewal import JudgeRenewal
 from rlhf.trainers.policy import Pretrained
 from rlhf.trainers.reward_refresh import RewardRefresh
-from rlhf.trainers.trainer_kind import DeepSpeed, Torch
+from rlhf.trainers.trainer_kind import DeepSpeed, Fsdp, Torch
 from tests import recipe_parts
 
 SEVEN_B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
@@ -75,6 +75,9 @@ TABLE = [
     (DeepSpeed(zero=3), 2, 8, (0.25, 0.5, 0.5, 1)),
     (DeepSpeed(zero=2), 2, 1, (2, 4, 4, 8)),
     (DeepSpeed(zero=1, precision="float16"), 2, 8, (2, 2, 0.5, 1)),
+    # the pieces of the weights are float32, and the masters
+    (Fsdp(), 4, 8, (0.5, 0.5, 0, 1)),
+    (Fsdp(), 2, 8, (0.5, 0.5, 0, 1)),
 ]
 
 
@@ -92,6 +95,23 @@ def test_frozen_parameters_have_weights_only_and_small_ones_stay_whole() -> None
     # 2 · 800,000 / 8; the adapter, of fewer than 100,000 numbers, is whole; 4 and 12 bytes of its 8,000 numbers over 8.
     assert (found["weights"], found["gradients"]) == (200_000 + 16_000, 4_000)
     assert (found["masters"], found["moments"]) == (4_000, 8_000)
+
+
+def test_fsdp_gathers_the_ends_and_two_layers() -> None:
+    class Config:
+        vocab_size, hidden_size, num_hidden_layers = 1000, 8, 4
+
+        def get_text_config(self) -> Config:
+            return self
+
+    ends, layers = Parameter(8000, 2, is_trained=True), [Parameter(500, 2, is_trained=True)] * 4
+    # 8,000 numbers of the embedding and two layers of 500 in 2 bytes; gradients of the embedding and a layer in 2
+    # bytes, and of the embedding in 4 while they are summed.
+    assert buffers([ends, *layers], Fsdp(), Config()) == 2 * 9000 + 2 * 8500 + 4 * 8000
+    assert buffers([ends, *layers], Fsdp(reshard_after_forward=False), Config()) == 2 * 10_000 + 2 * 8500 + 4 * 8000
+    frozen = [replace(p, is_trained=False) for p in (ends, *layers)]
+    assert buffers(frozen, Fsdp(), Config()) == 2 * 9000
+    assert buffers([ends, *layers], Torch(), Config()) == 0
 
 
 def test_a_7b_model_on_eight_gpus(tmp_path: Path) -> None:
