@@ -18,19 +18,17 @@ from safetensors.torch import load_file
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
-from rlhf.errors import RlhfError, TrainingError
+from rlhf.errors import TrainingError
 from rlhf.losses.gspo import GSPO
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.processes import current
-from rlhf.recipe import load
 from rlhf.trainers.checkpoint import load_trainer
 from rlhf.trainers.optimizer import MAX_SKIPPED
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.publish import adapter_parameters
 from rlhf.trainers.publish import parameters as published
 from rlhf.trainers.trainer_kind import DeepSpeed, Fsdp, Torch
-from tests.trainers import runs
 from tests.trainers.test_deepspeed import (
     N_UPDATES,
     POLICIES,
@@ -385,36 +383,3 @@ def test_updates_go_on_after_a_loss_that_raised(
         said, curve = found["raised"]
         assert said == "a loss of True"
         assert_same(curve, alone["full"][0][:3])
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-PG: runs.Values = {"kind": "policy_gradient", "steps": 1, "trainer": {"kind": "fsdp"}}
-
-
-@pytest.mark.parametrize(
-    ("stage", "changes", "where", "says"),
-    [
-        ({"trainer": {"kind": "fsdp", "precision": "float16"}}, {}, "stages[0].trainer.precision", "bfloat16"),
-        ({"critic": {"trunk": "policy"}, "advantage": {"kind": "gae"}}, {}, "stages[0].critic.trunk", "kind: fsdp"),
-        ({}, {"policy": {**runs.BASE["policy"], "lora": {"dora": True}}}, "stages[0].trainer.kind", "whole weights"),
-        (
-            {},
-            {"policy": {"kind": "pretrained", "path": "a/model", "dtype": "float16"}},
-            "stages[0].trainer.kind",
-            "float32 and bfloat16",
-        ),
-    ],
-)
-def test_what_does_not_go_with_pieces_is_refused(
-    tmp_path: Path, stage: dict[str, Any], changes: dict[str, Any], where: str, says: str
-) -> None:
-    with pytest.raises(RlhfError) as error:
-        load(runs.write(tmp_path, [{**PG, **stage}], **changes))
-    assert error.value.where.startswith(where) and says in str(error.value)
-
-
-def test_pairs_are_refused_beside_pieces(tmp_path: Path) -> None:
-    with pytest.raises(RlhfError, match="in pieces") as error:
-        load(runs.write(tmp_path, [{"kind": "preference"}, PG]))
-    assert error.value.where == "stages[0].kind" and "trainer.kind: fsdp" in str(error.value)

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
+from rlhf.errors import RlhfError
+from rlhf.recipe import load
 from rlhf.trainers.run import Interrupted
 from tests.trainers import children, runs, words
 from tests.trainers.alike import assert_alike
@@ -25,8 +28,6 @@ CRITIC: runs.Values = {"advantage": {"kind": "gae"}, "critic": {}}
 
 
 def with_critic(folder: Path, trainer: runs.Values) -> Path:
-    import yaml
-
     path = recipe(folder, trainer)
     values = yaml.safe_load(path.read_text())
     values["stages"][1] |= CRITIC
@@ -154,3 +155,36 @@ def test_the_recipe_that_shows_whether_it_works(tmp_path: Path) -> None:
     alone = children.run(tmp_path, "train", SMOKE, "--out", tmp_path / "alone", "--json")  # no launcher: one process
     assert alone.code == 0, alone.err
     assert len(runs.lines(tmp_path / "alone")) == len(runs.lines(tmp_path / "run"))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+PG: runs.Values = {"kind": "policy_gradient", "steps": 1, "trainer": {"kind": "fsdp"}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "where", "says"),
+    [
+        ({"trainer": {"kind": "fsdp", "precision": "float16"}}, {}, "stages[0].trainer.precision", "bfloat16"),
+        ({"critic": {"trunk": "policy"}, "advantage": {"kind": "gae"}}, {}, "stages[0].critic.trunk", "kind: fsdp"),
+        ({}, {"policy": {**runs.BASE["policy"], "lora": {"dora": True}}}, "stages[0].trainer.kind", "whole weights"),
+        (
+            {},
+            {"policy": {"kind": "pretrained", "path": "a/model", "dtype": "float16"}},
+            "stages[0].trainer.kind",
+            "float32 and bfloat16",
+        ),
+    ],
+)
+def test_what_does_not_go_with_pieces_is_refused(
+    tmp_path: Path, stage: dict[str, Any], changes: dict[str, Any], where: str, says: str
+) -> None:
+    with pytest.raises(RlhfError) as error:
+        load(runs.write(tmp_path, [{**PG, **stage}], **changes))
+    assert error.value.where.startswith(where) and says in str(error.value)
+
+
+def test_pairs_are_refused_beside_pieces(tmp_path: Path) -> None:
+    with pytest.raises(RlhfError, match="in pieces") as error:
+        load(runs.write(tmp_path, [{"kind": "preference"}, PG]))
+    assert error.value.where == "stages[0].kind" and "trainer.kind: fsdp" in str(error.value)
