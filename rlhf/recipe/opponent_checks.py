@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from agents.self_play import SelfPlay
-from rewards.parts import with_parts
+from agents.contrib.self_play import SelfPlay
+from rewards.combinators.parts import with_parts
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages, shares_policy
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.trainer_checks import KEEPS_WHOLE, apart_by
-from rlhf.rollout.grouping import Independent
+from rlhf.rollout.group_structure import Independent
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

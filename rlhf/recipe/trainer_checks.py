@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
-from rlhf.trainers.trainer_kind import Spread, spread_of
+from rlhf.recipe.registry import kind_of
+from rlhf.training.backends.settings import Spread, spread_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 KEEPS_WHOLE = "a trainer that keeps weights whole: torch, or deepspeed with zero: 0, 1 or 2"
 
 
-def is_taken_apart(recipe: Recipe) -> bool:
+def shards_parameters(recipe: Recipe) -> bool:
     """Whether a stage spreads the policy's weights over the processes, so that no engine can share its module."""
     return bool(apart_by(recipe))
 

@@ -1,0 +1,175 @@
+"""The trainer on FSDP2: torch's `fully_shard`, with weights, gradients and moments in pieces in several processes.
+
+Every layer is gathered for its forward and its backward pass, and its gradients are added up over the processes and cut
+as soon as they are there. What is cut is float32: where the model computes in bfloat16, weights are rounded when they
+are gathered, so the pieces are the masters.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rlhf.batching.pack import PackedBatch
+from rlhf.errors import TrainingError
+from rlhf.processes import ProcessError, current, join
+from rlhf.training.backends.master_weights import MasterAdamW
+from rlhf.training.backends.microbatch_stats import Computed
+from rlhf.training.backends.settings import Fsdp
+from rlhf.training.backends.sharded import device_of, format_of, full, whole_state
+from rlhf.training.shared import SharedTrainer
+
+#: Of the logits, which nothing here changes in place.
+_WARNING = "FSDP2-wrapped module .* returned a view tensor"
+
+
+@dataclass
+class FsdpTrainer(SharedTrainer):
+    """Updates `policy` in pieces; until `close` its parameters are DTensors, of which each process holds its share.
+
+    Attributes:
+        kind: the recipe keys.
+    """
+
+    kind: Fsdp = field(default_factory=Fsdp)
+
+    def __post_init__(self) -> None:
+        model = self.policy.model
+        self._format = getattr(torch, self.kind.precision) if self.kind.precision else model.dtype
+        if str(self._format).removeprefix("torch.") not in self.kind.spread.formats:
+            raise TrainingError(
+                "FSDP has no such number format",
+                where="trainer.precision",
+                got=str(self._format).removeprefix("torch."),
+                expected=" or ".join(self.kind.spread.formats),
+            )
+        join(self.kind.timeout_s)
+        model.to(self._format)
+        for parameter in model.parameters():
+            parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
+        super().__post_init__()
+
+    def _optimizer(self) -> Any:
+        self._empty = _without_memory(self.policy.model)
+        with current().hearing("the start of FSDP"):
+            self._cut(self.policy.model)
+        return self.settings.build(self.policy.model.parameters(), kind=ShardedAdamW)
+
+    def _cut(self, model: Any) -> None:
+        """Take the model to pieces, a layer after the other, and the rest as one."""
+        base = model.get_base_model() if self.policy.is_lora else model
+        layers = [m for m in base.modules() if type(m).__name__ in set(base._no_split_modules or ())]
+        is_rounded = self._format != torch.float32
+        formats = MixedPrecisionPolicy(self._format, torch.float32, cast_forward_inputs=False)
+        warnings.filterwarnings("ignore", message=_WARNING)
+        mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (current().n,))
+        for module in (*layers, model):
+            for p in module.parameters():
+                if p.requires_grad and not isinstance(p, DTensor):
+                    p.data = p.data.float()
+            fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=formats)
+        for p in model.parameters():
+            p.computed_in = self._format
+        if is_rounded:
+            model.__class__ = type(type(model).__name__, (_Rounded, type(model)), {})
+
+    def close(self) -> None:
+        """Leave the policy with an ordinary module, whole in every process."""
+        device = device_of(self.policy.model)
+        with current().hearing("the end of a stage"):
+            found = whole_state(self.policy.model)
+        made = {id(value): nn.Parameter(value) for value in found.values()}  # one for a tensor of two names
+        names = [name for name, _ in self._empty.named_parameters(remove_duplicate=False)]
+        self._empty.load_state_dict({name: made[id(found[name])] for name in names}, assign=True, strict=False)
+        self.policy.model = self._empty.to(device)
+        super().close()
+
+    def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        # FSDP takes the mean over the processes; their losses are shares of a sum.
+        (loss * current().n).backward()  # type: ignore[no-untyped-call]
+
+    def _step(
+        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
+    ) -> dict[str, float]:
+        model: FSDPModule = self.policy.model
+        model.set_reshard_after_forward(self.kind.reshard_after_forward)
+        try:
+            with current().hearing("an update"):
+                return super()._step(batches, compute, beside=beside)
+        except ProcessError:
+            raise
+        except Exception:
+            model.reset_iter_state()
+            raise
+        finally:
+            model.set_reshard_after_forward(True)  # what is outside of an update has no backward pass to do so
+
+
+class ShardedAdamW(MasterAdamW):
+    """AdamW over parameters in pieces, whose state is saved whole: that of plain torch's, whatever cut it.
+
+    Where parameters are rounded for the model, their pieces are saved as the state's `master`. AdamW looks at each
+    number by itself, so a state that is cut anew continues a run exactly.
+    """
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """All processes call it together; the first one gets moments, the others an empty state."""
+        found, state = super().state_dict(), {}
+        for number, p in enumerate(_all(self.param_groups)):
+            values = dict(found["state"].get(number, {}))
+            if values and format_of(p) != p.dtype:
+                values["master"] = p.detach()
+            gathered = {name: full(value).to("cpu", copy=True) for name, value in values.items()}
+            if gathered and current().is_main:
+                state[number] = gathered
+        return {**found, "state": state}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on from there; each process takes its pieces. Raises ValueError for the state of another model."""
+        state = {}
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, p in zip(numbers, _all(self.param_groups), strict=True):
+            values = dict(state_dict["state"].get(number, {}))
+            pieces = {name: _piece(value, p) if value.ndim else value for name, value in values.items()}
+            if "master" in pieces:
+                p.copy_(pieces.pop("master"))
+            if pieces:
+                state[number] = pieces
+        super().load_state_dict({**state_dict, "state": state})
+
+
+class _Rounded:
+    """A model whose pieces are finer than what it computes with."""
+
+    @property
+    def dtype(self: Any) -> torch.dtype:
+        """Number format that it computes in."""
+        return format_of(next(self.parameters()))
+
+
+def _all(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [p for group in groups for p in group["params"]]
+
+
+def _piece(value: torch.Tensor, like: DTensor) -> DTensor:
+    """Return this process's piece of a tensor that all of them have whole, cut as `like`."""
+    if value.shape != like.shape:
+        raise ValueError(f"{tuple(value.shape)} numbers for a parameter of shape {tuple(like.shape)}: another model's")
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _without_memory(model: Any) -> Any:
+    """Return a copy of a model whose parameters have shapes and no values."""
+    bare = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, bare)

@@ -1,0 +1,159 @@
+"""Models whose parameters a trainer has laid out in its own way: views of one buffer, or pieces in several processes.
+
+The pieces are DeepSpeed's, whose parameters have a `ds_id`, or DTensors, as FSDP has them.
+
+A process that asks for a parameter that lies in pieces must do so when the others do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from rlhf.processes import current
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether ZeRO-3 has spread the parameters over the processes."""
+    return any(hasattr(p, "ds_id") for p in model.parameters())
+
+
+def is_laid_out(model: Any) -> bool:
+    """Whether a trainer holds the parameters in any way of its own."""
+    return any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") or is_dtensor(p) for p in model.parameters())
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether this process holds a piece of a tensor, and knows where the others are."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full(tensor: Any) -> torch.Tensor:
+    """Return a tensor whole, as it is stored; all processes ask together for one that lies in pieces."""
+    if not is_dtensor(tensor):
+        found: torch.Tensor = tensor
+        return found
+    with current().hearing("tensors that lie in pieces"):
+        found = tensor.full_tensor()
+    return found
+
+
+def whole(parameter: Any) -> torch.Tensor:
+    """Return a parameter whole, in the number format that the model computes with."""
+    return full(parameter.detach()).to(format_of(parameter))
+
+
+def format_of(parameter: Any) -> torch.dtype:
+    """Number format that the model computes with; pieces in float32 may be rounded when they are gathered."""
+    found: torch.dtype = getattr(parameter, "computed_in", parameter.dtype)
+    return found
+
+
+def piece_of(parameter: Any) -> tuple[torch.Tensor, int]:
+    """Return what this process holds of a parameter, flat, and the place of its first number; padding may follow.
+
+    Five rows of two numbers in two processes: DTensors have 6 and 4 numbers, at places 0 and 6.
+    """
+    if hasattr(parameter, "ds_tensor"):
+        own: torch.Tensor = parameter.ds_tensor.detach().flatten()
+        return own, current().rank * own.numel()
+    if is_dtensor(parameter):
+        own = parameter.detach().to_local()
+        n_rows = -(-parameter.shape[0] // parameter.device_mesh.size())
+        return own.flatten(), parameter.device_mesh.get_local_rank() * n_rows * math.prod(parameter.shape[1:])
+    return parameter.detach().flatten(), 0
+
+
+def device_of(model: Any) -> torch.device:
+    """Where the model computes; parameters in pieces may wait elsewhere."""
+    first: torch.nn.Parameter = next(model.parameters())
+    if hasattr(first, "ds_id"):
+        from deepspeed.accelerator import get_accelerator
+
+        return torch.device(get_accelerator().current_device_name())
+    return first.device
+
+
+def gathered(parameters: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Inside, those of `parameters` that DeepSpeed has in pieces are whole; changes made inside are lost."""
+    pieces = [p for p in parameters if hasattr(p, "ds_id")]
+    if not pieces:
+        return nullcontext()
+    import deepspeed
+
+    whole: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(pieces)
+    return whole
+
+
+@contextmanager
+def assembled(owner: Any, wanted: Callable[[str], bool] = lambda path: True) -> Iterator[None]:
+    """Inside, parameters of a module that lie in pieces are whole; changes made inside are lost.
+
+    Args:
+        owner: the module.
+        wanted: takes the path of a parameter from there, and says whether it is needed.
+    """
+    found = [
+        (module, name, p)
+        for path, module in owner.named_modules()
+        for name, p in module._parameters.items()
+        if p is not None and wanted(f"{path}.{name}" if path else name)
+    ]
+    pieces = [(module, name, p) for module, name, p in found if is_dtensor(p)]
+    with gathered([p for _, _, p in found]):
+        try:
+            for module, name, p in pieces:
+                module._parameters[name] = torch.nn.Parameter(whole(p), requires_grad=False)
+            yield
+        finally:
+            for module, name, p in pieces:
+                module._parameters[name] = p
+
+
+@torch.no_grad()
+def whole_state(model: Any, *, trained_only: bool = False, keep: bool = True) -> dict[str, torch.Tensor]:
+    """Return the state dict of a model, gathered one parameter at a time, in memory of its own on the CPU.
+
+    Tensors that the model has under two names are one tensor here too.
+
+    Args:
+        model: the policy's module.
+        trained_only: leave out what is frozen.
+        keep: whether this process wants it; the others walk along and get nothing.
+    """
+    copies: dict[int, torch.Tensor] = {}
+    found = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if trained_only and not p.requires_grad:
+            continue
+        if id(p) not in copies:
+            with gathered([p]):
+                value = whole(p)
+                copies[id(p)] = value.to("cpu", copy=True) if keep else torch.empty(0)
+        found[name] = copies[id(p)]
+    if not keep:
+        return {}
+    known = set(model.state_dict().keys())
+    buffers = {} if trained_only else dict(model.named_buffers())
+    return found | {name: b.detach().to("cpu", copy=True) for name, b in buffers.items() if name in known}
+
+
+@torch.no_grad()
+def unshard(model: Any) -> None:
+    """Make a model that ZeRO-3 has taken to pieces an ordinary one again, in place: new parameters of the same values.
+
+    Its hooks must be gone.
+    """
+    whole: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        own = dict(module._parameters)
+        for p in own.values():
+            if p is not None and id(p) not in whole:
+                with gathered([p]):
+                    value = p.detach().clone()
+                whole[id(p)] = torch.nn.Parameter(value, requires_grad=p.requires_grad)
+        module._parameters = {name: None if p is None else whole[id(p)] for name, p in own.items()}

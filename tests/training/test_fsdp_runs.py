@@ -1,0 +1,190 @@
+"""Whole runs under FSDP2 in two processes: the same as in one, stopped and gone on with, and by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from rlhf.errors import RlhfError
+from rlhf.recipe import load
+from rlhf.training.run import Interrupted
+from tests.training import children, runs, words
+from tests.training.alike import assert_alike
+from tests.training.test_deepspeed_runs import ROOT, command, figures, recipe
+from tests.training.together import together
+
+FSDP: runs.Values = {"kind": "fsdp", "timeout_s": 120.0}
+SMOKE = ROOT / "recipes" / "fsdp" / "smoke-cpu.yaml"
+#: A critic with a transformer of its own, which lies whole beside a policy in pieces.
+CRITIC: runs.Values = {"advantage": {"kind": "gae"}, "critic": {}}
+
+
+def with_critic(folder: Path, trainer: runs.Values) -> Path:
+    path = recipe(folder, trainer)
+    values = yaml.safe_load(path.read_text())
+    values["stages"][1] |= CRITIC
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+RECIPES = {
+    "full": lambda folder, trainer: recipe(folder, trainer, involved=True),
+    "lora": lambda folder, trainer: recipe(folder, trainer, involved=True, lora=True),
+    "critic": with_critic,
+}
+
+
+# --- what runs in each of the two processes ---------------------------------------------------------------------------
+
+
+def work(rank: int, folder: Path) -> dict[str, Any]:
+    said = {name: runs.run(folder / name / "recipe.yaml", folder / f"{name}-run").said for name in RECIPES}
+    path, out = folder / "full" / "recipe.yaml", folder / "stopped-run"
+    n = 0
+
+    def stop() -> None:
+        nonlocal n
+        n += 1
+        if rank == 1 and n == 24:  # in the middle of a step of the second stage
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with words.on_every_step(path, stop), pytest.raises(Interrupted):
+        runs.run(path, out)
+    said["steps when stopped"] = str(sorted(p.name for p in (out / "checkpoints").iterdir()))
+    said["resumed"] = runs.run(path, out, resume=True).said
+    return said
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> list[dict[str, str]]:
+    for name, write in RECIPES.items():
+        write(folder / name, FSDP)
+    return together(work, folder, timeout_s=300.0)
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_in_two_processes_is_that_in_one(
+    said: list[dict[str, str]], folder: Path, tmp_path: Path, name: str
+) -> None:
+    alone = runs.run(RECIPES[name](tmp_path / "recipe", {"kind": "torch"}), tmp_path / "run").folder
+    both = folder / f"{name}-run"
+    assert len(runs.lines(both)) == len(runs.lines(alone)) > 40
+    learnt = [line["loss/total"] for _, line in figures(alone) if "loss/total" in line]
+    assert sum(map(bool, learnt)) >= 3
+    for (stage, got), (_, wanted) in zip(figures(both), figures(alone), strict=True):
+        # The engine holds a copy here, so the difference from the trainer is measured and logged.
+        got = {k: v for k, v in got.items() if "/sampler_" not in k}
+        wanted = {k: v for k, v in wanted.items() if "/sampler_" not in k}
+        assert_alike(got, wanted, stage, atol=1e-4, rtol=1e-4)
+    assert runs.stored(both) == runs.stored(alone)
+    of_both, of_one = (runs.newest(run) / "policy" for run in (both, alone))
+    files = list(of_one.rglob("*.safetensors"))
+    assert files
+    for file in files:
+        found = load_file(of_both / file.relative_to(of_one))
+        for key, value in load_file(file).items():
+            torch.testing.assert_close(found[key], value, atol=1e-4, rtol=0)
+
+
+def test_every_update_reaches_the_engine(said: list[dict[str, str]], folder: Path) -> None:
+    for name in RECIPES:
+        lines = runs.lines(folder / f"{name}-run")
+        gaps = [line["delivery/canary_gap"] for line in lines if "delivery/canary_gap" in line]
+        moved = [line["delivery/canary_moved"] for line in lines if "delivery/canary_moved" in line]
+        assert len(gaps) >= 4 and max(gaps) < 1e-3 < max(moved)
+
+
+def test_a_stopped_run_goes_on_exactly(said: list[dict[str, str]], folder: Path) -> None:
+    assert said[0]["steps when stopped"] == said[1]["steps when stopped"]
+    assert "resuming from" in said[0]["resumed"]
+    stopped, whole = folder / "stopped-run", folder / "full-run"
+    assert runs.lines(stopped) == runs.lines(whole)
+    assert runs.weights(runs.newest(stopped)) == runs.weights(runs.newest(whole))
+
+
+def test_plain_torch_goes_on_where_fsdp_stopped(said: list[dict[str, str]], folder: Path, tmp_path: Path) -> None:
+    """Moments are saved whole, so one process takes up what two have left."""
+    path, out = recipe(tmp_path, FSDP, involved=True), tmp_path / "run"
+    path.write_text(path.read_text().replace("checkpoint_every: 2", "checkpoint_every: 1"))
+    together(first, tmp_path, timeout_s=300.0)
+    ended = children.run(
+        tmp_path, "train", "--resume", out, "stages.1.trainer={kind: torch}", "stages.0.trainer={kind: torch}"
+    )
+    assert ended.code == 0, ended.err
+    for (stage, got), (_, wanted) in zip(figures(out), figures(folder / "full-run"), strict=True):
+        got = {k: v for k, v in got.items() if "/sampler_" not in k}
+        assert_alike(got, {k: wanted[k] for k in got}, stage, atol=1e-4, rtol=1e-4)
+
+
+def first(rank: int, folder: Path) -> None:
+    told = False
+
+    def stop() -> None:
+        nonlocal told
+        if not told and (folder / "run" / "checkpoints" / "1-policy_gradient-000002" / "state.json").is_file():
+            told = True
+            signal.raise_signal(signal.SIGTERM)
+
+    with words.on_every_step(folder / "recipe.yaml", stop), pytest.raises(Interrupted):
+        runs.run(folder / "recipe.yaml", folder / "run")
+
+
+def test_the_recipe_that_shows_whether_it_works(tmp_path: Path) -> None:
+    ended = command(SMOKE, "--out", tmp_path / "run", "--json")
+    assert ended.returncode == 0, ended.stderr
+    [line] = ended.stdout.strip().splitlines()
+    assert json.loads(line)["n_episodes"] == 3 * 4 * 4
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert "FSDP2" not in ended.stderr
+    alone = children.run(tmp_path, "train", SMOKE, "--out", tmp_path / "alone", "--json")  # no launcher: one process
+    assert alone.code == 0, alone.err
+    assert len(runs.lines(tmp_path / "alone")) == len(runs.lines(tmp_path / "run"))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+PG: runs.Values = {"kind": "policy_gradient", "steps": 1, "trainer": {"kind": "fsdp"}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "where", "says"),
+    [
+        ({"trainer": {"kind": "fsdp", "precision": "float16"}}, {}, "stages[0].trainer.precision", "bfloat16"),
+        ({"critic": {"trunk": "policy"}, "advantage": {"kind": "gae"}}, {}, "stages[0].critic.trunk", "kind: fsdp"),
+        ({}, {"policy": {**runs.BASE["policy"], "lora": {"dora": True}}}, "stages[0].trainer.kind", "whole weights"),
+        (
+            {},
+            {"policy": {"kind": "pretrained", "path": "a/model", "dtype": "float16"}},
+            "stages[0].trainer.kind",
+            "float32 and bfloat16",
+        ),
+    ],
+)
+def test_what_does_not_go_with_pieces_is_refused(
+    tmp_path: Path, stage: dict[str, Any], changes: dict[str, Any], where: str, says: str
+) -> None:
+    with pytest.raises(RlhfError) as error:
+        load(runs.write(tmp_path, [{**PG, **stage}], **changes))
+    assert error.value.where.startswith(where) and says in str(error.value)
+
+
+def test_pairs_are_refused_beside_pieces(tmp_path: Path) -> None:
+    with pytest.raises(RlhfError, match="in pieces") as error:
+        load(runs.write(tmp_path, [{"kind": "preference"}, PG]))
+    assert error.value.where == "stages[0].kind" and "trainer.kind: fsdp" in str(error.value)
