@@ -28,9 +28,10 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Environment, Episode, Properties, can_demonstrate, most_at_once, properties_of
+from environments.drawn import Attempt, digest, draw_for
 from environments.objectives_chain import Chain, chained, plan_of
 from environments.splits import Seeded
-from environments.worlds import NAMES, PLACES, Attempt, draw_for, name_of, named, plain, words
+from environments.words import NAMES, PLACES, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -228,7 +229,7 @@ class LookUps(Attempt):
 
     def __init__(self, facts: Facts, *, is_together: bool, max_steps: int) -> None:
         super().__init__(max_steps)
-        self._facts, self._is_together, self._name = facts, is_together, name_of(facts)
+        self._facts, self._is_together, self._name = facts, is_together, digest(repr(facts))
         self._people = dict(facts.people)
         self._read: set[str] = set()
         self._n_answered, self._n_right = 0, 0

@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
 from environments.drawn import Attempts, Judged, SplitByContent, digest, plan_answer, split_of
-from environments.worlds import words
+from environments.words import words
 from rlhf.data import Task
 from rlhf.errors import EnvError, MissingPackageError, nearest
 from rlhf.settings import STRICT

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.bm25 import words_of
-from environments.worlds import words
+from environments.words import words
 from rlhf.errors import EnvError
 
 _BRANDS = words("Alto Brio Cove Dune Elmo Fern Gala Haze Iris Juno Kite Luma Mist Nova Opal Pico Rune Sage Tide Vela")

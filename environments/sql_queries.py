@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from environments.worlds import words
+from environments.words import words
 
 #: Cost of a query from which on it is refused; one without named queries costs 1.
 MOST = 1_000
