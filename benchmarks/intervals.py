@@ -23,7 +23,8 @@ import numpy as np
 
 from rlhf.evaluation.paired import mcnemar, permutation
 from rlhf.evaluation.passes import pass_all_k, pass_at_k, share_of_tasks
-from rlhf.evaluation.statistics import bounded_interval, mean_interval, share_interval, t_quantile
+from rlhf.evaluation.statistics import bounded_interval, mean_interval, share_interval
+from rlhf.stats import t_quantile
 
 CHANCES = (0.1, 0.3, 0.5, 0.8)
 TASKS = (50, 200)

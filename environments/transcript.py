@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -14,6 +11,7 @@ from typing import Any
 
 from environments.base import StepResult, properties_of
 from environments.workers.protocol import packed, unpacked
+from rlhf.child_process import complaint, run_python
 from rlhf.data import Task
 from rlhf.data.report import shorten
 
@@ -72,13 +70,10 @@ def replay_elsewhere(environment: Any, transcript: Transcript, limit_s: float) -
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job").write_bytes(packed(environment, transcript.task, transcript.actions))
-        settings = {**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         code = f"from environments.transcript import answer_job; answer_job({folder!r})"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=settings, capture_output=True, text=True, timeout=limit_s, check=False
-        )
+        done = run_python(code, limit_s, PYTHONHASHSEED="4321")
         if done.returncode != 0:
-            raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+            raise RuntimeError(complaint(done))
         results, ids = pickle.loads(Path(folder, "answer").read_bytes())
     return Transcript(transcript.task, transcript.actions[: len(results) - 1], results), ids
 

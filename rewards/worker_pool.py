@@ -8,17 +8,15 @@ answers into wrong ones; a process that sleeps is killed by the clock.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import queue
-import select
 import subprocess
-import sys
 import threading
 import time
 from typing import Any
 
+from rlhf.child_process import Child, python_command, python_environment
 from rlhf.errors import MissingPackageError, RewardError
 
 #: A process may take so long to be ready, and so much longer on the clock than on the processor.
@@ -122,60 +120,34 @@ class Pool:
         self._idle.put(None)
 
 
-class _Process:
+class _Process(Child):
     def __init__(self, target: str) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        # It finds modules where this process does; without -P the current folder would come before all others.
-        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rewards.worker", target],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+        super().__init__(
+            python_command("rewards.worker", target),
             stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the run, which ends its processes itself
+            env=python_environment(OMP_NUM_THREADS="1", PYTHONHASHSEED="0"),
         )
-        self._buffer = bytearray()
-        if self._line(time.monotonic() + _START_LIMIT_S) != "ready":
+        if self._answer(time.monotonic() + _START_LIMIT_S) != "ready":
             self.kill()
             raise RewardError("a worker process does not start", where=target, hint="run python -m rewards.worker")
 
     def call(self, arguments: tuple[Any, ...], limit_s: float) -> tuple[str, Any]:
-        assert self._process.stdin is not None
+        assert self.popen.stdin is not None
         deadline = time.monotonic() + limit_s * _CLOCK_FACTOR + _CLOCK_EXTRA_S
         try:
-            self._process.stdin.write(json.dumps([limit_s, *arguments]).encode() + b"\n")
-            self._process.stdin.flush()
+            self.popen.stdin.write(json.dumps([limit_s, *arguments]).encode() + b"\n")
+            self.popen.stdin.flush()
+            answer = self._answer(deadline)
         except OSError:
-            raise TooSlow(f"more than {limit_s:g} s of processor time, or too much memory") from None
-        kind, value = self._line(deadline) or (None, None)
-        if kind is None:
+            answer = None
+        if answer is None:
             raise TooSlow(f"more than {limit_s:g} s of processor time, or too much memory")
+        kind, value = answer
         return kind, value
 
-    def _line(self, deadline: float) -> Any:
+    def _answer(self, deadline: float) -> Any:
         """Return the next answer; None where the process ended or the clock ran out."""
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-                return None
-            chunk = os.read(descriptor, 65_536)
-            if not chunk or len(self._buffer) > _MOST_BYTES:
-                return None
-            self._buffer += chunk
-        line, _, rest = self._buffer.partition(b"\n")
-        self._buffer = bytearray(rest)
         try:
-            return json.loads(line)
+            return json.loads(self.line(deadline, _MOST_BYTES) or b"null")
         except (ValueError, RecursionError):  # what it answers depends on what a policy wrote
             return None
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was left to write has nobody to read it
-                    pipe.close()

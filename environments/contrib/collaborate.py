@@ -27,8 +27,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from environments.core.normalise import named, plain, words
+from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import Attempt, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -151,7 +152,7 @@ class CollaborateEpisode(Attempt):
 
     def __init__(self, wish: Wish, settings: Collaborate) -> None:
         super().__init__(settings.max_steps)
-        self._wish, self._settings, self._name = wish, settings, name_of(wish)
+        self._wish, self._settings, self._name = wish, settings, digest(repr(wish))
         self._wanted = dict(wish.wanted)
         self._noted: dict[str, str] = {}
         self._answered: set[str] = set()

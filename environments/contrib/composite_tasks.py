@@ -29,8 +29,9 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Environment, Episode, Properties, can_demonstrate, most_at_once, properties_of
 from environments.contrib.composite_episode import Chain, chained, plan_of
+from environments.core.normalise import NAMES, PLACES, named, plain, words
+from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import NAMES, PLACES, Attempt, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -229,7 +230,7 @@ class LookUps(Attempt):
 
     def __init__(self, facts: Facts, *, is_together: bool, max_steps: int) -> None:
         super().__init__(max_steps)
-        self._facts, self._is_together, self._name = facts, is_together, name_of(facts)
+        self._facts, self._is_together, self._name = facts, is_together, digest(repr(facts))
         self._people = dict(facts.people)
         self._read: set[str] = set()
         self._n_answered, self._n_right = 0, 0

@@ -31,8 +31,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from environments.core.normalise import NAMES, PLACES, named, plain, words
+from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import NAMES, PLACES, Attempt, draw_for, name_of, named, plain, words
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -240,7 +241,7 @@ class LongMemoryEpisode(Attempt):
 
     def __init__(self, story: Story) -> None:
         super().__init__(len(story.said) + len(story.questions))
-        self._story, self._name = story, name_of(story)
+        self._story, self._name = story, digest(repr(story))
         self._turn, self._n_right, self._n_wrong = 0, 0, 0
         self.opening = self.opened(f"Read on, and answer the questions at the end. {self._says()}")
 

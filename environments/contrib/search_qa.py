@@ -33,8 +33,9 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
 from environments.core.bm25 import Index, installed
+from environments.core.normalise import NAMES, words
+from environments.core.procedural import Attempt, belongs_to, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import NAMES, Attempt, belongs_to, draw_for, name_of, words
 from rewards.answers.qa import exact, f1
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -204,7 +205,9 @@ class SearchQA(Seeded):
             ]
         found = [(i, own) for i, (own, at) in enumerate(_questions_of(self.questions)) if at == split][: len(seeds)]
         return [
-            Task(id=f"search_qa/{name_of(own.text)}-{i}", seed=i, reference=own.answer, info={"question": own.text})
+            Task(
+                id=f"search_qa/{digest(repr(own.text))}-{i}", seed=i, reference=own.answer, info={"question": own.text}
+            )
             for i, own in found
         ]
 
@@ -289,7 +292,7 @@ class SearchQAEpisode(Attempt):
     def __init__(self, question: Question, library: Library, settings: SearchQA) -> None:
         super().__init__(settings.max_steps)
         self._question, self._library, self._settings = question, library, settings
-        self._name = name_of((question.text, len(library.texts)))
+        self._name = digest(repr((question.text, len(library.texts))))
         self._read: set[int] = set()
         self.opening = self.opened(f"Question: {question.text}")
 

@@ -29,8 +29,8 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties
 from environments.contrib.shop_catalogue import Goal, Product, draw, read_webshop, reward
 from environments.core.bm25 import Index, installed
+from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import Attempt, draw_for, name_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -145,7 +145,7 @@ class ShopEpisode(Attempt):
         super().__init__(max_steps)
         self._catalogue, self._goal, self._per_page = catalogue, goal, per_page
         self._wanted = catalogue.products[goal.asin]
-        self._name = name_of((goal, len(catalogue.products)))
+        self._name = digest(repr((goal, len(catalogue.products))))
         self._found: list[str] | None = None
         self._page = 0
         self._product: Product | None = None

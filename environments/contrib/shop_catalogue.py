@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.core.bm25 import words_of
-from environments.core.seeded_worlds import words
+from environments.core.normalise import words
 from rlhf.errors import EnvError
 
 _BRANDS = words("Alto Brio Cove Dune Elmo Fern Gala Haze Iris Juno Kite Luma Mist Nova Opal Pico Rune Sage Tide Vela")

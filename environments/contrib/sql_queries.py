@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from environments.core.seeded_worlds import words
+from environments.core.normalise import words
 
 #: Cost of a query from which on it is refused; one without named queries costs 1.
 MOST = 1_000
@@ -47,6 +47,9 @@ def cost(query: str) -> int:
 
     Rather more than fewer: where a name is given counts too, and so does a column of that name. Ten that each name the
     one before twice are more than a thousand. A name within itself, of a recursive query, counts once.
+
+    Nothing of SQLite's own bounds this: eighteen that double take 2.6 s and 500 MB to compile, in which it calls an
+    authorizer 40 times and a progress handler never (SQLite 3.40).
     """
     if "with" not in query.lower():
         return 1

@@ -33,8 +33,9 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
 from environments.contrib.sql_queries import MOST, cost, is_quick
+from environments.core.normalise import NAMES, PLACES, words
+from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import NAMES, PLACES, Attempt, draw_for, name_of, words
 from rewards.answers.sql import is_ordered, query_of
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -259,7 +260,7 @@ class TextToSqlEpisode(Attempt):
 
     def __init__(self, problem: Problem, settings: TextToSql) -> None:
         super().__init__(settings.max_steps)
-        self._problem, self._settings, self._name = problem, settings, name_of(problem)
+        self._problem, self._settings, self._name = problem, settings, digest(repr(problem))
         self._tried: list[str] = []
         self._late: asyncio.Future[StepResult] | None = None
         self.database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
@@ -327,7 +328,7 @@ class TextToSqlEpisode(Attempt):
 
     def state(self) -> str:
         """Return the problem, the queries tried, and whether one is submitted."""
-        return f"{self._name}/{name_of(self._tried)}{'/submitted' if self.done else ''}"
+        return f"{self._name}/{digest(repr(self._tried))}{'/submitted' if self.done else ''}"
 
     def possible(self) -> tuple[str, ...]:
         """Nothing can be listed."""

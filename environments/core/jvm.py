@@ -12,18 +12,19 @@ import contextlib
 import importlib
 import logging
 import os
-import queue
 import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway, find_jar_path
 from py4j.protocol import Py4JError, Py4JJavaError, is_fatal_error
 
+from rlhf.child_process import Child
 from rlhf.errors import EnvError, MissingPackageError
 
 #: Little memory and little compilation: the programs are small, and the compiler would take the cores of the policy.
@@ -93,7 +94,7 @@ class Jvm:
         # The gateway runs any Java code it is sent, so other users of this machine must not reach it: it asks for a
         # password. It ends when its standard input ends, which the death of this process brings about.
         command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
-        self._process, self._reader, port, token = _launch(command, folder, start_limit_s)
+        self._child, port, token = _launch(command, folder, start_limit_s)
         parameters = GatewayParameters(
             port=port, auth_token=token, read_timeout=call_limit_s, enable_memory_management=False
         )
@@ -104,12 +105,12 @@ class Jvm:
     @property
     def pid(self) -> int:
         """Number of the process."""
-        return self._process.pid
+        return self._child.popen.pid
 
     @property
     def alive(self) -> bool:
         """Whether calls can be made."""
-        return not self._closed and self._process.poll() is None
+        return not self._closed and self._child.popen.poll() is None
 
     @property
     def view(self) -> Any:
@@ -149,15 +150,12 @@ class Jvm:
             self._closed = True
             self._client.is_connected = False
             self._client.close()
-            with contextlib.suppress(OSError):
-                if self._process.stdin is not None:
-                    self._process.stdin.close()
-            try:
-                self._process.wait(0 if kill else _EXIT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._reader.join(_EXIT_S)
+            process = self._child.popen
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                if process.stdin is not None:
+                    process.stdin.close()
+                process.wait(0 if kill else _EXIT_S)
+            self._child.kill()
 
 
 class _Client(GatewayClient):  # type: ignore[misc]  # py4j has no types
@@ -186,37 +184,22 @@ def _lost(how: str) -> EnvError:
     )
 
 
-def _launch(
-    command: Sequence[str], folder: Path, limit_s: float
-) -> tuple[subprocess.Popen[str], threading.Thread, int, str]:
-    """Start the gateway. Gives the process, the thread that empties its output, the port and the password."""
+def _launch(command: Sequence[str], folder: Path, limit_s: float) -> tuple[Child, int, str]:
+    """Start the gateway. Gives the process, the port and the password, which are all that is read of its output."""
     with tempfile.TemporaryFile("w+") as errors:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=folder,
-                text=True,
-                start_new_session=True,
-            )
+            child = Child(command, stderr=errors, cwd=folder)
         except OSError as failure:
             raise _not_started(command[0], str(failure)) from failure
-        assert process.stdout is not None
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        reader = threading.Thread(target=_read, args=(process.stdout, lines), name="jvm output", daemon=True)
-        reader.start()
+        deadline = time.monotonic() + limit_s
         try:
-            port, token = lines.get(timeout=limit_s), lines.get(timeout=limit_s)
-            return process, reader, int(port), token
+            port, token = ((child.line(deadline) or b"").decode().strip() for _ in range(2))
+            assert child.popen.stdout is not None
+            child.popen.stdout.close()  # Java drops what it prints where nobody reads it
+            return child, int(port), token
         except BaseException as failure:
-            process.kill()
-            process.wait()
-            reader.join(_EXIT_S)
-            if process.stdin is not None:
-                process.stdin.close()
-            if not isinstance(failure, queue.Empty | ValueError):
+            child.kill()
+            if not isinstance(failure, ValueError):
                 raise
             errors.seek(0)
             raise _not_started(command[0], errors.read().strip()[:2000] or f"nothing within {limit_s:g} s") from failure
@@ -224,13 +207,3 @@ def _launch(
 
 def _not_started(java: str, said: str) -> EnvError:
     return EnvError("Java did not start", where=java, got=said, hint="run this program with -version by hand")
-
-
-def _read(output: IO[str], lines: queue.SimpleQueue[str]) -> None:
-    """Hand on the first two lines and drop the rest, so that the pipe never fills; empty lines once it ends."""
-    with output:
-        for i, line in enumerate(output):
-            if i < 2:
-                lines.put(line.strip())
-    lines.put("")
-    lines.put("")

@@ -1,9 +1,9 @@
-"""What worlds drawn by a seed have in common: splits of different instances, and answers with feedback.
+"""Base of the procedural worlds: splits of different instances, drawn by seed, and episodes with a score.
 
 A task is a number; the instance it stands for is drawn from that number alone. Which split an instance belongs to is
 told by a hash of what is told of it: half of all are of `train`, a quarter each of `dev` and of `test`. A seed
-of a split draws until it meets an instance of that split, so none is ever in two, whatever the sizes; within a split
-an instance is listed once.
+of a split draws until it meets an instance of that split, so none is ever in two, whatever the sizes. Within a split
+a subclass of `Drawn` lists an instance once; other worlds call `draw_for`, and list one task per seed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Episode, StepResult, after_end
-from environments.core.seed_splits import FIRST_SEED, Seeded
-from environments.core.seed_splits import split_of as split_of_seed
+from environments.core.seed_splits import FIRST_SEED, Seeded, split_of_seed
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -31,6 +30,9 @@ SplitSize = Annotated[int, Field(ge=1, le=1_000_000)]
 
 #: Draws of one seed, and seeds in a row that bring nothing new, after which there is taken to be no more.
 _MOST_DRAWS, _PATIENCE = 2_000, 200
+_QUARTERS = ("train", "train", "dev", "test")
+
+Made = TypeVar("Made")
 
 
 def digest(content: str, size: int = 4) -> str:
@@ -40,8 +42,46 @@ def digest(content: str, size: int = 4) -> str:
 
 def split_of(content: str) -> str:
     """The split that an instance with this content belongs to: half `train`, a quarter `dev`, a quarter `test`."""
-    number = int(digest(f"split/{content}", 1), 16)
-    return "train" if number < 128 else "dev" if number < 192 else "test"
+    return _QUARTERS[int(digest(f"split/{content}", 1), 16) // 64]
+
+
+def belongs_to(content: object) -> str:
+    """The same of the worlds with one task per seed, which hash the `repr` otherwise and keep the tasks they have."""
+    return _QUARTERS[int(digest(repr(content), 8)[:2], 16) % 4]
+
+
+def draw_for(
+    kind: str,
+    seed: int,
+    draw: Callable[[random.Random], Made],
+    told: Callable[[Made], object] = lambda made: made,
+    split_of: Callable[[Any], str] = belongs_to,
+) -> Made:
+    """Draw the instance of a seed: the first whose hash belongs to the split of `seed`.
+
+    Args:
+        kind: of the environment, so that one seed draws something else in each.
+        seed: of the task.
+        draw: makes an instance.
+        told: what the agent reads first, and what solves the task, of an instance: instances that agree in both are
+            one task to the agent, whatever else they hold. It has to have a `repr` that tells everything; all of the
+            instance by default.
+        split_of: the split of what is told.
+
+    Raises:
+        EnvError: nothing that was drawn belongs to the split: there are too few different instances.
+    """
+    split = split_of_seed(seed)
+    for i in range(_MOST_DRAWS):
+        made = draw(random.Random(f"{kind}/{seed}/{i}"))
+        if split_of(told(made)) == split:
+            return made
+    raise EnvError(
+        f"there is no task for the split '{split}'",
+        where=kind,
+        got=f"{_MOST_DRAWS} draws that all belong to other splits",
+        hint="choose settings that allow more different tasks",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -119,17 +159,80 @@ def _seeds(world: Drawn, split: str, n: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16_384)
 def _drawn(world: Drawn, seed: int) -> Any:
-    split = split_of_seed(seed)
-    for i in range(_MOST_DRAWS):
-        instance = world.draw(random.Random(f"{world.name}/{world.level}/{seed}/{i}"))
-        if split_of(world.told(instance)) == split:
-            return instance
-    raise EnvError(
-        f"this level has no instance for the split {split!r}",
-        where=f"{world.name}/{world.level}",
-        got=f"{_MOST_DRAWS} draws, all of other splits",
-        hint="choose a larger level",
-    )
+    return draw_for(f"{world.name}/{world.level}", seed, world.draw, world.told, split_of)
+
+
+class Attempt(ABC):
+    """An episode with a score from 0 to 1; the reward of a step is the change of the score.
+
+    A world says what an action does (`do`), what the state is (`state`) and what is possible (`possible`), and sets
+    `opening`, `score`, `done` and `solved`. Every action costs a step.
+    """
+
+    opening: StepResult
+
+    def __init__(self, max_steps: int) -> None:
+        self.steps_left = max_steps
+        self.score = 0.0
+        self.done = False
+        self.solved = False
+
+    @property
+    def where(self) -> str:
+        """What an error names."""
+        return f"{type(self).__name__}.step"
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+        return self.done or self.steps_left == 0
+
+    async def step(self, action: str) -> StepResult:
+        """Do one action."""
+        return self.act(action)
+
+    def act(self, action: str) -> StepResult:
+        """Do one action. Raises EnvError where the episode is over."""
+        if self.over:
+            raise after_end(self.where, action)
+        self.steps_left -= 1
+        before = self.score
+        said, valid = self.do(action)
+        return StepResult(
+            said,
+            reward=self.score - before,
+            terminated=self.done,
+            truncated=self.over and not self.done,
+            state_key=self.state(),
+            success=self.solved if self.over else None,
+            valid=valid,
+            admissible_actions=() if self.over else self.possible(),
+        )
+
+    async def close(self) -> None:  # noqa: B027  it may be overridden, and need not be
+        """Nothing is held open."""
+
+    def opened(self, said: str) -> StepResult:
+        """Return the opening that says `said`."""
+        return StepResult(said, state_key=self.state(), admissible_actions=self.possible())
+
+    def after(self, taken: Sequence[str]) -> None:
+        """Do `taken`, as far as the episode goes."""
+        for action in taken:
+            if not self.over:
+                self.act(action)
+
+    @abstractmethod
+    def do(self, action: str) -> tuple[str, bool]:
+        """Do an action; returns the reply, and whether it was understood."""
+
+    @abstractmethod
+    def state(self) -> str:
+        """Return the key of the present state."""
+
+    @abstractmethod
+    def possible(self) -> tuple[str, ...]:
+        """Return the sorted actions that are possible now."""
 
 
 @plain_dataclass(frozen=True, slots=True)
@@ -147,7 +250,7 @@ class Judged:
     solved: bool = False
 
 
-class Attempts:
+class Attempts(Attempt):
     """An episode of a question and several attempts at it, each answered with feedback; 1 for solving it, else 0.
 
     The key of a state tells the question, which answers were given, and how many attempts are left.
@@ -163,54 +266,37 @@ class Attempts:
         admissible: Sequence[str] = (),
         unit: str = "attempt",
     ) -> None:
+        super().__init__(max_steps)
         self._judge, self._name, self._unit = judge, name, unit
         self._all, self._answers = tuple(sorted(admissible)), set[str]()
-        self.steps_left = max_steps
-        self.solved = False
-        self.opening = StepResult(
-            f"{question}\n{self._left()}", state_key=self._state_key(), admissible_actions=self._all
-        )
+        self.opening = self.opened(f"{question}\n{self._left()}")
 
     @property
-    def over(self) -> bool:
-        """Whether the episode has ended."""
-        return self.solved or self.steps_left == 0
+    def where(self) -> str:
+        """The question."""
+        return self._name
 
-    async def step(self, action: str) -> StepResult:
+    def do(self, action: str) -> tuple[str, bool]:
         """Judge one answer. What is not understood costs an attempt too."""
-        if self.over:
-            raise after_end(self._name, action)
-        judged = self.do(action)
-        return StepResult(
-            judged.feedback if self.solved else f"{judged.feedback}\n{self._left()}",
-            reward=float(self.solved),
-            terminated=self.solved,
-            truncated=self.over and not self.solved,
-            state_key=self._state_key(),
-            success=self.solved if self.over else None,
-            valid=judged.answer is not None,
-            admissible_actions=() if self.over else self._all,
-        )
-
-    def do(self, action: str) -> Judged:
-        """Judge one answer without waiting."""
         judged = self._judge(action)
-        self.steps_left -= 1
-        self.solved = judged.solved
+        self.done, self.solved, self.score = judged.solved, judged.solved, float(judged.solved)
         if judged.answer is not None:
             self._answers.add(judged.answer)
-        return judged
-
-    async def close(self) -> None:
-        """Nothing is held open."""
+        said = judged.feedback if judged.solved else f"{judged.feedback}\n{self._left()}"
+        return said, judged.answer is not None
 
     def _left(self) -> str:
         n = self.steps_left
         plural = "es" if self._unit.endswith("s") else "s"
         return f"{n} {self._unit}{'' if n == 1 else plural} left."
 
-    def _state_key(self) -> str:
+    def state(self) -> str:
+        """Return the question, the attempts left, and the answers given."""
         return f"{self._name}/{self.steps_left} left/{digest(repr(sorted(self._answers)))}"
+
+    def possible(self) -> tuple[str, ...]:
+        """Return all answers, where they are few enough to be listed."""
+        return self._all
 
 
 def plan_answer(episode: Attempts, taken: Sequence[str], answer: str | None) -> tuple[str, ...] | None:
@@ -221,9 +307,7 @@ def plan_answer(episode: Attempts, taken: Sequence[str], answer: str | None) -> 
         taken: answers given so far.
         answer: one that solves the task; None where it cannot be solved.
     """
-    for text in taken:
-        if not episode.over:
-            episode.do(text)
+    episode.after(taken)
     if episode.solved:
         return ()
     return None if episode.over or answer is None else (answer,)

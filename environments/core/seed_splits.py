@@ -72,7 +72,7 @@ class Seeded:
         return [Task(id=f"{prefix}/{split}/{seed}", seed=seed, info=kept) for seed in self.seeds(split)]
 
 
-def split_of(seed: int) -> str:
+def split_of_seed(seed: int) -> str:
     """Name the split whose range a seed is in."""
     return "train" if seed < FIRST_SEED["dev"] else "dev" if seed < FIRST_SEED["test"] else "test"
 

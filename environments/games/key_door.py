@@ -13,7 +13,6 @@ Splits are ranges of seeds: `environments.core.seed_splits`.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,9 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import StepResult, after_end
 from environments.core.normalise import plain_words
+from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import draw_for
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -176,9 +174,7 @@ class Keyhole(Seeded):
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Give the fewest actions that solve `task` after `taken`; None where too few steps are left."""
         episode = self.start(task)
-        for text in taken:
-            if not episode.over:
-                episode.do(read_action(text))
+        episode.after(taken)
         path = episode.way_out()
         return path if episode.solved or (not episode.over and len(path) <= episode.steps_left) else None
 
@@ -191,53 +187,28 @@ class Keyhole(Seeded):
         return draw(task.seed, self.rows, self.columns, self.loops)
 
 
-class KeyholeEpisode:
+class KeyholeEpisode(Attempt):
     """One attempt at a house.
 
     The key of a state tells house, room and whether the key is carried; the number of steps taken is left out.
     """
 
     def __init__(self, house: House, *, compass: bool, max_steps: int) -> None:
+        super().__init__(max_steps)
         self._house, self._compass = house, compass
         self._cell = house.start
         self._has_key = False
-        self._name = hashlib.blake2b(repr(house).encode(), digest_size=4).hexdigest()
-        self.steps_left = max_steps
-        self.solved = False
-        self.opening = StepResult(
-            f"Find the key and open the door.\n{self._sees()}",
-            state_key=self._state_key(),
-            admissible_actions=self._possible(),
-        )
+        self._name = digest(repr(house))
+        self.opening = self.opened(f"Find the key and open the door.\n{self._sees()}")
 
-    @property
-    def over(self) -> bool:
-        """Whether the episode has ended."""
-        return self.solved or self.steps_left == 0
-
-    async def step(self, action: str) -> StepResult:
+    def do(self, action: str) -> tuple[str, bool]:
         """Do one action. Whatever is impossible or not understood costs a step and changes nothing else."""
-        if self.over:
-            raise after_end("Keyhole step", action)
         understood = read_action(action)
-        said = self.do(understood)
-        return StepResult(
-            "The door opens." if self.solved else f"{said}{self._sees()}",
-            reward=float(self.solved),
-            terminated=self.solved,
-            truncated=self.over and not self.solved,
-            state_key=self._state_key(),
-            success=self.solved if self.over else None,
-            valid=understood is not None,
-            admissible_actions=self._possible(),
-        )
+        said = self._done(understood)
+        return "The door opens." if self.solved else f"{said}{self._sees()}", understood is not None
 
-    async def close(self) -> None:
-        """Nothing is held open."""
-
-    def do(self, action: str | None) -> str:
-        """Do an action, or let a step pass for one not understood; returns what there is to say about a failure."""
-        self.steps_left -= 1
+    def _done(self, action: str | None) -> str:
+        """Do an action, or nothing for one not understood; returns what there is to say about a failure."""
         house = self._house
         if action is None:
             return f"Unknown action. Actions: {', '.join(_ACTIONS)}.\n"
@@ -250,7 +221,7 @@ class KeyholeEpisode:
                 return "No door to open. "
             if not self._has_key:
                 return "It is locked. "
-            self.solved = True
+            self.done, self.solved, self.score = True, True, 1.0
         elif action.removeprefix("go ") in house.exits[self._cell]:
             self._cell = house.exits[self._cell][action.removeprefix("go ")]
         else:
@@ -279,16 +250,15 @@ class KeyholeEpisode:
             said += f" The {wanted} is {direction(cell, goal)}."
         return said
 
-    def _possible(self) -> tuple[str, ...]:
-        """Actions that would change something, sorted."""
-        if self.over:
-            return ()
+    def possible(self) -> tuple[str, ...]:
+        """Return the actions that would change something."""
         house, cell = self._house, self._cell
         deeds = [_OPEN] if self._has_key and cell == house.door else []
         deeds += [_TAKE] if not self._has_key and cell == house.key else []
         return tuple(sorted([*(f"go {way}" for way in house.exits[cell]), *deeds]))
 
-    def _state_key(self) -> str:
+    def state(self) -> str:
+        """Return house, room and whether the key is carried."""
         stage = "out" if self.solved else "key" if self._has_key else "no key"
         return f"{self._name}/{self._house.rooms[self._cell]}/{stage}"
 

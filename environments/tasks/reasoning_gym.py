@@ -25,8 +25,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
+from environments.core.normalise import words
 from environments.core.procedural import Attempts, Judged, SplitByContent, digest, plan_answer, split_of
-from environments.core.seeded_worlds import words
 from rlhf.data import Task
 from rlhf.errors import EnvError, MissingPackageError, nearest
 from rlhf.settings import STRICT

@@ -31,8 +31,9 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
+from environments.core.normalise import words
+from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from environments.core.seeded_worlds import Attempt, draw_for, name_of, words
 from rewards.sandbox.level import Level, LevelName
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds, Finished, run
@@ -203,7 +204,7 @@ class ToolsEpisode(Attempt):
 
     def __init__(self, problem: Problem, settings: Tools) -> None:
         super().__init__(settings.max_steps)
-        self._problem, self._settings, self._name = problem, settings, name_of(problem)
+        self._problem, self._settings, self._name = problem, settings, digest(repr(problem))
         self._prices = dict(problem.prices)
         self._called: set[tuple[str, str]] = set()
         self._output = ""
@@ -256,7 +257,7 @@ class ToolsEpisode(Attempt):
 
     def state(self) -> str:
         """Return the problem, the calls made, and whether it is answered."""
-        return f"{self._name}/{name_of(sorted(self._called))}{'/answered' if self.done else ''}"
+        return f"{self._name}/{digest(repr(sorted(self._called)))}{'/answered' if self.done else ''}"
 
     def possible(self) -> tuple[str, ...]:
         """Nothing can be listed."""

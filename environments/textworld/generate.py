@@ -11,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from environments.packages import cache_folder, content_hash, import_from, made_at_once, version_of
+from rlhf.child_process import complaint, run_python
 from rlhf.errors import EnvError
 
 EXTRA = "textworld"
@@ -101,28 +100,13 @@ def _read(folder: Path) -> Game | None:
 
 def _make_elsewhere(folder: Path, order: str) -> None:
     (folder / "order.json").write_text(order)
-    settings = {
-        **os.environ,
-        "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, "-c", f"from environments.textworld.generate import make; make({str(folder)!r})"]
+    code = f"from environments.textworld.generate import make; make({str(folder)!r})"
     try:
-        done = subprocess.run(
-            command,
-            env=settings,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        done = run_python(code, _LIMIT_S, PYTHONHASHSEED="0", OMP_NUM_THREADS="1")
     except subprocess.TimeoutExpired as error:
         raise EnvError("the generator hung", where="TextWorld", got=f"{order}, nothing in {_LIMIT_S:g} s") from error
     if done.returncode != 0 or not (folder / "note.json").exists():
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise EnvError("the game cannot be generated", where="TextWorld", got=f"{order}: {said}")
+        raise EnvError("the game cannot be generated", where="TextWorld", got=f"{order}: {complaint(done)}")
 
 
 def make(folder: str) -> None:

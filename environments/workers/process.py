@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 from environments.workers.server import TOO_MUCH_MEMORY
+from rlhf.child_process import kill_group, python_command, python_environment
 
 #: How long a worker that is let go may take to close what it has open.
 EXIT_S = 3.0
@@ -99,14 +99,10 @@ class Process:
     def _end(self) -> None:
         if self.popen.poll() is None:
             self.note_descendants()
-        with contextlib.suppress(OSError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
         for child in self._descendants:
             with contextlib.suppress(psutil.Error):
                 child.kill()
-        self.popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(EXIT_S)
+        kill_group(self.popen, EXIT_S)
 
     def _last_said(self) -> str:
         """The last lines of what the process printed, if any."""
@@ -128,18 +124,16 @@ def _is_on_loop() -> bool:
 
 
 def _started(channel: socket.socket, rings: int, said: int, max_memory_mb: int) -> subprocess.Popen[bytes]:
-    # Its hash seed is fixed. It finds modules where this process does; without -P the current folder would come first.
-    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     # The kernel's signal comes when the thread that starts it ends; only that of the main thread lives long enough.
     dies_with_thread = threading.current_thread() is threading.main_thread()
     numbers = (channel.fileno(), rings, os.getpid(), max_memory_mb, int(dies_with_thread))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "environments.workers.server", *map(str, numbers)],
+        python_command("environments.workers.server", *numbers),
         stdin=subprocess.DEVNULL,
         stdout=said,
         stderr=said,
         pass_fds=(channel.fileno(), rings),
-        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
+        env=python_environment(PYTHONHASHSEED="0"),
         start_new_session=True,  # Ctrl-C is for the run, which ends its workers itself
     )
 

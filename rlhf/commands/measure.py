@@ -6,7 +6,6 @@ A fresh process, so that neither packages that are loaded already nor other envi
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import random
 import resource
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.child_process import complaint, run_python
 from rlhf.data import Task
 from rlhf.errors import EnvError, boundary
 
@@ -81,18 +81,14 @@ def measured(values: Mapping[str, Any], split: str, n: int, *, limit_s: float = 
     where = f"{values['kind']}, measured in a process of its own"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job").write_bytes(pickle.dumps((dict(values), split, n)))
-        settings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         code = f"from rlhf.commands.measure import answer_job; answer_job({folder!r})"
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", code], env=settings, capture_output=True, text=True, timeout=limit_s, check=False
-            )
+            done = run_python(code, limit_s)
         except subprocess.TimeoutExpired as error:
             hint = "play fewer episodes: --measure 1"
             raise EnvError("this takes too long", where=where, got=f"{limit_s:.0f} s", hint=hint) from error
         if not Path(folder, "answer").is_file():
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise EnvError("the process ended", where=where, got=last, hint="run `rlhf check environment`")
+            raise EnvError("the process ended", where=where, got=complaint(done), hint="run `rlhf check environment`")
         answer = pickle.loads(Path(folder, "answer").read_bytes())
     if isinstance(answer, Exception):
         raise answer

@@ -47,20 +47,14 @@ CHARTS = (
 )
 
 
-def learning_curves(run: RunData) -> str:
-    """Return the charts as HTML: success first and wide, then whatever else the run logged."""
-    drawn = [
+def learning_curves(run: RunData) -> list[str]:
+    """Return the charts: success first, then whatever else the run logged."""
+    return [
         *_success(run),
         *_watched(run),
         *(svg for chart in CHARTS for svg in _chart(run, chart)),
         *reliability_charts(run.folder),
     ]
-    if not drawn:
-        return '<p class="soft">Nothing was logged.</p>'
-    wide = " wide" if run.values("rollout/success") else ""
-    figures = [f'<figure class="card{wide if i == 0 else ""}">{svg}</figure>' for i, svg in enumerate(drawn)]
-    note = '<p class="soft">Thin lines are single steps, thick lines the mean over neighbouring steps.</p>'
-    return f'{note}<div class="charts">{"".join(figures)}</div>'
 
 
 def _success(run: RunData) -> Iterator[str]:

@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from rlhf.errors import DataError
 from rlhf.evaluation import transcript
 from rlhf.evaluation.attempts import Attempt, read_attempts
 from rlhf.evaluation.figures import Band, Series, interval_chart, line_chart
-from rlhf.evaluation.page import Section, failures, flat, page, table, write_page
+from rlhf.evaluation.page import failures, render, write_page
 from rlhf.evaluation.store import TrajectoryRecord, read_trajectories
 from rlhf.evaluation.wording import number_text, percent_text
 
@@ -89,17 +88,24 @@ def write_evaluation_report(folder: Path) -> Path:
 
 def render_evaluation_report(data: EvaluationData) -> str:
     """Return the page's HTML."""
-    found = data.summary
+    found, worst = data.summary, hardest(data.attempts, N_HARDEST)
     n_each = f" · {found['attempts']} attempts at each" if found["attempts"] > 1 else ""
-    subtitle = escape(f"{found['n_tasks']} tasks{n_each} · {found['n_errors']} errors")
-    sections = (
-        Section("figures", "Figures", _figures(data)),
-        Section("plots", "Plots", _plots(data)),
-        Section("hardest", "The hardest tasks", _hardest(data)),
-        Section("facts", "Facts of the evaluation", _facts(data)),
+    return render(
+        "evaluation",
+        title=f"{found['policy']} on {found['suite']}",
+        subtitle=f"{found['n_tasks']} tasks{n_each} · {found['n_errors']} errors",
+        data=data,
+        success=found["success"],
+        chart=_headline(found),
+        figures=_figures(found),
+        failures=failures(data.folder / "trajectories"),
+        types=_by_type(found),
+        plots=_plots(data),
+        hardest=[
+            (t.task_id, str(t.n), percent_text(t.solved), number_text(t.score), number_text(t.turns)) for t in worst
+        ],
+        shown=[_attempt(data.folder, task) for task in worst[:N_SHOWN]],
     )
-    beside = "All attempts are in <code>trajectories/</code>, all figures in <code>summary.json</code> beside it."
-    return page(escape(f"{found['policy']} on {found['suite']}"), subtitle, _headline(found), sections, beside=beside)
 
 
 def hardest(attempts: Sequence[Attempt], n: int) -> list[HardTask]:
@@ -138,15 +144,7 @@ def _headline(found: Mapping[str, Any]) -> str:
     if n_errors:
         rows.append(_interval("errors as failures", found["if_errors_failed"]))
     rows.append(_interval("success", success))
-    left_out = f" {n_errors} attempts ended by the failure of a part and are left out." if n_errors else ""
-    return (
-        '<section class="card hero" aria-label="Result"><div>'
-        f'<div class="figures"><span>{_percent(success["value"])}</span></div>'
-        f'<p class="what">success in {success["n"]} attempts at {found["n_tasks"]} tasks, 95% interval '
-        f"{_percent(success['low'])} to {_percent(success['high'])}</p>"
-        f'<p class="soft">Bars are 95% intervals, clustered by task.{left_out}</p></div>'
-        f"<div>{interval_chart(rows, 'Success', standalone=False)}</div></section>"
-    )
+    return interval_chart(rows, "Success", standalone=False)
 
 
 def _interval(label: str, found: Mapping[str, Any]) -> tuple[str, float, float, float]:
@@ -154,10 +152,9 @@ def _interval(label: str, found: Mapping[str, Any]) -> tuple[str, float, float, 
     return label, value if value is not None else 0.0, found["low"], found["high"]
 
 
-def _figures(data: EvaluationData) -> str:
-    found = data.summary
+def _figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     cut = sum(found["truncated"].values())
-    rows = [
+    return [
         ("solved", str(found["n_solved"])),
         ("ended unsolved by the environment", str(found["n_failed"])),
         *((f"cut off by the limit: {name.replace('_', ' ')}", str(n)) for name, n in found["truncated"].items() if cut),
@@ -171,15 +168,14 @@ def _figures(data: EvaluationData) -> str:
         ("invalid actions", _percent(found["invalid_share"])),
         *((f"{name.replace('_', ' ')} for each solved", number_text(n)) for name, n in _spent(found)),
     ]
-    return f'<div class="card">{table((), rows)}</div>{failures(data.folder / "trajectories")}{_by_type(found)}'
 
 
 def _spent(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     return ((name, value) for name, value in found["per_solved"].items() if value is not None)
 
 
-def _by_type(found: Mapping[str, Any]) -> str:
-    rows = [
+def _by_type(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
         (
             name,
             str(each["success"]["n"]),
@@ -190,16 +186,13 @@ def _by_type(found: Mapping[str, Any]) -> str:
         )
         for name, each in found["types"].items()
     ]
-    head = ("tasks of type", "attempts", "success", "score", "turns", "errors")
-    return f'<div class="card" style="margin-top:12px"><h3>By type of task</h3>{table(head, rows)}</div>'
 
 
-def _plots(data: EvaluationData) -> str:
+def _plots(data: EvaluationData) -> list[str]:
     drawn = [_types_chart(data.summary), _turns_chart(data.attempts)]
     if len(data.summary["pass"]) > 1:
         drawn.append(_passes_chart(data.summary["pass"]))
-    wide = (f'<figure class="card{" wide" if i == 0 else ""}">{svg}</figure>' for i, svg in enumerate(drawn))
-    return f'<div class="charts">{"".join(wide)}</div>'
+    return drawn
 
 
 def _types_chart(found: Mapping[str, Any]) -> str:
@@ -242,44 +235,18 @@ def _passes_chart(passes: Mapping[str, Any]) -> str:
     )
 
 
-def _hardest(data: EvaluationData) -> str:
-    found = hardest(data.attempts, N_HARDEST)
-    if not found:
-        return '<p class="soft">No attempt was played to its end.</p>'
-    rows = [(t.task_id, str(t.n), percent_text(t.solved), number_text(t.score), number_text(t.turns)) for t in found]
-    head = ("task", "attempts", "solved", "score", "turns")
-    note = '<p class="soft">rlhf trajectories FOLDER --task TASK shows every attempt at a task.</p>'
-    shown = (_article(data.folder, task, is_open=i == 0) for i, task in enumerate(found[:N_SHOWN]))
-    return f'<div class="card" style="margin-bottom:12px">{table(head, rows)}{note}</div>{"".join(shown)}'
-
-
-def _article(folder: Path, task: HardTask, *, is_open: bool) -> str:
+def _attempt(folder: Path, task: HardTask) -> tuple[str, str, str]:
     """The attempt at a task that came furthest and was not solved, or the longest one."""
     records = list(read_trajectories(folder / "trajectories", phase="eval", task_id=task.task_id))
     record = max(records, key=_furthest)
     t, total = record.trajectory, record.score.total if record.score else 0.0
     words = f"attempt {t.attempt} of {task.n} · {len(t.turns)} turns · {t.outcome} · score {number_text(total)}"
-    return (
-        f'<article class="card trajectory"><details{" open" if is_open else ""}><summary><h3>{escape(task.task_id)}'
-        f'</h3><span class="soft">{escape(words)}</span></summary><div class="inner">{transcript.spoken(record)}</div>'
-        "</details></article>"
-    )
+    return task.task_id, words, transcript.spoken(record)
 
 
 def _furthest(record: TrajectoryRecord) -> tuple[bool, float, int, int]:
     t = record.trajectory
     return not t.solved, record.score.total if record.score else 0.0, len(t.turns), -t.attempt
-
-
-def _facts(data: EvaluationData) -> str:
-    served = table((), flat(data.summary["data"]))
-    return (
-        '<div class="facts"><div class="card"><h3>What was asked, and the whole suite</h3>'
-        f'<pre tabindex="0">{escape(data.plan)}</pre></div><div>'
-        f'<div class="card"><h3>Data and their hashes</h3>{served}</div>'
-        f'<div class="card" style="margin-top:12px"><h3>Versions and hardware</h3>{table((), flat(data.versions))}'
-        "</div></div></div>"
-    )
 
 
 def _share(estimate: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rlhf.errors import DataError
 from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides, when
 from rlhf.evaluation.figures import interval_chart
-from rlhf.evaluation.page import page, table, write_page
+from rlhf.evaluation.page import render, write_page
 from rlhf.evaluation.summary import summarize
 
 #: What is said of each evaluation, in the order of `cells`.
@@ -111,19 +110,16 @@ def write_leaderboard(path: Path, found: Sequence[Mapping[str, Any]]) -> Path:
         CheckpointError: it cannot be written.
     """
     n = sum(len(board["rows"]) for board in found)
-    subtitle = escape(f"{n} evaluations · intervals are 95%, clustered by task")
-    return write_page(path.parent, page("Leaderboard", subtitle, "".join(map(_drawn, found))), path.name)
+    subtitle = f"{n} evaluations · intervals are 95%, clustered by task"
+    html = render("leaderboard", subtitle=subtitle, columns=COLUMNS, boards=[_drawn(board) for board in found])
+    return write_page(path.parent, html, path.name)
 
 
-def _drawn(board: Mapping[str, Any]) -> str:
+def _drawn(board: Mapping[str, Any]) -> tuple[str, str, list[list[str]]]:
     title = title_of(board)
     rows = [(r["policy"][-_LONGEST:], _value(r["success"]), *map(_value, r["interval"])) for r in board["rows"]]
     chart = interval_chart(rows, f"Success on {title}", highlight=0, width=1120, standalone=False)
-    shown = table(COLUMNS, map(cells, board["rows"]))
-    return (
-        f'<section><h2>{escape(title)}</h2><div class="charts"><figure class="card wide">{chart}</figure></div>'
-        f'<div class="card" style="margin-top:12px">{shown}</div></section>'
-    )
+    return title, chart, [cells(row) for row in board["rows"]]
 
 
 def _value(share: float) -> float:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
@@ -19,6 +19,7 @@ from urllib.request import urlopen
 
 from rlhf.build.engine import save_merged, start_options
 from rlhf.build.train import policy_of
+from rlhf.child_process import kill_group
 from rlhf.errors import EngineError, RecipeError
 from rlhf.inference.adapter_files import FOLDER
 from rlhf.inference.role_adapters import adapter_names
@@ -124,9 +125,7 @@ def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterato
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                kill_group(process)
     finally:
         signal.signal(signal.SIGTERM, before)
         os.close(log)

@@ -14,7 +14,7 @@ from environments.base import Properties, StepResult
 from environments.check import check_environment
 from environments.check_splits import kept_apart
 from environments.core.procedural import Drawn
-from environments.core.seed_splits import Seeded, split_in, split_of
+from environments.core.seed_splits import Seeded, split_in, split_of_seed
 from rlhf.data import Task
 from rlhf.data.report import Walk
 from rlhf.errors import DataError, EnvError
@@ -50,7 +50,7 @@ def settings_of_drawn_worlds() -> list[dict[str, Any]]:
 def test_splits_are_ranges_and_their_tasks_tell_whose_they_are() -> None:
     some = Seeded(n_train=2, n_dev=1, n_test=1)
     assert [task.id for task in some.listed("dev", "a/b")] == ["a/b/dev/10000000"]
-    assert [split_of(task.seed) for task in (*some.listed("train", "a"), *some.listed("test", "a"))] == [
+    assert [split_of_seed(task.seed) for task in (*some.listed("train", "a"), *some.listed("test", "a"))] == [
         *["train"] * 2,
         "test",
     ]

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist, correlation, fmean
+from statistics import correlation, fmean
 from typing import Any
 
 from rlhf.data import Score, ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.rollout.reward_watch import Watch
 from rlhf.rollout.scoring import Weighted
+from rlhf.stats import t_quantile
 
 #: Of each slope's interval; both have to leave out 0, at every step of a run.
 CONFIDENCE = 0.999
@@ -53,24 +54,8 @@ def trend(values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
     spread = n * (n * n - 1) / 12  # Σ (x − x̄)² of 0, 1, ..., n − 1
     slope = math.fsum((x - middle) * (y - mean) for x, y in enumerate(values)) / spread
     residual = math.fsum((y - mean - slope * (x - middle)) ** 2 for x, y in enumerate(values))
-    half = _t_quantile(0.5 + confidence / 2, n - 2) * math.sqrt(residual / (n - 2) / spread)
+    half = t_quantile(0.5 + confidence / 2, n - 2) * math.sqrt(residual / (n - 2) / spread)
     return Trend(mean - slope * middle, mean + slope * middle, slope - half, slope + half)
-
-
-def _t_quantile(probability: float, df: int) -> float:
-    """Student's quantile by four terms of its expansion in 1/df, for 6 degrees of freedom and more.
-
-    Source: Abramowitz and Stegun, 26.7.5. At 6 degrees and 0.9995, 5.945 in place of 5.959.
-    """
-    z = NormalDist().inv_cdf(probability)
-    return z + sum(
-        (
-            (z**3 + z) / (4 * df),
-            (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2),
-            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3),
-            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * df**4),
-        )
-    )
 
 
 @dataclass

@@ -1,0 +1,96 @@
+"""Child processes: started in a group of their own, read line by line with a limit, and killed with all they began."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+
+def python_command(module: str, *arguments: object) -> list[str]:
+    """The command that runs a module; without -P the current folder would come before all others."""
+    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
+
+
+def python_environment(**own: str) -> dict[str, str]:
+    """Variables with which a Python child finds modules where this process does, and those given."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path), **own}
+
+
+def run_python(code: str, limit_s: float, **own: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new Python process, with variables of its own. Raises subprocess.TimeoutExpired."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=python_environment(**own),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line that a process wrote to its standard error, else its exit code."""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def kill_group(process: subprocess.Popen[Any], wait_s: float | None = None) -> None:
+    """Kill the group that a process leads, and wait for the process, at most so long."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
+
+
+class Child:
+    """A process that leads a group of its own, so that Ctrl-C is for its parent, and whose lines are read with a limit.
+
+    Args:
+        command: what is run.
+        options: of `subprocess.Popen`; standard input and output are pipes.
+
+    Attributes:
+        popen: the process.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        pipe = subprocess.PIPE
+        self.popen: subprocess.Popen[bytes] = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, start_new_session=True, **options
+        )
+        self._buffer = bytearray()
+
+    def line(self, deadline: float, most: int = 1 << 20) -> bytes | None:
+        """The next line without its end; None where the process ended, the clock ran out, or it is longer than `most`.
+
+        `deadline` is a time of `time.monotonic`.
+        """
+        assert self.popen.stdout is not None
+        descriptor = self.popen.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                return None
+            chunk = os.read(descriptor, 65_536)
+            if not chunk or len(self._buffer) > most:
+                return None
+            self._buffer += chunk
+        line, _, rest = self._buffer.partition(b"\n")
+        self._buffer = bytearray(rest)
+        return bytes(line)
+
+    def kill(self) -> None:
+        """Kill the group and close the pipes."""
+        kill_group(self.popen)
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was left to write has nobody to read it
+                    pipe.close()
