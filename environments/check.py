@@ -24,7 +24,7 @@ from functools import partial
 from itertools import combinations, islice
 from typing import Any
 
-from environments.base import Properties, StepResult, properties_of
+from environments.base import Capabilities, EpisodeCapabilities, Properties, StepResult, properties_of
 from environments.check_splits import kept_apart
 from environments.gate import checked_result
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
@@ -185,7 +185,7 @@ class _EnvironmentCheck:
         ok, episode = await self.walk.call("start(): raises nothing", maker.start, task, during=task.id)
         if not ok:
             return None
-        opening = getattr(episode, "opening", None)
+        opening = EpisodeCapabilities(episode).opening
         got = f"{task.id}: `opening` is {shorten(opening)}, expected a StepResult"
         if not self.walk.note(issubclass(type(opening), StepResult), "start(): gives an episode with an opening", got):
             return None
@@ -313,7 +313,7 @@ class _EnvironmentCheck:
     async def oracle(self, played: Sequence[Transcript]) -> None:
         """Plans from the opening and after a few random actions must solve the task, where there are any."""
         promise, got = "oracle: has a method plan(task, taken)", "oracle is declared, `plan` is missing"
-        if not self.walk.note(callable(getattr(self.environment, "plan", None)), promise, got):
+        if not self.walk.note(Capabilities(self.environment).plan is not None, promise, got):
             return
         n_solved = n_asked = 0
         until = time.monotonic() + self.enough_s

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from environments.base import Capabilities
 from rlhf.commands.memory import estimates, largest
 from rlhf.commands.meta import count, meta_model, parameters_of
 from rlhf.errors import ModelError
@@ -123,7 +124,7 @@ def _cuts(recipe: Recipe, model_context: str) -> dict[str, str]:
         cuts["limits.max_context"] = f"an episode when prompt and generation reach {limits.max_context} tokens"
     else:
         cuts["the policy's context"] = f"an episode when prompt and generation reach {model_context}"
-    steps = getattr(recipe.environment, "max_steps", None)
+    steps = Capabilities(recipe.environment).max_steps
     if steps is not None:
         cuts["environment.max_steps"] = f"an episode at {steps} steps, by the environment"
     return cuts
