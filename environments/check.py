@@ -30,7 +30,7 @@ from environments.gate import checked_result
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
 from rlhf.data import Task
 from rlhf.data.foreign import number, text, truth
-from rlhf.data.report import Report, Walk, shorten
+from rlhf.data.report import Report, Walk, is_frozen, shorten
 from rlhf.errors import EnvError
 
 _MOST_TASKS = 100_000
@@ -113,8 +113,7 @@ class _EnvironmentCheck:
     async def settings_object(self) -> Any:
         """Frozen, picklable, with properties of the right type. Gives the unpickled copy, or None."""
         note = self.walk.note
-        params = getattr(type(self.environment), "__dataclass_params__", None)
-        note(bool(params and params.frozen), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
+        note(is_frozen(self.environment), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
         promise = "class: can be pickled"
         ok, stored = await self.walk.call(promise, pickle.dumps, self.environment)
         ok, copy = await self.walk.call(promise, pickle.loads, stored) if ok else (False, None)

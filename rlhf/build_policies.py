@@ -22,6 +22,7 @@ from rlhf.recipe.asked import BASELINES
 from rlhf.recipe.contender import Contender
 from rlhf.recipe.suites import Part
 from rlhf.rollout.collect import Collector
+from rlhf.rollout.strategies import StrategyCapabilities
 from rlhf.trainers.policy import Policy, restore
 
 
@@ -68,7 +69,7 @@ async def _model_at_play(found: Contender, progress: RichProgress) -> AsyncItera
     policy = _weights(recipe, found.checkpoint)
     strategy = found.suite.strategy
     asked = [weighted.reward for part in found.suite.parts for weighted in part.rewards.values()]
-    check_parts([*asked, getattr(strategy, "judge", None)], policy.tokenizer)
+    check_parts([*asked, StrategyCapabilities(strategy).judge], policy.tokenizer)
     policy.model.to(device())
     collector = await make_collector(recipe, policy, progress)
     try:

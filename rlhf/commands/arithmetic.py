@@ -17,6 +17,9 @@ from rlhf.recipe.checks import supervised_stages
 from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.model_folders import is_local_model
 from rlhf.recipe.stage_checks import paired_stages
+from rlhf.sampling.selection import SelectionCapabilities
+from rlhf.trainers.policy import Pretrained
+from rlhf.trainers.reward_model import RewardModel
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -44,7 +47,7 @@ def _sized(recipe: Recipe, n_processes: int) -> tuple[dict[str, Any], dict[str, 
         model, config = meta_model(recipe.policy)
     except ModelError as error:
         # A name on a hub that cannot be reached now is no mistake in the recipe; a folder that is not there is one.
-        if is_local_model(str(getattr(recipe.policy, "path", "."))):
+        if not isinstance(recipe.policy, Pretrained) or is_local_model(recipe.policy.path):
             raise
         return {"unknown": error.got}, None, "its size"
     n, n_trained = count(parameters_of(model))
@@ -70,7 +73,7 @@ def _paired(stage: Any) -> dict[str, Any]:
 
     A reward model that learns from single attempts passes over these.
     """
-    source, is_single = stage.pairs, getattr(stage, "learns", "pairs") != "pairs"
+    source, is_single = stage.pairs, isinstance(stage, RewardModel) and stage.learns != "pairs"
     n_pairs = source.tasks * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
     return {
         "kind": kind_of("stage", stage),
@@ -83,7 +86,7 @@ def _paired(stage: Any) -> dict[str, Any]:
 
 def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
     episodes = stage.tasks_per_step * stage.group_size
-    rounds = getattr(stage.selection, "max_rounds", 1)
+    rounds = SelectionCapabilities(stage.selection).max_rounds
     turns = episodes * rounds * recipe.limits.max_turns
     n_updating = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
     branches = episodes - stage.tasks_per_step * stage.rollout.n_from_start(stage.group_size)
