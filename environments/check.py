@@ -15,6 +15,7 @@ import json
 import pickle
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -374,6 +375,6 @@ def _held_open() -> dict[str, int]:
     if importlib.util.find_spec("psutil") is not None:
         process = importlib.import_module("psutil").Process()
         counts["child processes"] = len(process.children(recursive=True))
-        if hasattr(process, "num_fds"):
+        if sys.platform != "win32":
             counts["file descriptors"] = process.num_fds()
     return counts

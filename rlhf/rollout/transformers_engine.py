@@ -28,6 +28,7 @@ from rlhf.rollout.attention import planned_forward, use_packed_attention
 from rlhf.rollout.engine import check_prompt
 from rlhf.rollout.fingerprint import fingerprint
 from rlhf.rollout.kv_cache import KVCache, SlotPlan
+from rlhf.rollout.model_config import ModelConfig
 from rlhf.rollout.role_adapters import adapter_names, number_of
 from rlhf.rollout.sampling import sample
 from rlhf.rollout.slots import EngineStats, Request, Segments, SlotTable, own_session
@@ -75,7 +76,7 @@ class TransformersEngine:
     ) -> None:
         use_packed_attention(model)
         config: Any = model.config
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = ModelConfig(config).max_position_embeddings
         if positions is not None and max_context > positions:
             raise ModelError(
                 "the model was made for shorter contexts",
