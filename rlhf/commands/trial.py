@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import TrainingError
-from rlhf.trainers.on_pairs import OnPairs
-from rlhf.trainers.policy_gradient import PolicyGradient
-from rlhf.trainers.supervised import Supervised
+from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stages.supervised import Supervised
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe

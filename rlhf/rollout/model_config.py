@@ -54,7 +54,7 @@ class ModelWrapper(Declared):
     module = Capability[Any](None)
     """DeepSpeed's."""
     role_adapters = Capability[Any](None)
-    """Ours, see `rlhf.rollout.role_adapters`."""
+    """Ours, see `rlhf.inference.role_adapters`."""
     _supports_attention_backend = Capability[object](False)
 
     @property
