@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import Action, Generation, Message, Role, Task, Turn
 
 
@@ -92,3 +93,18 @@ class Agent(Protocol):
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Choose the next action; may call the policy more than once."""
         ...
+
+
+class Capabilities(Declared):
+    """Optional attributes and methods of an agent, with a default for each that it leaves out."""
+
+    needs = Capability[Sequence[str]](())
+    """Names of what a demonstration has to show beside actions, such as `recall` and `subgoal`."""
+    needs_tools = Capability[object](False)
+    """It needs an environment with an attribute `tools`."""
+    roles = Capability[Sequence[str]](())
+    """Roles that its calls can have; empty where it does not say."""
+    plays_seats = Capability(False, bool)
+    """It plays several seats of one game."""
+    write = Capability[Callable[..., Any] | None](None, Callable)
+    """Writes the reply that a demonstration gives; None where it cannot be demonstrated to."""

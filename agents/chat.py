@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
-from agents.memory.base import MEMORY, Exchange, Memory, Plain, Shown
+from agents.memory.base import MEMORY, Exchange, Memory, MemoryCapabilities, Plain, Shown
 from agents.memory.full import FullHistory
 from agents.parsing import Parsed, how_to_answer, parse_action, split_thoughts
 from rlhf.data import Action, Finish, Generation, Message, Role, Turn
@@ -69,7 +69,7 @@ class ChatAgent:
     @property
     def roles(self) -> tuple[str, ...]:
         """Roles that its calls can have."""
-        return ("", MEMORY) if getattr(self.memory, "asks", True) else ("",)
+        return ("", MEMORY) if MemoryCapabilities(self.memory).asks else ("",)
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Ask and read the reply; what cannot be read becomes an error that the policy sees next."""

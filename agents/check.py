@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.base import History, Reply
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
-from rlhf.data.report import Report, Walk, shorten
+from rlhf.data.report import Report, Walk, is_frozen, shorten
 from rlhf.errors import EngineError
 
 _MOST_CALLS = 200
@@ -113,8 +113,7 @@ def check_agent(agent: Any, *, n_turns: int = 5, call_limit_s: float = 30.0) -> 
 
 
 async def _check(walk: Walk, agent: Any, n_turns: int) -> None:
-    params = getattr(type(agent), "__dataclass_params__", None)
-    walk.note(bool(params and params.frozen), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
+    walk.note(is_frozen(agent), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
     ok, stored = await walk.call("class: can be pickled", pickle.dumps, agent)
     if ok:
         await walk.call("class: can be pickled", pickle.loads, stored)

@@ -27,11 +27,12 @@ one attempt and is used once: there is no reset. The smallest one:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -175,18 +176,59 @@ def after_end(where: str, action: str) -> EnvError:
     return EnvError("the episode is over", where=where, got=action[:80], hint="start a new episode")
 
 
+class Capabilities(Declared):
+    """Optional attributes and methods of an environment, with a default for each that it leaves out."""
+
+    properties = Capability[Properties | None](None, Properties)
+    """What it promises."""
+    inline = Capability(False, bool)
+    """Calls run on the event loop, whatever `properties` say: one that wraps others may only wait there."""
+    keeps_limits = Capability(False, bool)
+    """It limits calls itself, see `CALL_LIMIT_S`."""
+    demonstrates = Capability(True, bool)
+    """Whether a `plan` that is there can be called; one that wraps others may have none for these."""
+    max_episodes = Capability[int | None](None, int)
+    """How many episodes may be alive at a time; None for any number."""
+    max_steps = Capability[int | None](None, int)
+    """Steps after which an episode is cut; None where nothing is known."""
+    agent_defaults = Capability[Mapping[str, Any]]({}, Mapping)
+    """Recipe keys that it suggests for a chat agent."""
+    limits_defaults = Capability[Mapping[str, Any]]({}, Mapping)
+    """Recipe keys that it suggests for limits."""
+    plan = Capability[Callable[..., Any] | None](None, Callable)
+    """See `Oracle`."""
+    recall = Capability[Callable[..., Any] | None](None, Callable)
+    """See `Scribe`; of a wrapper it may be that of the environment within."""
+    subgoal = Capability[Callable[..., Any] | None](None, Callable)
+    """See `Guide`; likewise."""
+    fingerprint = Capability[Callable[[], str] | None](None, Callable)
+    """Gives a digest of the data that it reads."""
+    close = Capability[Callable[[], object]](lambda: None, Callable)
+    """Frees what its episodes share, such as workers."""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether calls run on the event loop, by the properties or by the attribute."""
+        return properties_of(self.part).inline or self.inline
+
+
+class EpisodeCapabilities(Declared):
+    """What is asked of an object that may be no episode."""
+
+    opening = Capability[object](None)
+    """See `Episode`."""
+
+
 def properties_of(environment: object) -> Properties:
     """Return the declared properties; an environment that declares none gets the cautious defaults."""
-    declared = getattr(environment, "properties", None)
-    return declared if isinstance(declared, Properties) else Properties()
+    return Capabilities(environment).properties or Properties()
 
 
 def can_demonstrate(environment: object) -> bool:
     """Whether the environment has a `plan`; one that wraps others says so in an attribute `demonstrates`."""
-    return isinstance(environment, Oracle) and getattr(environment, "demonstrates", True) is not False
+    return isinstance(environment, Oracle) and Capabilities(environment).demonstrates
 
 
 def most_at_once(environment: object) -> int | None:
     """How many episodes may be alive at a time, where the environment's attribute `max_episodes` says; else None."""
-    n = getattr(environment, "max_episodes", None)
-    return n if isinstance(n, int) else None
+    return Capabilities(environment).max_episodes

@@ -15,6 +15,7 @@ import json
 import pickle
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,13 +25,13 @@ from functools import partial
 from itertools import combinations, islice
 from typing import Any
 
-from environments.base import Properties, StepResult, properties_of
+from environments.base import Capabilities, EpisodeCapabilities, Properties, StepResult, properties_of
 from environments.check_splits import kept_apart
 from environments.gate import checked_result
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
 from rlhf.data import Task
 from rlhf.data.foreign import number, text, truth
-from rlhf.data.report import Report, Walk, shorten
+from rlhf.data.report import Report, Walk, is_frozen, shorten
 from rlhf.errors import EnvError
 
 _MOST_TASKS = 100_000
@@ -113,8 +114,7 @@ class _EnvironmentCheck:
     async def settings_object(self) -> Any:
         """Frozen, picklable, with properties of the right type. Gives the unpickled copy, or None."""
         note = self.walk.note
-        params = getattr(type(self.environment), "__dataclass_params__", None)
-        note(bool(params and params.frozen), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
+        note(is_frozen(self.environment), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
         promise = "class: can be pickled"
         ok, stored = await self.walk.call(promise, pickle.dumps, self.environment)
         ok, copy = await self.walk.call(promise, pickle.loads, stored) if ok else (False, None)
@@ -185,7 +185,7 @@ class _EnvironmentCheck:
         ok, episode = await self.walk.call("start(): raises nothing", maker.start, task, during=task.id)
         if not ok:
             return None
-        opening = getattr(episode, "opening", None)
+        opening = EpisodeCapabilities(episode).opening
         got = f"{task.id}: `opening` is {shorten(opening)}, expected a StepResult"
         if not self.walk.note(issubclass(type(opening), StepResult), "start(): gives an episode with an opening", got):
             return None
@@ -313,7 +313,7 @@ class _EnvironmentCheck:
     async def oracle(self, played: Sequence[Transcript]) -> None:
         """Plans from the opening and after a few random actions must solve the task, where there are any."""
         promise, got = "oracle: has a method plan(task, taken)", "oracle is declared, `plan` is missing"
-        if not self.walk.note(callable(getattr(self.environment, "plan", None)), promise, got):
+        if not self.walk.note(Capabilities(self.environment).plan is not None, promise, got):
             return
         n_solved = n_asked = 0
         until = time.monotonic() + self.enough_s
@@ -375,6 +375,6 @@ def _held_open() -> dict[str, int]:
     if importlib.util.find_spec("psutil") is not None:
         process = importlib.import_module("psutil").Process()
         counts["child processes"] = len(process.children(recursive=True))
-        if hasattr(process, "num_fds"):
+        if sys.platform != "win32":
             counts["file descriptors"] = process.num_fds()
     return counts

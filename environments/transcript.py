@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import tempfile
 from dataclasses import dataclass, fields
@@ -104,4 +105,4 @@ async def _play(environment: Any, task: Task, actions: tuple[str, ...]) -> tuple
 
 async def awaited(value: Any) -> Any:
     """Await `value` if it can be awaited; episodes of others may be synchronous."""
-    return await value if hasattr(value, "__await__") else value
+    return await value if inspect.isawaitable(value) else value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Protocol, runtime_checkable
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import Task, Trajectory, Verdict
 
 
@@ -36,3 +38,33 @@ class GroupReward(Protocol):
     def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> Sequence[Verdict | float]:
         """Judge every trajectory, in their order; attempts that ended by the failure of a part are not among them."""
         ...
+
+
+class Capabilities(Declared):
+    """Optional attributes and methods of a reward or a verifier, with a default for each that it leaves out."""
+
+    inline = Capability(False, bool)
+    """It is quick and cannot hang, so that it is called on the event loop."""
+    over_group = Capability[Any](None)
+    """See `GroupReward`."""
+    reads_tokens = Capability[object](False)
+    """It scores what was sampled, and may refuse an attempt in which nothing was."""
+    reads_reply = Capability(False, bool)
+    """Of a verifier: it is given the whole reply, without thoughts, in place of the answer in it."""
+    needs_reference = Capability[object](None)
+    """It compares with the task's reference; False says of all that its keys hold too that they do not."""
+    check_policy = Capability[Callable[[Any], object]](lambda tokenizer: None, Callable)
+    """Is called once with the policy's tokenizer, to load models and refuse what does not fit."""
+    examples = Capability[Sequence[tuple[str, str]]](())
+    """(answer, reference) pairs that deserve full marks."""
+    slow_s = Capability[Any](1.0)
+    """Seconds that one call may take."""
+    weight = Capability[object](1.0)
+    """What a reward of one's own is multiplied by."""
+    name = Capability[object]("reward")
+    """What a reward of one's own is called."""
+
+
+def name_of(reward: Any) -> str:
+    """Name of a function, or of the class of a reward, for messages."""
+    return str(reward.__name__) if inspect.isroutine(reward) or inspect.isclass(reward) else type(reward).__name__

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rewards.base import GroupReward
+from rewards.base import Capabilities, GroupReward, name_of
 from rewards.code.sandboxed_reward import Sandboxed
 from rewards.gate import checked_verdict
 from rewards.verified import is_verifier
@@ -21,7 +21,6 @@ from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role
 from rlhf.data.report import Report, Walk, shorten
 from rlhf.errors import RewardError
 
-_SLOW_S = 1.0
 _PER_TURN_TOLERANCE = 1e-6
 
 #: Text that a policy may well write, on purpose or not.
@@ -78,10 +77,10 @@ def check_reward(
     Returns:
         one finding per promise; what the reward raises is a finding, never raised.
     """
-    name = getattr(reward, "__name__", type(reward).__name__)
+    name, declared = name_of(reward), Capabilities(reward)
     records = list(tasks_and_trajectories or ())
-    examples = answers if answers is not None else getattr(reward, "examples", ())
-    if hasattr(reward, "over_group"):
+    examples = answers if answers is not None else declared.examples
+    if declared.over_group is not None:
         walk = Walk(f"reward {name} of groups", call_limit_s)
         return walk.run(lambda: _check_group_reward(_Judge(walk, reward), records))
     verifier = is_verifier(reward)
@@ -147,7 +146,7 @@ class _Judge:
         times_s = [min(took_s) for took_s in self.times_s]
         median_s, longest_s = statistics.median(times_s), max(times_s)
         seen = f"median {median_s * 1e3:.3g} ms, longest {longest_s * 1e3:.3g} ms over {len(times_s)} calls"
-        slow_s = float(getattr(self.reward, "slow_s", _SLOW_S))
+        slow_s = float(Capabilities(self.reward).slow_s)
         self.walk.note(longest_s < slow_s, f"call: takes under {slow_s:g} s", seen, seen=seen)
 
     def _verdict(self, given: Any, during: str) -> Verdict | None:
@@ -202,7 +201,7 @@ async def _check_group_reward(judge: _Judge, records: Sequence[tuple[Task, Traje
     note = judge.walk.note
     _check_names(judge)
     found: dict[str, tuple[Task, list[Trajectory]]] = {}
-    needs_tokens = getattr(judge.reward, "reads_tokens", False)
+    needs_tokens = Capabilities(judge.reward).reads_tokens
     for task, trajectory in [*records, *_made_up([task for task, _ in records] or _TASKS)]:
         if needs_tokens and not trajectory.n_tokens:
             continue
@@ -219,10 +218,11 @@ async def _check_group_reward(judge: _Judge, records: Sequence[tuple[Task, Traje
 
 
 def _check_names(judge: _Judge) -> None:
-    weight = getattr(judge.reward, "weight", 1.0)
+    declared = Capabilities(judge.reward)
+    weight = declared.weight
     is_number = isinstance(weight, int | float) and math.isfinite(weight)
     judge.walk.note(is_number, "weight: is a finite number", shorten(weight))
-    name = getattr(judge.reward, "name", "reward")
+    name = declared.name
     judge.walk.note(isinstance(name, str) and bool(name), "name: is a non-empty text", shorten(name))
 
 

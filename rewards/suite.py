@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewards.base import name_of
 from rlhf.data import Verdict
 from rlhf.data.report import Finding, Report, counted, describe, shorten
 from rlhf.errors import RecipeError, RlhfError, nearest
@@ -151,8 +152,7 @@ def report_on(verifier: Callable[..., Any], cases: Iterable[Case], name: str, **
         f"median {said[len(said) // 2] * 1e3:.3g} ms, longest {said[-1] * 1e3:.3g} ms"
     )
     findings.append(Finding(not any(n_wrong), "all cases", total))
-    title = getattr(verifier, "__name__", type(verifier).__name__)
-    return Report(f"verifier {title} on {name}", tuple(findings))
+    return Report(f"verifier {name_of(verifier)} on {name}", tuple(findings))
 
 
 def by_category(judged: Iterable[Judged]) -> dict[str, list[Judged]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.answers.text import last_action, last_answer, last_reply
-from rewards.base import Verifier
+from rewards.base import Capabilities, Verifier, name_of
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RecipeError, RewardError
 
@@ -29,7 +29,7 @@ def is_verifier(part: Any) -> bool:
     except (TypeError, ValueError):
         return False
     first, second = ([p.name for p in parameters] + ["", ""])[:2]
-    where, got = getattr(part, "__name__", type(part).__name__), f"({', '.join(p.name for p in parameters)})"
+    where, got = name_of(part), f"({', '.join(p.name for p in parameters)})"
     if first in REFERENCES and second in ANSWERS:
         raise RecipeError(
             "a verifier is given the answer first",
@@ -69,14 +69,14 @@ class Verified:
     @property
     def inline(self) -> bool:
         """Whether the verifier says that it is quick and cannot hang."""
-        return getattr(self.verifier, "inline", False) is True
+        return Capabilities(self.verifier).inline
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float | Awaitable[Verdict | float]:
         """Judge the last action. Raises RewardError where the task has no reference."""
         if task.reference is None:
             raise RewardError(
                 "the task has no reference for the verifier",
-                where=f"{getattr(self.verifier, '__name__', type(self.verifier).__name__)}, task {task.id}",
+                where=f"{name_of(self.verifier)}, task {task.id}",
                 got="None",
                 expected="Task.reference",
                 hint="use a reward of (task, trajectory), or an environment whose tasks have references",
@@ -86,5 +86,5 @@ class Verified:
         action = last_action(trajectory)
         if action.strip() == task.reference.strip():  # a reference that is a call itself
             return self.verifier(action, task.reference)
-        read = last_reply if getattr(self.verifier, "reads_reply", False) is True else last_answer
+        read = last_reply if Capabilities(self.verifier).reads_reply else last_answer
         return self.verifier(read(trajectory), task.reference)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 from agents.base import PolicyHandle
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import Generation, Message, Role
 
 #: Role of a call that asks for what is to be remembered; see `Generation.role`.
@@ -149,6 +150,13 @@ class Plain:
     def write(self, text: str, shown: Shown) -> str:
         """Add what `read` takes away to `text`, the agent's way to write the action; for demonstrations."""
         return text
+
+
+class MemoryCapabilities(Declared):
+    """What a memory says of itself that need not inherit from `Plain`."""
+
+    asks = Capability[object](True)
+    """Whether it may ask the policy."""
 
 
 def conversation(past: Sequence[Exchange]) -> tuple[Message, ...]:

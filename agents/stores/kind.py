@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from agents.base import History, PolicyHandle
 from agents.memory.base import Shown
 from agents.stores.store import Store
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import Generation, ScoredGroup, Trajectory
 
 #: Notes of the turn in which an episode asked the store: what it was shown, and the ids of the entries behind that.
@@ -108,14 +109,23 @@ class StoreKind(Protocol):
         ...
 
 
+class KindCapabilities(Declared):
+    """What a kind that can ask the policy says of whether it does."""
+
+    asks_policy = Capability[object](True)
+    """See `Asks`."""
+    asks_in_turns = Capability[object](True)
+    """See `Follows`."""
+
+
 def asks_policy(kind: object) -> bool:
     """Whether a kind asks the policy between steps."""
-    return isinstance(kind, Asks) and bool(getattr(kind, "asks_policy", True))
+    return isinstance(kind, Asks) and bool(KindCapabilities(kind).asks_policy)
 
 
 def asks_in_turns(kind: object) -> bool:
     """Whether a kind may ask the policy while an episode goes on."""
-    return isinstance(kind, Follows) and bool(getattr(kind, "asks_in_turns", True))
+    return isinstance(kind, Follows) and bool(KindCapabilities(kind).asks_in_turns)
 
 
 def n_shown(groups: Sequence[ScoredGroup]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.base import Agent, History, PolicyHandle, Reply
+from agents.base import Agent, Capabilities, History, PolicyHandle, Reply
 from agents.chat import ChatAgent
 from agents.memory.base import MEMORY, Shown
 from agents.policy_proxy import PolicyProxy
@@ -39,17 +39,17 @@ class Remembering:
     @property
     def needs(self) -> Sequence[str]:
         """What a demonstration has to show beside actions."""
-        return tuple(getattr(self.inner, "needs", ()))
+        return tuple(Capabilities(self.inner).needs)
 
     @property
     def needs_tools(self) -> bool:
         """Whether the inner agent does."""
-        return bool(getattr(self.inner, "needs_tools", False))
+        return bool(Capabilities(self.inner).needs_tools)
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Roles that its calls can have; none where the inner agent does not say its own."""
-        inner = tuple(getattr(self.inner, "roles", ()))
+        inner = tuple(Capabilities(self.inner).roles)
         return tuple(dict.fromkeys((*inner, MEMORY))) if inner and asks_in_turns(self.store) else inner
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:

@@ -363,7 +363,7 @@ class Store:
         return np.asarray(self._encoder([text])[0], dtype=np.float32).tobytes()
 
     def _check_encoder(self) -> None:
-        found, name = self._about("encoder"), getattr(self._encoder, "name", "")
+        found, name = self._about("encoder"), "" if self._encoder is None else self._encoder.name
         if found and found != name:
             raise StoreError(
                 "the store's vectors are those of another encoder",

@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Environment, Episode, Properties, can_demonstrate, most_at_once, properties_of
+from environments.base import Capabilities, Environment, Episode, Properties, can_demonstrate, properties_of
 from environments.contrib.composite_episode import Chain, chained, plan_of
 from environments.core.normalise import NAMES, PLACES, named, plain, words
 from environments.core.procedural import Attempt, digest, draw_for
@@ -123,24 +123,24 @@ class Objectives(Seeded):
     @property
     def inline(self) -> bool:
         """Whether calls run on the event loop, or only wait there."""
-        return self.properties.inline or getattr(self.environment, "inline", False) is True
+        return self.properties.inline or Capabilities(self.environment).inline
 
     @property
     def keeps_limits(self) -> bool:
         """Whether the environment limits calls itself."""
-        return getattr(self.environment, "keeps_limits", False) is True
+        return Capabilities(self.environment).keeps_limits
 
     @property
     def max_episodes(self) -> int | None:
         """How many episodes may be alive at a time: side by side, each is k of the environment's."""
-        most = most_at_once(self.environment)
+        most = Capabilities(self.environment).max_episodes
         return most if most is None or self.mode == "in_turn" else max(1, most // self.k)
 
     @property
     def max_steps(self) -> int | None:
         """Steps after which an episode is cut: k times those of one objective; None where those have no limit."""
-        each = self.steps_each if self.environment is None else getattr(self.environment, "max_steps", None)
-        return self.k * each if isinstance(each, int) else None
+        each = self.steps_each if self.environment is None else Capabilities(self.environment).max_steps
+        return None if each is None else self.k * each
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split; the reference of look-ups is all answers, `goat; pig`.

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from environments.base import Environment, Episode, Oracle, Properties, most_at_once, properties_of
+from environments.base import Capabilities, Environment, Episode, Oracle, Properties, properties_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -43,38 +43,37 @@ class CompositeEnvironment(ABC):
 
     def fingerprint(self) -> str:
         """Digests of the data that they read."""
-        found = (getattr(member, "fingerprint", None) for member in self.members())
-        return ", ".join(dict.fromkeys(said() for said in found if callable(said)))
+        return ", ".join(dict.fromkeys(own.fingerprint() for own in self._declared() if own.fingerprint))
 
     @property
     def agent_defaults(self) -> Mapping[str, Any]:
         """What all of them suggest for an agent."""
-        return _common(self.members(), "agent_defaults")
+        return _alike([own.agent_defaults for own in self._declared()])
 
     @property
     def limits_defaults(self) -> Mapping[str, Any]:
         """What all of them suggest for limits."""
-        return _common(self.members(), "limits_defaults")
+        return _alike([own.limits_defaults for own in self._declared()])
 
     @property
     def inline(self) -> bool:
         """Whether calls of every one run on the event loop, or only wait there."""
-        return all(properties_of(p).inline or getattr(p, "inline", False) is True for p in self.members())
+        return all(own.is_inline for own in self._declared())
 
     @property
     def keeps_limits(self) -> bool:
         """Whether every one limits calls itself."""
-        return all(getattr(member, "keeps_limits", False) is True for member in self.members())
+        return all(own.keeps_limits for own in self._declared())
 
     @property
     def max_episodes(self) -> int | None:
         """How many episodes may be alive at a time, if all are of the one that has the least room."""
-        return min((n for member in self.members() if (n := most_at_once(member)) is not None), default=None)
+        return min((n for own in self._declared() if (n := own.max_episodes) is not None), default=None)
 
     @property
     def max_steps(self) -> int | None:
         """The largest step limit of one that has any."""
-        return largest(getattr(member, "max_steps", None) for member in self.members())
+        return largest(own.max_steps for own in self._declared())
 
     def start(self, task: Task) -> Episode:
         """Begin one attempt."""
@@ -96,22 +95,24 @@ class CompositeEnvironment(ABC):
     def recall(self, task: Task, taken: Sequence[str]) -> str:
         """What is worth remembering, where the environment of the task can say it; else nothing."""
         member, own = self.own(task)
-        said = getattr(member, "recall", None)  # what stands for another environment passes its methods on
-        return str(said(own, taken)) if callable(said) else ""
+        recall = Capabilities(member).recall  # what stands for another environment passes its methods on
+        return str(recall(own, taken)) if recall else ""
 
     def subgoal(self, task: Task, taken: Sequence[str]) -> str:
         """What the oracle is about, where the environment of the task can say it; else nothing."""
         member, own = self.own(task)
-        said = getattr(member, "subgoal", None)
-        return str(said(own, taken)) if callable(said) else ""
+        subgoal = Capabilities(member).subgoal
+        return str(subgoal(own, taken)) if subgoal else ""
+
+    def _declared(self) -> list[Capabilities]:
+        return [Capabilities(member) for member in self.members()]
 
 
-def largest(found: Iterable[object]) -> int | None:
-    """The largest of those that are whole numbers."""
-    return max((n for n in found if isinstance(n, int)), default=None)
+def largest(found: Iterable[int | None]) -> int | None:
+    """The largest of those that are there."""
+    return max((n for n in found if n is not None), default=None)
 
 
-def _common(members: Iterable[object], name: str) -> Mapping[str, Any]:
-    """An attribute that all have alike; nothing where they differ."""
-    found: list[Mapping[str, Any]] = [getattr(member, name, None) or {} for member in members]
+def _alike(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What all say; nothing where they differ."""
     return found[0] if all(one == found[0] for one in found) else {}

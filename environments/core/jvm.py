@@ -132,8 +132,7 @@ class Jvm:
             self.free(error.java_exception)
             raise EnvError("Java raised an exception", where="call of Java", got=str(message)) from None
         except (Py4JError, OSError) as error:
-            cause = getattr(error, "cause", None)
-            hung = isinstance(cause, TimeoutError)
+            hung = isinstance(error, Py4JError) and isinstance(error.cause, TimeoutError)
             self.close(kill=True)
             raise _lost("a call hung" if hung else "it died") from error
 

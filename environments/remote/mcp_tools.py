@@ -239,7 +239,7 @@ class _Session:
 
     async def _made(self, client: Any, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED
+        from mcp.types import CONNECTION_CLOSED, TextContent
 
         try:
             async with asyncio.timeout(self._settings.call_timeout_s):
@@ -250,7 +250,8 @@ class _Session:
             if error.code == CONNECTION_CLOSED:
                 raise
             return f"Error: {error.message}", False
-        text = "\n".join(getattr(part, "text", f"({part.type})") for part in result.content)
+        shown = (part.text if isinstance(part, TextContent) else f"({part.type})" for part in result.content)
+        text = "\n".join(shown)
         return (f"Error: {text}", False) if result.is_error else (text or "(nothing)", True)
 
 

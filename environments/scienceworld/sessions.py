@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import json
 import os
+import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -197,5 +198,5 @@ def release() -> str:
 
 
 atexit.register(close_all)
-if hasattr(os, "register_at_fork"):
+if sys.platform != "win32":
     os.register_at_fork(after_in_child=_POOL.forget)

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -289,5 +290,5 @@ def _missing(error: Exception) -> MissingPackageError:
 
 
 atexit.register(close_jvm)
-if hasattr(os, "register_at_fork"):
+if sys.platform != "win32":
     os.register_at_fork(after_in_child=_POOL.forget)

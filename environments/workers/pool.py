@@ -16,6 +16,7 @@ import asyncio
 import inspect
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Environment, Episode, Properties, StepResult, can_demonstrate, properties_of
+from environments.base import Capabilities, Environment, Episode, Properties, StepResult, can_demonstrate, properties_of
 from environments.workers.process import Bounds
 from environments.workers.protocol import packed
 from environments.workers.scheduler import Pool, Size
@@ -88,8 +89,7 @@ class Processes:
     @property
     def inline(self) -> bool:
         """Whether calls run on the event loop; those of workers only wait there, and block nothing."""
-        own = properties_of(self.environment).inline or getattr(self.environment, "inline", False) is True
-        return self.served or own
+        return self.served or Capabilities(self.environment).is_inline
 
     @property
     def keeps_limits(self) -> bool:
@@ -182,7 +182,7 @@ class Processes:
         return self._pool().ask("method", name, *arguments)
 
     def _size(self) -> Size:
-        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         n_workers = self.n_workers or max(1, n_cores // processes.current().n)
         own = properties_of(self.environment)
         at_once = self.episodes_at_once or (SHARED if own.thread_safe or own.interleaves else 1)

@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from environments.base import EpisodeCapabilities
 from environments.gate import checked_result
 from environments.workers.protocol import ERROR, READY, TEXT, Frames, answer_of, frame, unpacked
 from rlhf.data.foreign import told
@@ -163,7 +164,7 @@ class Server:
             got = f"{type(episode).__name__} without {' and '.join(missing)}"
             raise EnvError(f"returned {got}; an episode has opening, step and close")
         try:
-            opening = checked_result(getattr(episode, "opening", None), "opening")
+            opening = checked_result(EpisodeCapabilities(episode).opening, "opening")
         except BaseException:
             await _settled(episode.close())  # nobody hears of it
             raise

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Environment, Episode, StepResult
+from environments.base import Capabilities, Environment, Episode, StepResult
 from environments.core.composite_properties import CompositeEnvironment, largest
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -65,7 +65,7 @@ class Mixed(CompositeEnvironment):
     def max_steps(self) -> int | None:
         """The largest step limit of a part that has one."""
         shares = self.parts.values()
-        return largest(share.max_steps or getattr(share.environment, "max_steps", None) for share in shares)
+        return largest(share.max_steps or Capabilities(share.environment).max_steps for share in shares)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List tasks of all parts so that every beginning of the list holds them in their shares, as nearly as can be.

@@ -102,7 +102,7 @@ def parsed(text: str) -> Any:
         if not made.has(sympy.Sum, sympy.Product):
             constants = {"i": sympy.I, "e": sympy.E}
             made = made.xreplace(
-                {s: constants[s.name] for s in made.free_symbols if getattr(s, "name", "") in constants}
+                {s: constants[s.name] for s in made.free_symbols if isinstance(s, sympy.Symbol) and s.name in constants}
             )
     return made
 

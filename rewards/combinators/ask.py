@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from typing import Any
 
+from rewards.base import Capabilities, name_of
 from rewards.gate import checked_verdict
 from rewards.verified import Verified, is_verifier
 from rlhf.data import Task, Trajectory, Verdict
@@ -20,10 +21,10 @@ async def ask(part: Any, task: Task, trajectory: Trajectory) -> Verdict:
     reward: Any = Verified(part) if is_verifier(part) else part
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
         said = await reward(task, trajectory)
-    elif getattr(reward, "inline", False) is True:
+    elif Capabilities(reward).inline:
         said = reward(task, trajectory)
     else:
         said = await asyncio.to_thread(reward, task, trajectory)
     if inspect.isawaitable(said):
         said = await said
-    return checked_verdict(said, getattr(part, "__name__", type(part).__name__))
+    return checked_verdict(said, name_of(part))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from rewards.base import Capabilities
 from rewards.combinators.of_part import OfPart
 from rewards.verified import Verified, is_verifier
 from rlhf.data import Task
@@ -46,7 +47,7 @@ def compared_in(path: str, reward: Any, task: Task | None) -> Iterator[str]:
     for place, part in with_parts(path, reward):
         if any(place.startswith(outer) for outer in hidden):
             continue
-        needs = getattr(part, "needs_reference", None)
+        needs = Capabilities(part).needs_reference
         if needs is False or (isinstance(part, OfPart) and task is not None and not part.asks(task)):
             hidden.append(f"{place}.")
         elif needs or (not isinstance(part, Verified) and is_verifier(part)):

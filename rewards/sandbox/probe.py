@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from shutil import which
 
+from rewards.sandbox.confined import Bounds, Ending, run_at
 from rewards.sandbox.level import Level, Way
-from rewards.sandbox.run import Bounds, Ending, run_blocking
 from rlhf.errors import RecipeError, RewardError
 
 _PLACES = "/usr/local/bin:/usr/bin:/bin"
@@ -118,7 +118,7 @@ def _candidates(level: Level) -> Iterator[Way]:
 def _try(way: Way) -> str:
     """Run a program; return why this way does not do, or an empty text."""
     try:
-        finished = run_blocking(("python", "probe.py", __file__), b"", {"probe.py": _PROGRAM.encode()}, _BOUNDS, way)
+        finished = run_at(("python", "probe.py", __file__), b"", {"probe.py": _PROGRAM.encode()}, _BOUNDS, way)
     except RewardError as error:
         return error.got or str(error)
     sees = way.level is Level.RLIMITS

@@ -18,6 +18,7 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.split_checks import refuse_judging
 from rlhf.rollout.tasks import tasks_of
+from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 def in_both(judged: Sequence[Task], trained: Sequence[Task]) -> list[str]:
@@ -55,16 +56,14 @@ def refuse_overlap(recipe: Recipe) -> None:
         return
     refuse_judging(recipe)
     lists = {"evaluation.split": (own.split, tasks_of(environment, own.split, own.n_tasks))}
-    if any(getattr(stage, "evaluate_every", 0) for stage in recipe.stages):
+    if any(isinstance(stage, PolicyGradient) and stage.evaluate_every for stage in recipe.stages):
         watched = tasks_of(environment, own.watch_split, own.watch_n_tasks)
         _refuse(recipe, lists["evaluation.split"], "evaluation.watch_split", own.watch_split, watched, "watched")
         lists["evaluation.watch_split"] = (own.watch_split, watched)
     for i, stage in enumerate(recipe.stages):
-        split = getattr(stage, "split", None)
-        if split is not None:
-            trained = tasks_of(environment, split)
-            for judged in lists.values():
-                _refuse(recipe, judged, f"stages[{i}].split", split, trained, "trained on")
+        trained = tasks_of(environment, stage.split)
+        for judged in lists.values():
+            _refuse(recipe, judged, f"stages[{i}].split", stage.split, trained, "trained on")
 
 
 def _refuse(
@@ -100,15 +99,15 @@ def refuse_trained(
     judged = [task for listed in tasks.values() for task in listed]
     part_of = {task.id: name for name, listed in tasks.items() for task in listed}
     for i, stage in enumerate(recipe.stages):
-        split = getattr(stage, "split", None)
-        both = in_both(judged, tasks_of(recipe.environment, split)) if split is not None else []
+        both = in_both(judged, tasks_of(recipe.environment, stage.split))
         if both:
             where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"
             where = "--split" if asked.split else where
             raise RecipeError(
                 "the policy was trained on tasks that it is to be judged on",
                 where=where,
-                got=f"{len(both)} of {len(judged)} tasks are in the split {split!r} of stages[{i}], such as {both[0]}",
+                got=f"{len(both)} of {len(judged)} tasks are in the split {stage.split!r} of stages[{i}], "
+                f"such as {both[0]}",
                 expected="tasks that training never drew from",
                 hint="judge it on another split; to measure how well it learnt its own tasks, add --also-trained",
             )

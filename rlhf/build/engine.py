@@ -18,6 +18,7 @@ from rlhf.recipe.trainer_checks import shards_parameters
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
+from rlhf.rollout.model_config import ModelConfig
 from rlhf.inference.role_adapters import adapter_names, refuse_roles
 from rlhf.inference.transfer import memory_folder
 from rlhf.inference.embedded.engine import TransformersEngine
@@ -207,7 +208,7 @@ def save_merged(policy: Policy, folder: Path, *, merge: bool = False) -> None:
     else:
         with model.disable_adapter():
             tensors = dict(_base_parameters(base))
-    if getattr(base.config, "tie_word_embeddings", False):
+    if ModelConfig(base.config).tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     config = copy.deepcopy(base.config)
     config.architectures, config.dtype = [type(base).__name__], base.dtype  # vLLM goes by these

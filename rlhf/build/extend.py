@@ -16,6 +16,7 @@ from rlhf.losses.kdrl import KDRL
 from rlhf.recipe import Recipe, dump, load
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
+from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
@@ -111,7 +112,7 @@ def _beginning(path: Path, n_lines: int) -> Mark:
 
 def _changes(stage: PolicyGradient, had: int, n_updates: int) -> Iterator[str]:
     """Schedules of a stage that depend on the number of its steps, and so differ after an extension."""
-    optimizers = {"optimizer": stage.optimizer, "critic.optimizer": getattr(stage.critic, "optimizer", None)}
+    optimizers = {"optimizer": stage.optimizer, "critic.optimizer": CriticCapabilities(stage.critic).optimizer}
     a_step = stage.epochs * stage.minibatches
     for name, settings in optimizers.items():
         if isinstance(settings, AdamW) and settings.schedule != "constant":

@@ -22,6 +22,7 @@ from rlhf.recipe.evaluation_request import BASELINES
 from rlhf.recipe.evaluation_target import EvaluationTarget
 from rlhf.recipe.suites import Part
 from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.strategies import StrategyCapabilities
 from rlhf.training.policy.model import Policy, restore
 
 
@@ -68,7 +69,7 @@ async def _model_at_play(found: EvaluationTarget, progress: RichProgress) -> Asy
     policy = _weights(recipe, found.checkpoint)
     strategy = found.suite.strategy
     asked = [weighted.reward for part in found.suite.parts for weighted in part.rewards.values()]
-    check_parts([*asked, getattr(strategy, "judge", None)], policy.tokenizer)
+    check_parts([*asked, StrategyCapabilities(strategy).judge], policy.tokenizer)
     policy.model.to(device())
     collector = await make_collector(recipe, policy, progress)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rewards.base import Capabilities
 from rewards.combinators.parts import with_parts
 from rlhf.data import ScoredGroup
 from rlhf.errors import RecipeError
@@ -14,6 +15,7 @@ from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
 from rlhf.recipe.stage_checks import paired_stages
 from rlhf.training.stages import pair_files
+from rlhf.training.stages.pair_settings import OnPairs
 from rlhf.training.stages.trl_trainers import load_trl
 
 
@@ -51,18 +53,15 @@ def check_parts(parts: Iterable[Any], tokenizer: Any) -> None:
         RecipeError: a part names tokens that the policy has not.
     """
     for _, part in with_parts("", list(parts)):
-        check = getattr(part, "check_policy", None)
-        if callable(check):
-            check(tokenizer)
+        Capabilities(part).check_policy(tokenizer)
 
 
 def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:
     """The stored training trajectories that stages of `recipe` are told to pair, as groups, by the stage's index."""
     found: dict[int, list[Any]] = {}
     for index, stage in enumerate(recipe.stages):
-        source: Any = getattr(stage, "pairs", None)
-        if source is not None and source.from_run is not None and _has_attempts(source):
-            found[index] = list(_groups(Path(source.from_run).expanduser()))
+        if isinstance(stage, OnPairs) and stage.pairs.from_run is not None and _has_attempts(stage.pairs):
+            found[index] = list(_groups(Path(stage.pairs.from_run).expanduser()))
     return found
 
 

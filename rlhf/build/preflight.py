@@ -13,6 +13,7 @@ from typing import Any
 
 from agents.tools import ToolAgent
 from rewards.judges.asking import AsksModel
+from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import EnvError, RecipeError, RewardError
@@ -27,6 +28,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.tasks.shuffled import Shuffled
 from rlhf.training.stages.demonstrations import AtRandom, play_one
+from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.base import is_played
 
 #: Tasks of each split that are looked at.
@@ -51,9 +53,9 @@ def refuse_without_references(recipe: Recipe) -> None:
 def lacking_reference(recipe: Recipe, name: str) -> RecipeError | None:
     """Say what reward `name` lacks in the first split that lacks it, if any does."""
     weighted = recipe.rewards[name]
-    splits = [getattr(stage, "split", None) for stage in recipe.stages if is_played(stage)]
+    splits = [stage.split for stage in recipe.stages if is_played(stage)]
     for split in dict.fromkeys([*splits, recipe.evaluation.split]):
-        if split is None or not any(compared_in(name, weighted.reward, None)):
+        if not any(compared_in(name, weighted.reward, None)):
             continue
         tasks = tasks_of(recipe.environment, split, _N_TASKS)
         if error := _lacking(weighted, f"rewards.{name}", tasks, split, recipe.limits):
@@ -100,9 +102,8 @@ def _without(reward: Any, path: str, tasks: Sequence[Task]) -> list[tuple[Task, 
 def try_samplers(recipe: Recipe) -> None:
     """Start each sampler once: what does not fit the tasks is refused before anything is played or trained."""
     for stage in recipe.stages:
-        sampler: Any = getattr(stage, "sampler", None)
-        if sampler is not None and not isinstance(sampler, Shuffled | DemonstratedSampler):
-            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
+        if isinstance(stage, PolicyGradient) and not isinstance(stage.sampler, Shuffled | DemonstratedSampler):
+            stage.sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
 
 
 async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
@@ -116,7 +117,7 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
         RewardError: a reward fails.
     """
     stages = [stage for stage in recipe.stages if is_played(stage)]
-    split = next((s for stage in stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
+    split = next((stage.split for stage in stages if stage.split), recipe.evaluation.split)
     task, attempt = await _attempted(recipe, split)
     for name, weighted in recipe.rewards.items():
         if (copied := _to_try(weighted)) is None:
@@ -150,7 +151,7 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
         asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
         if asks or (copied := _to_try(weighted)) is None:
             continue
-        split = next((s for stage in recipe.stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
+        split = next((stage.split for stage in recipe.stages if stage.split), recipe.evaluation.split)
         tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
         if tasks and not await _refusal(_NONSENSE, tasks[0], copied, recipe.limits):
             say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
@@ -209,7 +210,7 @@ async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:
 def _to_try(weighted: Weighted) -> Weighted | None:
     """A copy of a reward, whose state the trial may change; None of one that is not asked."""
     for _, part in with_parts("", weighted.reward):
-        if getattr(part, "reads_tokens", False) or (isinstance(part, AsksModel) and part.url is None):
+        if Capabilities(part).reads_tokens or (isinstance(part, AsksModel) and part.url is None):
             return None
     try:
         return deepcopy(weighted)

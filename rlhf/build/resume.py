@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agents.stores import copies
 from agents.stores.store import Store
-from environments.base import properties_of
+from environments.base import Capabilities, properties_of
 from rlhf import locks, processes
 from rlhf.digests import MANIFEST, Manifest
 from rlhf.errors import CheckpointError, RecipeError, RlhfError, StoreError, disk
@@ -149,8 +149,8 @@ def _check_record(folder: Path, say: Say) -> None:
 
 def made_of(environment: object) -> dict[str, str]:
     """Package of an environment, and digest of the data it reads: `fingerprint()`, where it has one."""
-    fingerprint = getattr(environment, "fingerprint", None)
-    return {"package": properties_of(environment).package, "data": fingerprint() if callable(fingerprint) else ""}
+    fingerprint = Capabilities(environment).fingerprint
+    return {"package": properties_of(environment).package, "data": fingerprint() if fingerprint else ""}
 
 
 def check_environment(folder: Path, environment: object) -> None:

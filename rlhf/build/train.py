@@ -60,6 +60,7 @@ from rlhf.training.stages.demonstrations import Demonstration
 from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import Policy, restore
 from rlhf.training.policy.model import resume as resume_policy
+from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.profiling import profiler_of
 from rlhf.training.run import Run
 from rlhf.training.stages.supervised import Supervised
@@ -279,7 +280,8 @@ async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress,
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     limits = recipe.limits
     rewards = [weighted.reward for weighted in recipe.rewards.values()]
-    check_parts([*rewards, *(getattr(stage, "advantage", None) for stage in recipe.stages)], policy.tokenizer)
+    estimators = [stage.advantage for stage in recipe.stages if isinstance(stage, PolicyGradient)]
+    check_parts([*rewards, *estimators], policy.tokenizer)
     if record := programs_record(recipe.rewards):
         progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
     renderer = Renderer(
@@ -312,7 +314,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
     played = {}
     for index, stage in enumerate(recipe.stages):
         imitates = isinstance(stage, Supervised)
-        wants: Any = stage if isinstance(stage, Supervised) else getattr(stage, "sampler", None)
+        wants: Any = stage.sampler if isinstance(stage, PolicyGradient) else stage
         if not (wants.attempts is None if imitates else isinstance(wants, DemonstratedSampler)):
             continue
         path = folder / "demonstrations" / f"{index}.jsonl"
@@ -343,11 +345,10 @@ def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) 
     """The stages, with samplers that have seen the demonstrations they need, each of which is started once to try."""
     stages: list[Any] = []
     for index, stage in enumerate(recipe.stages):
-        own: Any = getattr(stage, "sampler", None)
-        if isinstance(own, DemonstratedSampler):
-            sampler = own.shown([d.trajectory for d in played[index]])
+        if isinstance(stage, PolicyGradient) and isinstance(stage.sampler, DemonstratedSampler):
+            sampler = stage.sampler.shown([d.trajectory for d in played[index]])
             sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
-            stage = replace(stage, sampler=sampler)  # type: ignore[arg-type]
+            stage = replace(stage, sampler=sampler)
         stages.append(stage)
     return stages
 

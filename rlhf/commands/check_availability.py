@@ -52,9 +52,11 @@ def refuse_absent_models(recipe: Recipe) -> None:
     from rewards.judges.asking import AsksModel
     from rewards.models.model_folder import ModelReward
     from rlhf.recipe.model_folders import refuse_no_model
+    from rlhf.training.policy.model import Pretrained
 
-    if isinstance(path := getattr(recipe.policy, "path", None), str):
-        refuse_no_model(path, "policy.path", "give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B")
+    if isinstance(recipe.policy, Pretrained):
+        hint = "give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B"
+        refuse_no_model(recipe.policy.path, "policy.path", hint)
     hint = (
         "a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
         "checkpoints/NAME/policy"
@@ -132,7 +134,7 @@ def _reach(servers: Sequence[str]) -> None:
             raise EngineError(
                 "the server does not answer",
                 where=f"engine.servers[{i}]",
-                got=f"{address}: {getattr(error, 'strerror', None) or error}",
+                got=f"{address}: {(error.strerror if isinstance(error, OSError) else None) or error}",
                 expected="a server that runs",
                 hint="start it with `rlhf serve RUN`, or correct the address, or use 'engine={kind: transformers}'",
             ) from error

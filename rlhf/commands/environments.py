@@ -139,7 +139,7 @@ def described(kind: str, fields: list[str], measure: int | None = None, *, is_st
 
 def _look(row: dict[str, Any]) -> None:
     """Fill in what an environment says of itself."""
-    from environments.base import properties_of
+    from environments.base import Capabilities, properties_of
     from rlhf.recipe.builder import build_environment, build_part
     from rlhf.recipe.keys import keys_of
     from rlhf.recipe.registry import resolve
@@ -155,17 +155,14 @@ def _look(row: dict[str, Any]) -> None:
     part = build_part("environment", values, "environment", base=base)
     with boundary(EnvError, f"{kind}.properties", "run `rlhf check environment`"):
         row["properties"] = asdict(properties_of(part))
-        found = getattr(part, "max_steps", None)
-        row["max_steps"] = found if isinstance(found, int) else None
+        row["max_steps"] = Capabilities(part).max_steps
     environment = build_environment(values, "environment", base=base)
     try:
         for split in row["properties"]["splits"]:
             with boundary(EnvError, f"{kind}.tasks({split!r})", "run `rlhf check environment`"):
                 row["tasks"][split] = sum(1 for _ in environment.tasks(split))
     finally:
-        close = getattr(environment, "close", None)
-        if callable(close):
-            close()
+        Capabilities(environment).close()
 
 
 def _of_suite(kind: str) -> tuple[dict[str, Any], str | None]:

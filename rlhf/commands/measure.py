@@ -110,7 +110,7 @@ def answer_job(folder: str) -> None:
 
 
 async def _measured(values: Mapping[str, Any], split: str, n: int) -> Measured:
-    from environments.base import can_demonstrate
+    from environments.base import Capabilities, can_demonstrate
     from environments.transcript import awaited
     from rlhf.recipe.builder import build_environment
     from rlhf.rollout.tasks import tasks_of
@@ -130,9 +130,7 @@ async def _measured(values: Mapping[str, Any], split: str, n: int) -> Measured:
                 oracle = await _played(environment, chosen, [tuple(environment.plan(t, []) or ()) for t in chosen])
         return Measured(chance, oracle, startup_s, _memory_mb())
     finally:
-        close = getattr(environment, "close", None)
-        if callable(close):
-            close()
+        Capabilities(environment).close()
 
 
 async def _played(environment: Any, tasks: Sequence[Task], plans: Sequence[Sequence[str]] | None) -> Played:

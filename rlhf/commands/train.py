@@ -165,6 +165,7 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
     from rlhf.recipe import find, load
     from rlhf.recipe.model import values_of
     from rlhf.recipe.text import read
+    from rlhf.training.stages.policy_gradient import PolicyGradient
 
     if not (run / "recipe.yaml").is_file():
         raise no_run(run, f"--resume {run}")
@@ -194,7 +195,7 @@ def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Pat
     asked = load(recipe or run, overrides)
     differing = [key for key in _differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
     if steps in differing:
-        had, wanted = (int(getattr(r.stages[-1], "steps", 0)) for r in (own, asked))
+        had, wanted = (r.stages[-1].steps if isinstance(r.stages[-1], PolicyGradient) else 0 for r in (own, asked))
         if wanted < had:
             raise RecipeError(
                 "a run can be extended, and not be cut short",

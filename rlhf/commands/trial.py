@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import TrainingError
+from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stages.supervised import Supervised
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -50,11 +53,9 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
 
 def shortened(recipe: Recipe, n_steps: int) -> list[str]:
     """Return overrides that leave `n_steps` of every stage, and next to nothing of evaluations."""
-    from rlhf.training.stages.supervised import Supervised
-
     found = [f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
     for i, stage in enumerate(recipe.stages):
-        if hasattr(stage, "pairs") or getattr(stage, "attempts", None) is not None:
+        if isinstance(stage, OnPairs) or (isinstance(stage, Supervised) and stage.attempts is not None):
             found.append(f"stages.{i}.epochs=1")
             continue
         if isinstance(stage, Supervised):
@@ -76,7 +77,7 @@ def _figures(recipe: Recipe, lines: Sequence[Any]) -> dict[str, Any]:
         seconds = [values["time/step_s"] for values in own if "time/step_s" in values]
         on_gpu = on_gpu or any("memory/gpu_peak_gb" in values for values in own)
         peaks = [values.get("memory/gpu_peak_gb", values["memory/peak_gb"]) for values in own]
-        n_steps = getattr(stage, "steps", 0)
+        n_steps = stage.steps if isinstance(stage, PolicyGradient) else 0
         stages.append(
             {
                 "stage": f"stages[{i}]",

@@ -8,11 +8,13 @@ What is accepted is given back as Python's own type.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,5 +191,6 @@ def _is_of_signal(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    codes = [getattr(getattr(handler, "func", handler), "__code__", None) for handler in handlers]
+    called = [handler.func if isinstance(handler, partial) else handler for handler in handlers]
+    codes = [one.__code__ for one in called if inspect.isfunction(one) or inspect.ismethod(one)]
     return trace is not None and trace.tb_frame.f_code in codes

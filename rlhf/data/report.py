@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from rlhf.data.foreign import is_from_outside, message_of, shown
@@ -145,6 +145,12 @@ class Walk:
         if errors:
             raise errors[0]
         return self.report
+
+
+def is_frozen(part: object) -> bool:
+    """Whether an object is of a frozen dataclass."""
+    kind: Any = type(part)
+    return is_dataclass(part) and bool(kind.__dataclass_params__.frozen)
 
 
 def describe(error: BaseException) -> str:

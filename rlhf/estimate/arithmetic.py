@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from environments.base import Capabilities
 from rlhf.errors import ModelError
 from rlhf.estimate.memory import estimates, largest
 from rlhf.estimate.meta import count, meta_model, parameters_of
@@ -16,6 +17,9 @@ from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.model_folders import is_local_model
 from rlhf.recipe.registry import kind_of
 from rlhf.recipe.stage_checks import paired_stages
+from rlhf.tasks.selection import SelectionCapabilities
+from rlhf.training.policy.model import Pretrained
+from rlhf.training.stages.reward_model import RewardModel
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -43,7 +47,7 @@ def _sized(recipe: Recipe, n_processes: int) -> tuple[dict[str, Any], dict[str, 
         model, config = meta_model(recipe.policy)
     except ModelError as error:
         # A name on a hub that cannot be reached now is no mistake in the recipe; a folder that is not there is one.
-        if is_local_model(str(getattr(recipe.policy, "path", "."))):
+        if not isinstance(recipe.policy, Pretrained) or is_local_model(recipe.policy.path):
             raise
         return {"unknown": error.got}, None, "its size"
     n, n_trained = count(parameters_of(model))
@@ -69,7 +73,7 @@ def _paired(stage: Any) -> dict[str, Any]:
 
     A reward model that learns from single attempts passes over these.
     """
-    source, is_single = stage.pairs, getattr(stage, "learns", "pairs") != "pairs"
+    source, is_single = stage.pairs, isinstance(stage, RewardModel) and stage.learns != "pairs"
     n_pairs = source.tasks * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
     return {
         "kind": kind_of("stage", stage),
@@ -82,7 +86,7 @@ def _paired(stage: Any) -> dict[str, Any]:
 
 def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
     episodes = stage.tasks_per_step * stage.group_size
-    rounds = getattr(stage.selection, "max_rounds", 1)
+    rounds = SelectionCapabilities(stage.selection).max_rounds
     turns = episodes * rounds * recipe.limits.max_turns
     n_updating = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
     branches = episodes - stage.tasks_per_step * stage.rollout.n_from_start(stage.group_size)
@@ -123,7 +127,7 @@ def _cuts(recipe: Recipe, model_context: str) -> dict[str, str]:
         cuts["limits.max_context"] = f"an episode when prompt and generation reach {limits.max_context} tokens"
     else:
         cuts["the policy's context"] = f"an episode when prompt and generation reach {model_context}"
-    steps = getattr(recipe.environment, "max_steps", None)
+    steps = Capabilities(recipe.environment).max_steps
     if steps is not None:
         cuts["environment.max_steps"] = f"an episode at {steps} steps, by the environment"
     return cuts

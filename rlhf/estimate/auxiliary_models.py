@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import ModelError
-from rlhf.estimate.meta import Parameter, count, meta_model, parameters_of
+from rlhf.estimate.meta import Dtype, Parameter, count, dtype_of, meta_model, parameters_of
+from rlhf.training.policy.model import FromScratch, Pretrained
+from rlhf.training.stages.policy_gradient import PolicyGradient
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
-    from rlhf.training.policy.model import FromScratch, Pretrained
 
 
 def beside(
@@ -42,10 +43,10 @@ def beside(
     asked = [part for _, part in parts if isinstance(part, ModelReward | AsksModel)] if attempts else []
     paths = {part.path for part in asked if part.path is not None}
     sizes = {path: _bytes_of(path, recipe.policy, n * size) for path in sorted(paths)}
-    refresh = getattr(stage, "reward_refresh", None)
-    refreshed = [sizes[part.path] for part in asked if isinstance(part, ModelReward)] if refresh else []
-    n_judges = 2 if getattr(stage, "judge_renewal", None) else 0
-    written = of_trained + moments if getattr(stage, "checkpoint_in_background", False) else 0
+    own = stage if isinstance(stage, PolicyGradient) else PolicyGradient()
+    refreshed = [sizes[part.path] for part in asked if isinstance(part, ModelReward)] if own.reward_refresh else []
+    n_judges = 2 if own.judge_renewal else 0
+    written = of_trained + moments if own.checkpoint_in_background else 0
     return {
         "rewards": sum(sizes.values()),
         "reward_copy": 4 * max(refreshed, default=0),
@@ -57,16 +58,14 @@ def beside(
 def shapes_of(path: str, policy: FromScratch | Pretrained) -> list[Parameter] | None:
     """Shapes of a model of its own; None where its configuration is not to be had."""
     try:
-        return _shapes(path, getattr(policy, "dtype", "float32"))
+        return _shapes(path, dtype_of(policy))
     except ModelError:
         return None
 
 
 @lru_cache(maxsize=16)
-def _shapes(path: str, dtype: Any) -> list[Parameter]:
+def _shapes(path: str, dtype: Dtype) -> list[Parameter]:
     """Shapes of a model of its own. Raises ModelError, which is not kept."""
-    from rlhf.training.policy.model import Pretrained
-
     return parameters_of(meta_model(Pretrained(path=path, dtype=dtype))[0])
 
 

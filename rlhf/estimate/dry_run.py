@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlhf.rollout.model_config import ModelConfig, ModelWrapper
+
 #: Layers of the two passes whose difference is one layer.
 _FEW = (2, 3)
 
@@ -66,8 +68,8 @@ def _with_layers(config: Any, n: int) -> Any:
     cut = copy.deepcopy(config)
     text = cut.get_text_config()
     text.num_hidden_layers = n
-    if getattr(text, "layer_types", None):
-        text.layer_types = list(text.layer_types)[:n]
+    if layers := ModelConfig(text).layer_types:
+        text.layer_types = list(layers)[:n]
     return cut
 
 
@@ -77,7 +79,7 @@ def _peak(model: Any, asked: Pass) -> int:
     from rlhf.training.policy.model import Policy
 
     policy = Policy.of(model, None, None)
-    policy.is_lora = hasattr(model, "get_base_model")
+    policy.is_lora = ModelWrapper(model).is_adapted
     trainer = TorchTrainer(policy, AdamW(), 1, recomputes=asked.recomputes)
     for parameter in model.parameters():
         if parameter.requires_grad:  # the gradients of an earlier micro-batch, to which those of this one are added

@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import ModelError
 from rlhf.estimate.auxiliary_models import beside, shapes_of
 from rlhf.estimate.dry_run import Pass, peak_bytes
-from rlhf.estimate.meta import Parameter, count, meta_model, parameters_of, shaped
-from rlhf.training.backends.settings import spread_of
+from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameters_of, shaped
+from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
+from rlhf.losses.policy_loss import LossNeeds
+from rlhf.training.backends.settings import DeepSpeed, Fsdp, spread_of
+from rlhf.training.backends.token_stats import wanted_by
+from rlhf.training.critics.settings import CriticCapabilities
+from rlhf.training.critics.value_model import trunk_of
+from rlhf.training.policy.model import FromScratch, Pretrained
+from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stages.supervised import Supervised
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -202,10 +211,10 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
 
 def _on_host(kind: Any) -> set[str]:
     """What lies in the machine's memory though the policy is on a GPU."""
-    found = {"masters", "moments"} if getattr(kind, "offload_optimizer", False) else set()
+    found = {"masters", "moments"} if isinstance(kind, DeepSpeed) and kind.offload_optimizer else set()
     if found and spread_of(kind).gradients:
         found.add("gradients")
-    return found | ({"weights"} if getattr(kind, "offload_parameters", False) else set())
+    return found | ({"weights"} if isinstance(kind, DeepSpeed) and kind.offload_parameters else set())
 
 
 def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
@@ -237,8 +246,8 @@ def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
 
 def precision_of(recipe: Recipe, stage: Any) -> str:
     """Number format that the stage computes in."""
-    own: str = getattr(recipe.policy, "dtype", "float32")
-    return getattr(stage.trainer, "precision", None) or own
+    own = stage.trainer.precision if isinstance(stage.trainer, DeepSpeed | Fsdp) else None
+    return own or dtype_of(recipe.policy)
 
 
 # --- copies of the policy and models beside it ---------------------------------------------------------------------
@@ -246,21 +255,21 @@ def precision_of(recipe: Recipe, stage: Any) -> str:
 
 def _copies(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], dtype: str) -> Iterator[Part]:
     n, n_trained = count(parameters)
-    lora, loss = recipe.policy.lora is not None, getattr(stage, "loss", None)
+    lora, own = recipe.policy.lora is not None, stage if isinstance(stage, PolicyGradient) else None
     reference = 0
-    if getattr(loss, "needs_ref", False):
+    if own is not None and LossNeeds(own.loss).needs_ref:
         reference = n * _SIZES[dtype] if not lora else 0
-        if lora and getattr(stage, "reference_reset", None) is not None:
+        if lora and own.reference_reset is not None:
             reference = sum(p.n_bytes for p in parameters if p.is_trained)
     yield Part("reference", reference)
-    yield Part("teacher", _teacher(recipe, loss, n, dtype))
-    yield Part("critic", _critic(recipe, getattr(stage, "critic", None), dtype))
+    yield Part("teacher", _teacher(recipe, own and own.loss, n, dtype))
+    yield Part("critic", _critic(recipe, own and own.critic, dtype))
     yield Part("engine", _engine(recipe, n - n_trained if lora else n, dtype))
 
 
 def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
-    path = getattr(loss, "teacher", None)
-    if not isinstance(path, str):
+    path = LossNeeds(loss).teacher
+    if path is None:
         return 0
     found = shapes_of(path, recipe.policy)
     return (n_parameters if found is None else count(found)[0]) * _SIZES[dtype]
@@ -268,10 +277,8 @@ def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
 
 def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
     """Bytes of a critic: its own trunk, and gradient and moments of all that it trains; the head is next to nothing."""
-    from rlhf.training.critics.value_model import trunk_of
-    from rlhf.training.policy.model import Pretrained
-
-    if critic is None or not hasattr(critic, "trains_trunk"):  # a critic of one's own, of which nothing is known
+    declared = CriticCapabilities(critic)
+    if declared.trains_trunk is None:  # a critic of one's own, of which nothing is known
         return 0
     shares = critic.trunk == "policy"
     policy = recipe.policy if shares else replace(recipe.policy, lora=critic.lora)
@@ -285,7 +292,7 @@ def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
     # A shared trunk keeps gradients in the policy's place, one after the other, and moments of its own.
     held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
     # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
-    copied = hasattr(critic, "tau") or (hasattr(critic, "told") and critic.lora is None)
+    copied = declared.tau is not None or (declared.told is not None and critic.lora is None)
     return held + (moved if copied else 0)
 
 
@@ -294,7 +301,6 @@ def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
 
     The embedded one has none unless the policy is taken to pieces; that of servers lies with them.
     """
-    from rlhf.inference.settings import VllmSettings
     from rlhf.recipe.trainer_checks import shards_parameters
 
     engine = recipe.engine
@@ -305,7 +311,7 @@ def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
 
 def _engine_size(recipe: Recipe, dtype: str) -> int:
     """Bytes of one number in the engine."""
-    return _SIZES.get(getattr(recipe.engine, "dtype", "auto"), _SIZES[dtype])
+    return _SIZES.get(recipe.engine.dtype if isinstance(recipe.engine, VllmSettings) else "auto", _SIZES[dtype])
 
 
 def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tuple[int, int]:
@@ -314,24 +320,20 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
     The bound has every live episode fill its context. Where nothing but the model's own size limits that, only what
     episodes sample is counted.
     """
-    from rlhf.inference.settings import kv_bytes_per_token
-
     engine, limits = recipe.engine, recipe.limits
     text = config.get_text_config()
-    given = getattr(engine, "kv_cache_gb", None)
-    if getattr(engine, "servers", ()):
+    if isinstance(engine, VllmSettings) and engine.servers:
         return 0, 0
-    if given is not None:
-        return int(given * 1e9), int(given * 1e9)
-    dtype = getattr(recipe.policy, "dtype", "float32")
-    per_token = kv_bytes_per_token(text, _engine_size(recipe, dtype))
+    if isinstance(engine, VllmSettings) and engine.kv_cache_gb is not None:
+        return int(engine.kv_cache_gb * 1e9), int(engine.kv_cache_gb * 1e9)
+    per_token = kv_bytes_per_token(text, _engine_size(recipe, dtype_of(recipe.policy)))
     context = limits.max_context or text.max_position_embeddings
     sessions = min(engine.max_sessions, limits.max_concurrent)
     most = per_token * context * sessions
     n_episodes = _episodes(stage)
     if not n_episodes:  # its update comes before any rollout
         return 0, most
-    is_bounded = limits.max_context is not None or hasattr(recipe.policy, "max_context")
+    is_bounded = limits.max_context is not None or isinstance(recipe.policy, FromScratch)
     length = context if is_bounded else min(context, limits.max_turns * limits.max_tokens)
     episodes = -(-n_episodes // n_processes)
     return per_token * length * min(sessions, episodes), most
@@ -339,12 +341,11 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
 
 def _episodes(stage: Any) -> int:
     """Attempts that the policy makes before the updates of a stage, or of a step of it; 0 where it makes none."""
-    if hasattr(stage, "pairs"):
+    if isinstance(stage, OnPairs):
         return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
-    source = getattr(stage, "attempts", None)
-    if source is not None:
-        return int(source.tasks_per_round * source.group_size)
-    return getattr(stage, "tasks_per_step", 0) * getattr(stage, "group_size", 0)
+    if isinstance(stage, Supervised):
+        return stage.attempts.tasks_per_round * stage.attempts.group_size if stage.attempts else 0
+    return int(stage.tasks_per_step * stage.group_size)
 
 
 # --- what comes and goes ---------------------------------------------------------------------------------------------
@@ -352,32 +353,32 @@ def _episodes(stage: Any) -> int:
 
 def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     """The largest micro-batch of a stage: filled to its budget, unless there are fewer tokens in a minibatch."""
-    from rlhf.training.backends.token_stats import wanted_by
-    from rlhf.training.stages.supervised import Supervised
-
     limits = recipe.limits
     context = limits.max_context or config.get_text_config().max_position_embeddings
-    loss = getattr(stage, "loss", None)
+    loss = None
     if isinstance(stage, Supervised):
         n_rows, reads_all = stage.batch_size, stage.observation_weight > 0
-    elif hasattr(stage, "pairs"):  # two rows each, padded to one length
+    elif isinstance(stage, OnPairs):  # two rows each, padded to one length
         n_rows, reads_all = 2 * stage.at_once, False
     else:
-        n_rows, reads_all = -(-stage.tasks_per_step * stage.group_size // stage.minibatches), False
-    n_tokens = min(getattr(stage, "max_tokens_per_microbatch", n_rows * context), n_rows * context)
+        loss, reads_all = stage.loss, False
+        n_rows = -(-stage.tasks_per_step * stage.group_size // stage.minibatches)
+    n_tokens = n_rows * context
+    if not isinstance(stage, OnPairs):
+        n_tokens = min(stage.max_tokens_per_microbatch, n_tokens)
     n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
     return Pass(
         n_tokens,
         n_sampled,
         frozenset(wanted_by(loss)) if loss is not None else frozenset(),
-        bool(getattr(loss, "needs_ref", False)),
+        bool(LossNeeds(loss).needs_ref),
         stage.trainer.gradient_checkpointing,
     )
 
 
 def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
     """Bytes of activations of a critic that trains a trunk; it keeps them where the policy computes them again."""
-    if not getattr(getattr(stage, "critic", None), "trains_trunk", False):
+    if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_trunk:
         return 0
     return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf.digests import verify_model
 from rlhf.errors import ModelError
 
 if TYPE_CHECKING:
     from rlhf.training.policy.model import FromScratch, Lora, Pretrained
+
+
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,14 @@ def meta_model(policy: FromScratch | Pretrained) -> tuple[Any, Any]:
         ModelError: the configuration of a pretrained model cannot be read.
     """
     config = config_of(policy)
-    return shaped(config, getattr(policy, "dtype", "float32"), policy.lora), config
+    return shaped(config, dtype_of(policy), policy.lora), config
+
+
+def dtype_of(policy: FromScratch | Pretrained) -> Dtype:
+    """Number format of the weights; a policy made from scratch is in float32."""
+    from rlhf.training.policy.model import Pretrained
+
+    return policy.dtype if isinstance(policy, Pretrained) else "float32"
 
 
 def shaped(config: Any, dtype: str, lora: Lora | None) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.base import History, PolicyHandle
-from environments.base import Environment, Properties, can_demonstrate, most_at_once, properties_of
+from environments.base import Capabilities, Environment, Properties, can_demonstrate, properties_of
 from rlhf.data import (
     Action,
     Finish,
@@ -163,17 +163,17 @@ class Planned:
     @property
     def inline(self) -> bool:
         """Whether calls run on the event loop; planning, which takes longer than a step, is among them."""
-        return properties_of(self.inner).inline or getattr(self.inner, "inline", False) is True
+        return Capabilities(self.inner).is_inline
 
     @property
     def keeps_limits(self) -> bool:
         """Whether calls are limited by the environment itself."""
-        return getattr(self.inner, "keeps_limits", False) is True
+        return Capabilities(self.inner).keeps_limits
 
     @property
     def max_episodes(self) -> int | None:
         """How many episodes may be alive at a time."""
-        return most_at_once(self.inner)
+        return Capabilities(self.inner).max_episodes
 
     def tasks(self, split: str) -> Iterable[Task]:
         """Those of the environment."""

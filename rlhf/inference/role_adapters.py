@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.errors import EngineError, ModelError, nearest
+from rlhf.rollout.model_config import ModelWrapper
 
 #: PEFT's name of the adapter that roles without one of their own share; `Prompt.adapter` is empty for it.
 SHARED = "default"
@@ -114,7 +115,7 @@ def refuse_names(model: Any, names: Sequence[str]) -> None:
 
 def role_adapters(model: Any) -> RoleAdapters | None:
     """What tells the roles of `model`, or of the module within a trainer's wrapper, apart; None: they share all."""
-    found: RoleAdapters | None = getattr(getattr(model, "module", model), "role_adapters", None)
+    found: RoleAdapters | None = ModelWrapper(ModelWrapper(model).inner).role_adapters
     return found
 
 

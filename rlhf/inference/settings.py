@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.rollout.model_config import ModelConfig
 from rlhf.settings import STRICT
 
 
@@ -92,6 +93,5 @@ def kv_bytes_per_token(config: Any, n_bytes: int) -> int:
         config: of the text model, Hugging Face's.
         n_bytes: of one number.
     """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(config.num_hidden_layers) * int(heads) * int(width) * n_bytes
+    own = ModelConfig(config)
+    return 2 * int(config.num_hidden_layers) * own.n_key_value_heads * own.head_width * n_bytes

@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.errors import DataError
 from rlhf.losses.mismatch import (
     CorrectionInputs,
@@ -49,6 +50,13 @@ class Correction(Protocol):
         ...
 
 
+class CorrectionCapabilities(Declared):
+    """Optional attributes of a correction, with a default for each that it leaves out."""
+
+    per_token = Capability[object](False)
+    """See `Correction`."""
+
+
 def corrected(correction: Correction, inputs: CorrectionInputs) -> CorrectionOutput:
     """Call `correction`.
 
@@ -66,7 +74,7 @@ def corrected(correction: Correction, inputs: CorrectionInputs) -> CorrectionOut
             got=", ".join(f"{name} {what}" for name, what in wrong.items()),
             expected=f"a CorrectionOutput of tensors [{len(inputs.sequence_ids)}], kept and bounded of bool or None",
         )
-    if getattr(correction, "per_token", False) and output.kept is not None:
+    if CorrectionCapabilities(correction).per_token and output.kept is not None:
         raise DataError(
             "a correction that leaves tokens out is not per token: it changes what the others are divided by",
             where=f"{type(correction).__name__}.per_token",

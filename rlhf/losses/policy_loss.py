@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.errors import DataError
 from rlhf.losses.trajectories import Trajectories
 
@@ -163,3 +164,22 @@ class PolicyLoss(Protocol):
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
         ...
+
+
+class LossNeeds(Declared):
+    """Optional attributes of a loss, see `PolicyLoss`, with a default for each that it leaves out."""
+
+    needs_ref = Capability[object](False)
+    """It reads log-probs of the reference."""
+    needs_mean_logprobs = Capability[object](False)
+    """It reads the mean of the log-probs of all tokens of the vocabulary."""
+    needs_whole = Capability[str | None](None, str)
+    """What belongs together: `trajectory`, `group` or `tokens`."""
+    takes_off_policy = Capability[object](False)
+    """It knows what to do with tokens that the policy did not sample."""
+    needs_fresh_samples = Capability[object](False)
+    """It is right for the first update of a step alone."""
+    reductions = Capability[Sequence[str]](())
+    """Reductions under which it is what it says; empty for all."""
+    teacher = Capability[str | None](None, str)
+    """Folder or hub name of a model whose log-probs it reads."""

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from environments.packages import how_to_install
+from rewards.base import GroupReward
 from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
 from rlhf.recipe.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
 
@@ -199,7 +200,7 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
             hint=f"name a class with {', '.join(REQUIRED_MEMBERS.get(section, ())) or 'its settings as fields'}",
         )
     missing = [member for member in REQUIRED_MEMBERS.get(section, ()) if not hasattr(target, member)]
-    if missing and not (section == "reward" and hasattr(target, "over_group")):
+    if missing and not (section == "reward" and issubclass(target, GroupReward)):
         raise RecipeError(
             f"this is no {section}: {target.__name__} lacks {', '.join(missing)}",
             where=where,

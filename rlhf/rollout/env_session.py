@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from environments.base import CallHung, Environment, StepResult
+from environments.base import CallHung, Environment, EpisodeCapabilities, StepResult
 from environments.gate import checked_result
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
@@ -82,7 +82,7 @@ class EnvSession:
         if missing:
             got = f"{type(episode).__name__} without {' and '.join(missing)}"
             raise EnvError(f"returned {got}; an episode has opening, step and close")
-        return getattr(episode, "opening", None)
+        return EpisodeCapabilities(episode).opening
 
     async def _call(self, name: str, function: Any, *args: Any, timeout_s: float) -> Any:
         try:

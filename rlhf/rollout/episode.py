@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.base import Agent, History
 from agents.gate import checked_action
-from environments.base import Environment, StepResult, properties_of
+from environments.base import Capabilities, Environment, StepResult, properties_of
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
 from rlhf.data.foreign import told
 from rlhf.errors import ContextFull, EngineError
@@ -32,13 +32,11 @@ from rlhf.rollout.renderer import Renderer
 
 def lanes_of(environment: Environment) -> CallExecutor:
     """Where the calls of the environment's episodes run, by its declared properties; see `rlhf.rollout.executors`."""
-    declared = properties_of(environment)
-    inline = declared.inline or getattr(environment, "inline", False) is True
-    limited = getattr(environment, "keeps_limits", False) is True
+    own = Capabilities(environment)
     return CallExecutor(
-        inline=inline,
-        shared=not declared.thread_safe,
-        limited=limited,
+        inline=own.is_inline,
+        shared=not properties_of(environment).thread_safe,
+        limited=own.keeps_limits,
         name=f"environment {type(environment).__name__}",
     )
 

@@ -239,11 +239,10 @@ class Renderer:
                 ids += self.tokenizer.encode(plain, add_special_tokens=False, split_special_tokens=bool(i % 2))
         return tuple(ids)
 
-    def _find_stop_ids(self, after_reply: str, generation_config: object | None) -> tuple[int, ...]:
+    def _find_stop_ids(self, after_reply: str, generation_config: Any) -> tuple[int, ...]:
         end = next(iter(self.tokenizer.encode(after_reply.lstrip(), add_special_tokens=False)), None)
         found = [end] if end in self._special.values() else []
-        for owner in (self.tokenizer, generation_config):
-            eos = getattr(owner, "eos_token_id", None)
+        for eos in (self.tokenizer.eos_token_id, generation_config and generation_config.eos_token_id):
             found += eos if isinstance(eos, list | tuple) else [eos]
         stop_ids = tuple(dict.fromkeys(i for i in found if i is not None))
         if not stop_ids:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from rewards.base import GroupReward
+from rewards.base import Capabilities, GroupReward
 from rewards.gate import checked_verdict, total_of
 from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory, Verdict
 from rlhf.data.clock import CALL_CLOCK, Clock
@@ -189,7 +189,7 @@ class _Scorer:
         judged = [i for i, t in enumerate(trajectories) if not t.outcome.is_failure_of_a_part]
         for name in names:
             weighted = self.rewards[name]
-            if hasattr(weighted.reward, "over_group") and judged:
+            if Capabilities(weighted.reward).over_group is not None and judged:
                 found = await self._over_group(weighted, tuple(trajectories[i] for i in judged))
                 for i, verdict in zip(judged, found, strict=True):
                     shared[i][name] = verdict
@@ -247,7 +247,7 @@ class _Scorer:
         where, clock = f"reward {weighted.name}", Clock(self.timeout_s)
         before = CALL_CLOCK.set(clock)
         try:
-            if is_async or getattr(weighted.reward, "inline", False) is True:
+            if is_async or Capabilities(weighted.reward).inline:
                 lane = InlineLane(where)
                 return await lane.call(method, self.task, argument, timeout_s=self.timeout_s, clock=clock)
             return await self.threads.call(method, self.task, argument, timeout_s=self.timeout_s)

@@ -16,11 +16,12 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.base import GroupReward, Reward
+from rewards.base import GroupReward, Reward, name_of
 from rewards.judges.majority import Majority
 from rewards.shaping.outcome import EnvironmentReward
 from rewards.shaping.outcome import Outcome as OutcomeReward
 from rewards.verified import Verified, is_verifier
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import Outcome, Task, Trajectory
 from rlhf.errors import RecipeError, RewardError
 from rlhf.rollout.group_structure import GroupStructure, Independent, Retry, Tree
@@ -72,6 +73,13 @@ class Strategy(Protocol):
         ...
 
 
+class StrategyCapabilities(Declared):
+    """Optional attributes of a strategy, with a default for each that it leaves out."""
+
+    judge = Capability[object](None)
+    """A reward that it chooses by, which is shown the policy's tokenizer before the first choice."""
+
+
 def unseen(task: Task, candidates: Sequence[Trajectory]) -> tuple[Task, list[Trajectory]]:
     """Return both without what a policy at work would not know: the reference, success and rewards."""
     return replace(task, reference=None), [
@@ -117,7 +125,7 @@ class BestOfN:
         return RecipeError(
             "this judge knows whether an attempt was right",
             where="judge",
-            got=f"{getattr(self.judge, '__name__', type(self.judge).__name__)}, {why}",
+            got=f"{name_of(self.judge)}, {why}",
             expected=expected,
             hint="remove the key to go by log-probs, or ask a model: judge: {kind: grade, path: FOLDER}",
         )

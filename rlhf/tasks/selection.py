@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from pydantic.dataclasses import dataclass
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import ScoredGroup
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
@@ -71,6 +72,15 @@ class GroupSelection(Protocol):
             TrainingError: training is not to go on with these.
         """
         ...
+
+
+class SelectionCapabilities(Declared):
+    """Optional attributes of a selection, with a default for each that it leaves out."""
+
+    max_rounds = Capability(1, int)
+    """Most rounds of one step."""
+    max_empty_steps = Capability[int | None](None, int)
+    """See `GroupSelection`."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf.errors import AgentError, RecipeError, boundary
 from rlhf.terminal import say
 
 if TYPE_CHECKING:
     from agents.base import Agent, Reply
-    from rlhf.commands.contrib.play import Game
-    from rlhf.data import Action, Message
+    from environments.base import StepResult
+    from rlhf.data import Action, Message, Task, Turn
 
 _CHECK = "run `rlhf check agent`"
 
@@ -42,6 +42,29 @@ def seat_of(said: str) -> Seat:
             hint="name its inner agent; `rlhf memory RUN` reads the store of a run",
         )
     return Seat(agent)
+
+
+class Game(Protocol):
+    """The game as its player left it.
+
+    Attributes:
+        task: that is played.
+        results: what the environment has said, the opening first.
+        turns: finished ones.
+    """
+
+    task: Task
+    results: list[StepResult]
+    turns: list[Turn]
+
+    @property
+    def now(self) -> StepResult:
+        """What the environment said last."""
+        ...
+
+    def called(self, value: Any) -> Any:
+        """What a call gives; one that waits is waited for."""
+        ...
 
 
 class Seat:

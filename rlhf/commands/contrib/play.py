@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -50,6 +52,7 @@ def play(
 
     Example: rlhf play keyhole rows=3 --task 4. Lines may be piped; where they end, so does the game.
     """
+    from environments.base import Capabilities
     from rlhf.recipe.builder import build_environment
     from rlhf.recipe.text import parse_fields
 
@@ -63,34 +66,31 @@ def play(
             game = Game(environment, chosen, runner, seat, variant(kind, values))
             game.play()
     finally:
-        close = getattr(environment, "close", None)
-        if callable(close):
-            with boundary(EnvError, f"{kind}.close", _CHECK):
-                close()
+        with boundary(EnvError, f"{kind}.close", _CHECK):
+            Capabilities(environment).close()
     if as_json:
         print_json(game.record())
 
 
 def _read_whatever_comes() -> None:
     """Bytes that are no text must not end a game."""
-    reconfigure = getattr(sys.stdin, "reconfigure", None)
-    if callable(reconfigure):
-        reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
 
 
 def _task_of(environment: Any, split: str, wanted: str) -> Task:
     """The task of a split that has the id `wanted`, or that place in the list."""
-    from environments.base import Properties, properties_of
+    from environments.base import Capabilities
     from rlhf.rollout.tasks import tasks_of
 
-    splits = properties_of(environment).splits
-    if isinstance(getattr(environment, "properties", None), Properties) and split not in splits:
+    declared = Capabilities(environment).properties
+    if declared is not None and split not in declared.splits:
         raise RecipeError(
             "the environment has no such split",
             where="--split",
             got=split,
-            expected=", ".join(splits),
-            hint=nearest(split, splits) or f"--split {splits[-1]}",
+            expected=", ".join(declared.splits),
+            hint=nearest(split, declared.splits) or f"--split {declared.splits[-1]}",
         )
     is_place = wanted.isascii() and wanted.isdigit() and len(wanted) < _DIGITS
     found = tasks_of(environment, split, int(wanted) + 1) if is_place else []
@@ -142,10 +142,12 @@ class Game:
 
     def play(self) -> None:
         """Play to the end."""
+        from environments.base import EpisodeCapabilities
+
         with boundary(EnvError, f"start of {self.task.id}", _CHECK):
             episode = self.called(self.environment.start(self.task))
         try:
-            self.results.append(_answer(getattr(episode, "opening", None), "opening"))
+            self.results.append(_answer(EpisodeCapabilities(episode).opening, "opening"))
             _say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), self._help, "")
             if self.seat is None:
                 _say(*(message.content for message in self.task.messages), self.now.reply)
@@ -281,8 +283,10 @@ class Game:
         return f"the oracle would do: {plan[0]} ({_count(len(plan), 'action')} to the end)"
 
     def _state(self) -> str:
-        most = getattr(self.environment, "max_steps", None)
-        limit = f" of {most}" if isinstance(most, int) else ""
+        from environments.base import Capabilities
+
+        most = Capabilities(self.environment).max_steps
+        limit = "" if most is None else f" of {most}"
         return f"step {len(self.taken)}{limit}, reward {self.now.reward:g}, in all {self._score():g}"
 
     def _ending(self) -> str:
@@ -297,7 +301,7 @@ class Game:
 
     def called(self, value: Any) -> Any:
         """What a call of the environment gives; one that waits runs on the loop."""
-        return self.runner.run(_waited(value)) if hasattr(value, "__await__") else value
+        return self.runner.run(_waited(value)) if inspect.isawaitable(value) else value
 
 
 async def _waited(value: Any) -> Any:

@@ -24,6 +24,7 @@ from rlhf.errors import ModelError
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
 from rlhf.inference.embedded.varlen import VarlenPlan, takes_varlen
 from rlhf.inference.role_adapters import number_of, role_adapters
+from rlhf.rollout.model_config import ModelConfig, ModelWrapper
 
 #: Name under which transformers knows the function.
 ATTENTION_NAME = "rlhf_packed"
@@ -230,13 +231,11 @@ def use_packed_attention(model: nn.Module) -> None:
     Raises:
         ModelError: the model has layers that are not plain full attention, or cannot change its attention.
     """
-    wrapper: Any = model
-    base = wrapper.get_base_model() if hasattr(model, "get_base_model") else wrapper
-    config = base.config
+    base = ModelWrapper(model).base
+    config = ModelConfig(base.config)
     name = type(base).__name__
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if not hasattr(config, "layer_types") and getattr(config, "sliding_window", None):
-        kinds = {"sliding_attention"}
+    plain = "sliding_attention" if config.layer_types == () and config.sliding_window else "full_attention"
+    kinds = set(config.layer_types or [plain])
     if kinds != {"full_attention"}:
         raise ModelError(
             "only models whose layers all attend to the whole context are supported",
@@ -245,7 +244,7 @@ def use_packed_attention(model: nn.Module) -> None:
             expected="full_attention in every layer",
             hint="if the context is shorter than the window, set sliding_window to null in the model's config.json",
         )
-    if not getattr(base, "_supports_attention_backend", False):
+    if not ModelWrapper(base).takes_attention:
         raise ModelError(
             "the model does not let its attention be replaced",
             where=name,
@@ -270,7 +269,7 @@ def planned_forward(
     Raises:
         ModelError: the model was not prepared, or drops the plan on the way to its attention layers.
     """
-    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    implementation = ModelConfig(ModelWrapper(model).config).attention
     if implementation != ATTENTION_NAME:
         raise ModelError(
             "the model is not prepared for packed rows",

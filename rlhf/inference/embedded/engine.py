@@ -31,6 +31,7 @@ from rlhf.inference.embedded.scheduler import EngineStats, Request, Segments, Sl
 from rlhf.inference.engine import check_prompt
 from rlhf.inference.fingerprint import fingerprint
 from rlhf.inference.role_adapters import adapter_names, number_of
+from rlhf.rollout.model_config import ModelConfig
 
 __all__ = ["EngineStats", "TransformersEngine", "fingerprint"]
 
@@ -75,7 +76,7 @@ class TransformersEngine:
     ) -> None:
         use_packed_attention(model)
         config: Any = model.config
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = ModelConfig(config).max_position_embeddings
         if positions is not None and max_context > positions:
             raise ModelError(
                 "the model was made for shorter contexts",

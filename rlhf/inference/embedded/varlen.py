@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
+from rlhf.rollout.model_config import ModelConfig, ModelWrapper
 
 #: Widest head of the kernel.
 _MAX_HEAD = 256
@@ -28,13 +29,10 @@ def takes_varlen(model: nn.Module, device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     parameter = next(model.parameters())
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = getattr(text, "num_attention_heads", None) or 1
-    width = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // heads
-    is_training = getattr(model, "module", model).training  # an engine around a module does not say
-    drops = is_training and bool(getattr(text, "attention_dropout", 0.0))
-    fits = width % 8 == 0 and width <= _MAX_HEAD
+    own = ModelWrapper(model)
+    config = ModelConfig(own.config).text
+    drops = own.inner.training and bool(config.attention_dropout)  # an engine around a module does not say
+    fits = config.head_width % 8 == 0 and config.head_width <= _MAX_HEAD
     return parameter.dtype in (torch.bfloat16, torch.float16) and fits and not drops
 
 

@@ -212,6 +212,7 @@ class Worker:
         model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
         lora = self.vllm_config.lora_config
         transfer = self.vllm_config.weight_transfer_config
+        device = getattr(self, "device", torch.device("cpu"))
         return {
             "n_vocab": int(model.get_vocab_size()),
             "max_context": int(model.max_model_len),
@@ -221,8 +222,8 @@ class Worker:
             "lora_rank": 0 if lora is None else int(lora.max_lora_rank),
             "transfer": None if transfer is None else str(transfer.backend),
             "cached_tokens": int((cache.num_gpu_blocks or 0) * cache.block_size),
-            "device": str(getattr(self, "device", torch.device("cpu"))),
-            "gpu": gpu_of(getattr(self, "device", torch.device("cpu"))),
+            "device": str(device),
+            "gpu": gpu_of(device),
             "token": token_digest(Path(token)),
         }
 

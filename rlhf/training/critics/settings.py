@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.data import ScoredGroup, Task, Values
 from rlhf.tasks.sampler import Stateful
 
@@ -83,3 +84,16 @@ class CriticKind(Protocol):
             seed: of the run.
         """
         ...
+
+
+class CriticCapabilities(Declared):
+    """Optional attributes of a critic's settings, with None for each that they leave out."""
+
+    optimizer = Capability[object](None)
+    """How it is updated."""
+    trains_trunk = Capability[bool | None](None, bool)
+    """Whether the gradient goes on into its trunk; None where nothing is known of its model."""
+    tau = Capability[object](None)
+    """Share by which a copy follows it in each update."""
+    told = Capability[object](None)
+    """What it reads before what the policy read; such a critic is compared with what it began as."""

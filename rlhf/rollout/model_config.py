@@ -1,0 +1,78 @@
+"""What is read of other libraries' models and configurations, none of which has every attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlhf.capabilities import Capability, Declared
+
+
+class ModelConfig(Declared):
+    """Hugging Face's configuration of a model, with None or the library's default for each field that it lacks."""
+
+    num_attention_heads = Capability[int | None](None)
+    num_key_value_heads = Capability[int | None](None)
+    hidden_size = Capability(0)
+    head_dim = Capability[int | None](None)
+    max_position_embeddings = Capability[int | None](None)
+    attention_dropout = Capability[float | None](None)
+    layer_types = Capability[Sequence[str] | None](())
+    """Attention of each layer; empty where the configuration does not know them."""
+    sliding_window = Capability[int | None](None)
+    tie_word_embeddings = Capability(False)
+    get_text_config = Capability[Callable[[], Any] | None](None)
+    _attn_implementation = Capability[str | None](None)
+
+    @property
+    def text(self) -> ModelConfig:
+        """That of the language model, where the model holds others too."""
+        return ModelConfig(self.get_text_config()) if self.get_text_config else self
+
+    @property
+    def attention(self) -> str | None:
+        """Name of the attention function."""
+        return self._attn_implementation
+
+    @property
+    def n_key_value_heads(self) -> int:
+        """Heads whose keys and values are kept."""
+        return int(self.num_key_value_heads or self.num_attention_heads or 1)
+
+    @property
+    def head_width(self) -> int:
+        """Numbers of one head."""
+        return int(self.head_dim or self.hidden_size // (self.num_attention_heads or 1))
+
+
+class ModelWrapper(Declared):
+    """A model that may be wrapped by PEFT or by DeepSpeed, and may not be Hugging Face's."""
+
+    config = Capability[Any](None)
+    get_base_model = Capability[Callable[[], Any] | None](None)
+    """PEFT's."""
+    module = Capability[Any](None)
+    """DeepSpeed's."""
+    role_adapters = Capability[Any](None)
+    """Ours, see `rlhf.inference.role_adapters`."""
+    _supports_attention_backend = Capability[object](False)
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether PEFT has wrapped it."""
+        return self.get_base_model is not None
+
+    @property
+    def base(self) -> Any:
+        """The model without PEFT's wrapper."""
+        return self.get_base_model() if self.get_base_model else self.part
+
+    @property
+    def inner(self) -> Any:
+        """The model without DeepSpeed's engine around it."""
+        return self.part if self.module is None else self.module
+
+    @property
+    def takes_attention(self) -> bool:
+        """Whether its attention can be replaced."""
+        return bool(self._supports_attention_backend)
