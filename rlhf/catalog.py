@@ -229,10 +229,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "ktae": Entry("rlhf.credit.ktae:KTAE", "another one, plus a value of each kind of token"),
     },
     "critic": {
-        "values": Entry("rlhf.trainers.value_model:Critic", "the value of each state, from the present step"),
-        "archer": Entry(
-            "rlhf.trainers.archer_model:ArcherCritic", "values of turns and states, from a buffer of steps"
-        ),
+        "values": Entry("rlhf.trainers.critic:Critic", "the value of each state, from the present step"),
+        "archer": Entry("rlhf.trainers.archer:ArcherCritic", "values of turns and states, from a buffer of steps"),
         "contributions": Entry("rlhf.trainers.contributions:Contributions", "how much of the score each turn earned"),
         "sweet": Entry("rlhf.trainers.sweet:SweetCritic", "which turns made the better attempt, told the answer"),
     },

@@ -14,13 +14,13 @@ from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory
 from rlhf.losses.reduction import Reduction
 from rlhf.trainers.changed import Stillness
+from rlhf.trainers.context import RunContext
 from rlhf.trainers.demonstrations import render
-from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 from rlhf.trainers.trainer import TorchTrainer
 
 
-async def imitate(run: Run, stage: Supervised) -> None:
+async def imitate(run: RunContext, stage: Supervised) -> None:
     """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
     demonstrations = run.demonstrations[run.state.stage]
     rendered = await render(demonstrations, run.collector.agent, run.collector.renderer)
@@ -45,7 +45,7 @@ async def imitate(run: Run, stage: Supervised) -> None:
 
 
 def updates_of(
-    run: Run, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
+    run: RunContext, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
 ) -> Iterator[dict[str, float]]:
     """Make the updates of all epochs over the rows of each demonstration; yields what is logged of each.
 

@@ -11,13 +11,13 @@ from rlhf.rollout.collect import Collected
 from rlhf.rollout.tasks import tasks_of
 from rlhf.trainers.attempts import Attempts
 from rlhf.trainers.calibrating import calibrated
+from rlhf.trainers.context import RunContext
 from rlhf.trainers.demonstrations import needs_of, render
 from rlhf.trainers.imitation import by_demonstration, imitation_samples, updates_of
-from rlhf.trainers.run import Run
 from rlhf.trainers.supervised import Supervised
 
 
-async def imitate_attempts(run: Run, stage: Supervised) -> None:
+async def imitate_attempts(run: RunContext, stage: Supervised) -> None:
     """Attempt, keep and imitate, in rounds. An interrupted stage goes on with the round it was in."""
     source = stage.attempts
     assert source is not None
@@ -41,7 +41,12 @@ async def imitate_attempts(run: Run, stage: Supervised) -> None:
 
 
 async def _corrections(
-    run: Run, source: Attempts, tasks: Sequence[Task], collected: Collected, kept: Sequence[Trajectory], number: int
+    run: RunContext,
+    source: Attempts,
+    tasks: Sequence[Task],
+    collected: Collected,
+    kept: Sequence[Trajectory],
+    number: int,
 ) -> list[Trajectory]:
     """Correct attempts of round `number` that are not solved."""
     run.progress.note("correcting attempts")
@@ -58,7 +63,9 @@ async def _corrections(
     return await render(found, agent, run.collector.renderer)
 
 
-async def _imitated(run: Run, stage: Supervised, collected: Collected, kept: Sequence[Trajectory], number: int) -> None:
+async def _imitated(
+    run: RunContext, stage: Supervised, collected: Collected, kept: Sequence[Trajectory], number: int
+) -> None:
     """Train on what round `number` keeps, deliver, log, and move the run's state on."""
     start, before = time.perf_counter(), run.state
     rows = by_demonstration(imitation_samples(kept, stage.observation_weight))
@@ -89,7 +96,9 @@ async def _imitated(run: Run, stage: Supervised, collected: Collected, kept: Seq
     run.progress.advance(f"success {figures['rollout/success']:.0%}, {len(kept)} attempts imitated")
 
 
-async def attempted(run: Run, source: Attempts, split_tasks: Sequence[Task], number: int) -> tuple[Collected, str]:
+async def attempted(
+    run: RunContext, source: Attempts, split_tasks: Sequence[Task], number: int
+) -> tuple[Collected, str]:
     """Attempt the tasks of round `number`; returns the groups, and the round's name for messages."""
     where = f"round {number + 1} of {run.state.label}"
     run.progress.note(f"attempting the tasks of {where}")

@@ -15,12 +15,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, correlation, fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from rlhf.data import Score, ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.rollout.score import Weighted
 from rlhf.rollout.watch import Watch
+from rlhf.trainers.context import LiveStage, RunContext
+from rlhf.trainers.hooks import StageHook, Step
 
 #: Of each slope's interval; both have to leave out 0, at every step of a run.
 CONFIDENCE = 0.999
@@ -74,7 +76,7 @@ def _t_quantile(probability: float, df: int) -> float:
 
 
 @dataclass
-class Watches:
+class Watches(StageHook):
     """Takes in each step; kept in checkpoints, so that a resumed run warns as one that ran on.
 
     Attributes:
@@ -84,6 +86,8 @@ class Watches:
         due: what to stop for before the next step, by name.
         stopped: names that the stage was stopped for; each does so once.
     """
+
+    key: ClassVar[str] = "watches"
 
     settings: Mapping[str, Watch]
     trained: dict[str, list[float]] = field(default_factory=dict)
@@ -95,6 +99,16 @@ class Watches:
     def of(cls, rewards: Mapping[str, Weighted]) -> Watches:
         """Watch those of a recipe's rewards that it says are watched."""
         return cls({name: weighted.watch for name, weighted in rewards.items() if weighted.watch is not None})
+
+    def before_step(self, run: RunContext, step: Step) -> None:
+        """See `check`."""
+        self.check(step.where)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        figures, cautions = self.learn(step.drawn, step.where)
+        step.figures |= figures
+        step.cautions |= cautions
 
     def learn(self, groups: Sequence[ScoredGroup], where: str) -> tuple[dict[str, float], dict[str, str]]:
         """Take in a finished step. Returns what is logged of it, and cautions by name.

@@ -23,8 +23,8 @@ from rlhf.data import Outcome, Score, ScoredGroup, Trajectory
 from rlhf.errors import CheckpointError
 from rlhf.losses.value import explained_variance
 from rlhf.trainers import checkpoint
-from rlhf.trainers.archer import ArcherTrainer, action_targets, following
-from rlhf.trainers.archer_model import ArcherCritic, Judged
+from rlhf.trainers.archer import ArcherCritic, ArcherTrainer, action_targets, following
+from rlhf.trainers.archer_model import Judged
 from rlhf.trainers.checkpoint import State
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora, Policy

@@ -24,11 +24,11 @@ from rlhf.losses.reduction import Reduction
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers import checkpoint
 from rlhf.trainers.checkpoint import State
-from rlhf.trainers.critic import CriticTrainer, Seen, _with_returns, value_rows
+from rlhf.trainers.critic import Critic, CriticTrainer, Seen, _with_returns, value_rows
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora, Policy
 from rlhf.trainers.policy_gradient import PolicyGradient
-from rlhf.trainers.value_model import Critic, trunk_of
+from rlhf.trainers.value_model import trunk_of
 from tests.batching.batch_parts import generation, group, trajectory
 from tests.trainers.tiny import Echoes, collect, gradient, parameters, policy
 

@@ -17,13 +17,13 @@ from rlhf.credit.estimator import credit_of
 from rlhf.credit.gae import GAE
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.processes import current
+from rlhf.trainers.critic import Critic
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.parts import Parts
 from rlhf.trainers.policy import Lora
 from rlhf.trainers.policy_gradient import PolicyGradient
 from rlhf.trainers.replicated import add_gradients
 from rlhf.trainers.trainer_kind import DeepSpeed, Torch
-from rlhf.trainers.value_model import Critic
 from tests.trainers.alike import assert_alike
 from tests.trainers.tiny import Echoes, collect, parameters, policy
 from tests.trainers.together import together
