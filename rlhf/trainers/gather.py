@@ -22,13 +22,20 @@ class Gathered:
         collected: every group of every round, in the order their tasks were drawn in.
         selection: which of them are trained on.
         n_rounds: rounds drawn.
-        groups: those that are trained on, as the hooks have them.
+        guided: the groups that are trained on as hooks have changed them; None where none has.
     """
 
     collected: Collected
     selection: Selection
     n_rounds: int
-    groups: Sequence[ScoredGroup]
+    guided: Sequence[ScoredGroup] | None = None
+
+    @property
+    def groups(self) -> list[ScoredGroup]:
+        """The groups that are trained on."""
+        if self.guided is not None:
+            return list(self.guided)
+        return [self.collected.groups[i] for i in self.selection.kept]
 
     @property
     def recorded(self) -> list[ScoredGroup]:
@@ -88,10 +95,10 @@ async def gather(run: Run, parts: Parts, step: Step) -> Gathered:
             if selection.n_more:
                 run.progress.note(f"{len(selection.kept)} of {stage.tasks_per_step} groups kept, drawing another round")
     run.caution(collected, step.where)
-    groups: Sequence[ScoredGroup] = [collected.groups[i] for i in selection.kept]
+    gathered = Gathered(collected, selection, n_rounds)
     for hook in parts.hooks:
-        groups = await hook.transform_groups(run, step, groups)
-    return Gathered(collected, selection, n_rounds, groups)
+        gathered = replace(gathered, guided=await hook.transform_groups(run, step, gathered.groups))
+    return gathered
 
 
 def _selected(run: Run, parts: Parts, collected: Collected, n_rounds: int, step: int) -> Selection:

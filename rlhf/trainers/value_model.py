@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rlhf.errors import ModelError
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.settings import STRICT
+from rlhf.trainers.lora import causal_of
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora, Policy, load_folder
 
@@ -123,9 +124,7 @@ def _dtype(policy: Policy) -> str:
 
 def trunk_of(model: Any) -> nn.Module:
     """The transformer below the output layer of a causal language model; adapters stay inside."""
-    unwrapped = getattr(model, "module", model)
-    base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
-    trunk: nn.Module = base.get_decoder()
+    trunk: nn.Module = causal_of(model).get_decoder()
     return trunk
 
 
