@@ -59,8 +59,8 @@ class Step:
 class StageHook:
     """Base of what takes part in the steps of a stage; every method does nothing unless a subclass says otherwise.
 
-    Methods are called in the order they have here. A step may be begun and never finished, so what a hook remembers
-    changes in `on_step_end` and `between_steps` alone.
+    Methods are called in the order they have here, each of all hooks of the stage before the next. A step may be begun
+    and never finished, so `state_dict` changes in `on_step_end` and the methods below it alone.
     """
 
     #: Name of its state in a checkpoint; empty where it keeps none.
