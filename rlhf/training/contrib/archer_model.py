@@ -1,0 +1,79 @@
+"""The model of ArCHer's critic: two Q-values of a turn and two values of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlhf.inference.embedded.attention import packed_forward
+from rlhf.training.contrib.turn_buffer import Episode
+from rlhf.training.critics.value_model import TrunkModel
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What two pairs of heads say of the K turns of some trajectories, one after the other.
+
+    Attributes:
+        actions: Q-values `[2, K]`, of each turn in its state.
+        states: values `[2, K]`, of the state that each turn was taken in.
+        after: values `[2, K]`, of the state after each turn's last token, in which the environment has not yet replied.
+    """
+
+    actions: Tensor
+    states: Tensor
+    after: Tensor
+
+
+class TurnModel(TrunkModel):
+    """Two Q-heads on the states before and after a turn, two V-heads on one of them alone.
+
+    The state after the last token of what the policy has read is the embedding of o, that after the turn's last token
+    the embedding of a. A head is one hidden layer, float32; its last layer is 0 at first, so that a critic that has
+    seen nothing expects nothing.
+    """
+
+    head: nn.ModuleDict
+
+    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
+        super().__init__(trunk, shared=shared, trains_trunk=trains_trunk)
+        size = trunk.config.hidden_size
+        self.head = nn.ModuleDict(
+            {name: _head(size * (2 if name[0] == "q" else 1), size) for name in ("q1", "q2", "v1", "v2")}
+        )
+
+    def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
+        """Hidden states `[1, N, d]`, as `logits`, at places `logits_to_keep` `[N]` of the packed rows."""
+        return SimpleNamespace(logits=self.states(logits_to_keep, **inputs)[None])
+
+    def judge(self, episodes: Sequence[Episode]) -> Judged:
+        """Return what the critic says of the turns of `episodes`, in one forward pass."""
+        device = next(self.head.parameters()).device
+        ids = torch.from_numpy(np.concatenate([e.token_ids for e in episodes])).long().to(device)
+        first = np.cumsum([0, *map(len, episodes)])
+        places = [np.concatenate([getattr(e, n) + at for e, at in zip(episodes, first, strict=False)]) for n in _PLACES]
+        lengths = np.concatenate([e.lengths for e in episodes]).tolist()
+        hidden = packed_forward(self, ids, lengths, torch.from_numpy(np.concatenate(places)).to(device))
+        before, after = hidden.chunk(2)
+        both = torch.cat([before, after], 1)
+        return Judged(self._read("q", both), self._read("v", before), self._read("v", after))
+
+    def _read(self, name: str, embedding: Tensor) -> Tensor:
+        return torch.stack([self.head[f"{name}{j}"](embedding)[:, 0] for j in (1, 2)])
+
+
+#: Places of an episode whose hidden states are read, in this order.
+_PLACES = ("states", "ends")
+
+
+def _head(n_in: int, size: int) -> nn.Sequential:
+    last = nn.Linear(size, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Linear(n_in, size), nn.ReLU(), last)

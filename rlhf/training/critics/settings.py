@@ -1,0 +1,131 @@
+"""Which critic a stage has: what a recipe's keys become, and what the loop asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from rlhf.data import ScoredGroup, Task, Values
+from rlhf.spans import span
+from rlhf.tasks.sampler import Stateful
+from rlhf.training.hooks.base import StageHook, Step
+
+if TYPE_CHECKING:
+    from rlhf.batching.samples import Sample
+    from rlhf.training.context import LiveStage, RunContext, StageKeys
+    from rlhf.training.policy.model import Policy
+
+
+class Look(Protocol):
+    """What a critic thinks of a step."""
+
+    @property
+    def values(self) -> Sequence[Values]:
+        """Of each group."""
+        ...
+
+
+class LiveCritic(Stateful, Protocol):
+    """A critic at work. What it remembers is part of a checkpoint."""
+
+    @property
+    def n_updates(self) -> int:
+        """Updates made or tried so far, of the stage; it moves in every step that changes what is remembered."""
+        ...
+
+    def is_warming(self, step: int) -> bool:
+        """Whether it learns alone in a step, counted from 0."""
+        ...
+
+    def look(self, groups: Sequence[ScoredGroup]) -> Look:
+        """Return what it expects of the states of a step. An off-policy critic may learn from them first."""
+        ...
+
+    def learn(self, seen: Any, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
+        """Make what updates are left of a step once it has credit, and return what is logged of all.
+
+        Args:
+            seen: what `look` returned in this step.
+            samples: all rows of the step, with the returns that the estimator gave.
+            rng: draws.
+            step: counted from 0.
+        """
+        ...
+
+
+@runtime_checkable
+class PrivilegedCritic(Protocol):
+    """What a critic has that is told more of the tasks than the policy is."""
+
+    def meet(self, tasks: Sequence[Task]) -> None:
+        """Take in the tasks that the stage draws from, with their references. Asked once, before the first step."""
+        ...
+
+
+@runtime_checkable
+class CriticKind(Protocol):
+    """A frozen dataclass whose fields are its recipe keys."""
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps at the start of the stage in which the critic learns alone."""
+        ...
+
+    def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> LiveCritic:
+        """Return the critic of a stage before its first update.
+
+        Args:
+            stage: the recipe keys.
+            policy: the live one.
+            start: folder of the checkpoint of the stage's begin, where the policy has moved since; None where it
+                stands there.
+            seed: of the run.
+        """
+        ...
+
+
+@dataclass
+class CriticHook(StageHook):
+    """A critic in the steps of a stage: its warm-up, its values, its updates.
+
+    Attributes:
+        critic: at work.
+        seen: what it thought of the present step.
+    """
+
+    key: ClassVar[str] = "critic"
+
+    critic: LiveCritic
+    seen: Look | None = None
+
+    @property
+    def n_critic_updates(self) -> int:
+        """Updates made or tried so far, of the stage."""
+        return self.critic.n_updates
+
+    def before_step(self, run: RunContext, step: Step) -> None:
+        """While the critic learns alone, the policy does not."""
+        step.trains_policy = not self.critic.is_warming(step.number)
+
+    def expected(self, step: Step) -> Sequence[Values]:
+        """Return what the critic expects of the states of a step."""
+        with span("critic"):
+            self.seen = self.critic.look(step.groups)
+        return self.seen.values
+
+    async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """Make what critic updates are left of the step."""
+        with span("critic"):
+            step.values |= self.critic.learn(self.seen, step.rows, step.rng, step.number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the critic remembers."""
+        return self.critic.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.critic.load_state_dict(state)

@@ -1,0 +1,118 @@
+"""The whole pipeline on one screen.
+
+Task -> Trajectory -> ScoredGroup -> Credit -> Sample -> Batch -> update -> PolicyWeights -> engine.load
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlhf.batching.samples import make_samples
+from rlhf.credit.estimator import credit_of
+from rlhf.errors import TrainingError, boundary
+from rlhf.spans import span
+from rlhf.training.between_steps import between, serve_left
+from rlhf.training.hooks.base import Step
+from rlhf.training.rollout_phase import gather
+from rlhf.training.run import Run
+from rlhf.training.stage_state import StageComponents
+from rlhf.training.stages.base import is_played, other_stage
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.update import update
+
+
+async def train(run: Run, stages: Sequence[Any]) -> None:
+    """Run every stage from where `run.state` stands. Whatever stops a run, its last finished step is saved."""
+    serve_left(run, stages)
+    for index in range(run.state.stage, len(stages)):
+        stage = stages[index]
+        kind, work = other_stage(stage) or ("policy_gradient", improve)
+        if index > run.state.stage or not run.state.stage_kind:
+            run.begin_stage(index, kind)
+        if not run.state.finished:
+            if "before" not in run.state.results and is_played(stage):
+                await run.deliver()
+                await run.measure("before")
+            await work(run, stage)
+            run.save()
+        if index == len(stages) - 1 and "after" not in run.state.results:
+            await run.measure("after")
+            run.save()
+
+
+async def improve(run: Run, stage: PolicyGradient) -> None:
+    """The policy-gradient stage."""
+    start = run.checkpoints / replace(run.state, step=0).folder_name
+    parts = StageComponents.of(run, stage, start if run.state.step else None)
+    run.take_up(parts)
+    for hook in parts.hooks:
+        hook.open(run, parts)
+    await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
+    run.progress.stage("policy_gradient", stage.steps, run.state.step)
+    with run.saved_if_stopped(parts):
+        await between(run, parts)  # where a run was stopped there
+        for number in range(run.state.step, stage.steps):
+            if any(hook.ends_stage(run, parts) for hook in parts.hooks):
+                break
+            with run.profiled(number):
+                await one_step(run, parts, number)
+                await between(run, parts)
+                is_due = stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0
+                if is_due and run.state.step < stage.steps:
+                    run.save(parts, in_background=True)
+        run.save(parts)  # with all that more steps would need
+    parts.trainer.close()
+    for hook in parts.hooks:
+        hook.leave(run)
+    run.advance(finished=True, of_steps=stage.steps)
+
+
+async def one_step(run: Run, parts: StageComponents, number: int) -> None:
+    """Sample, score, credit, batch, update, deliver."""
+    stage, label = parts.stage_at(run, number), run.state.label
+    rng = np.random.default_rng([run.seed, run.state.stage, number])
+    step = Step(number, f"step {number + 1} of {label}", stage, rng)
+    gathered = await gather(run, parts, step)
+    step.drawn, step.groups = gathered.collected.groups, gathered.groups
+    await run.rest()
+    start = time.perf_counter()
+    expected = parts.expected(step)
+    with span("credit"):
+        with boundary(TrainingError, where=f"the advantage of {label}, step {number + 1}"):
+            credits = gathered.weighted(credit_of(stage.advantage, step.groups, expected))
+        step.rows, counters = make_samples(step.groups, credits, stage.layout, stage.trains)
+        step.samples, dropped = stage.filters(step.rows if step.trains_policy else [], step.groups)
+
+    run.reseed(number)
+    for hook in parts.hooks:
+        step.samples = hook.transform_samples(parts, step, step.samples)
+    shares, hooks = run.collector.engine.shares_policy, parts.hooks if step.trains_policy else ()
+    step.values = update(stage, parts.trainer, step.samples, rng, shares, hooks)
+    for hook in parts.hooks:
+        await hook.after_update(run, parts, step)
+    train_s = time.perf_counter() - start
+    step.values |= parts.trainer.meter.rates(train_s)
+    await run.deliver()
+
+    step.figures |= parts.source.learn(step.drawn)
+    for hook in parts.hooks:
+        await hook.on_step_end(run, parts, step)
+    run.say_once(step.cautions)
+    run.record(label, number + 1, "train", gathered.recorded, gathered.of_all(credits))
+    names = dict.fromkeys(name for credit in credits for name in credit.metrics)
+    credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
+    metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **step.values, **step.figures}
+    metrics |= {"time/train_s": train_s, "time/step_s": train_s + gathered.collected.seconds}
+    run.log(number + 1, metrics)
+    n_updates = {"n_updates": parts.trainer.n_updates, "n_critic_updates": parts.n_critic_updates}
+    n_episodes = run.state.n_episodes + gathered.collected.n_episodes
+    run.advance(step=number + 1, n_episodes=n_episodes, **n_updates, **step.state)
+    run.progress.advance(
+        f"success {metrics['rollout/success']:.0%}  return {metrics['rollout/return_mean']:+.2f}  "
+        f"{metrics['rollout/tokens_per_s']:.0f} tok/s"
+    )

@@ -1,0 +1,133 @@
+"""The live parts of a policy-gradient stage: what its recipe keys become while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from environments.base import properties_of
+from rlhf.data import Task, Values
+from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.tasks import tasks_of
+from rlhf.tasks.sampler import Stateful, TaskSource
+from rlhf.training.backends.sharded import device_of
+from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.contrib.judge_refresh import PolicyJudge
+from rlhf.training.contrib.reward_refresh import Refresher
+from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
+from rlhf.training.critics.values import CriticTrainer
+from rlhf.training.hooks.base import StageHook, Step
+from rlhf.training.hooks.collapse import Monitor
+from rlhf.training.hooks.demonstrations_in_groups import Demonstrating
+from rlhf.training.hooks.imitate_failed_tasks import FailedImitation, FailedTaskQueue
+from rlhf.training.hooks.kl_controller import AdaptiveKL
+from rlhf.training.hooks.league import League
+from rlhf.training.hooks.reference_reset import Reference, ResetClock
+from rlhf.training.hooks.replay import ReplayBuffer
+from rlhf.training.hooks.reward_memory import StatefulRewards
+from rlhf.training.hooks.reward_watch import Watches
+from rlhf.training.hooks.task_demonstrations import Guide
+from rlhf.training.hooks.teacher import Teaching
+from rlhf.training.run import Run
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stopping import EarlyStop, EmptyStop
+from rlhf.training.storing import StoreHook
+
+
+@dataclass
+class StageComponents:
+    """Made anew when a stage begins or goes on.
+
+    Attributes:
+        stage: the recipe keys.
+        trainer: of the policy.
+        source: of the tasks.
+        hooks: everything else that takes part in a step, in the order they are called in.
+    """
+
+    stage: PolicyGradient
+    trainer: TorchTrainer
+    source: TaskSource
+    hooks: Sequence[StageHook] = ()
+
+    @classmethod
+    def of(cls, run: Run, stage: PolicyGradient, start: Path | None = None) -> StageComponents:
+        """Return the parts of a stage before its first step.
+
+        Args:
+            run: with the policy to train, and the environment whose tasks are attempted.
+            stage: the recipe keys.
+            start: checkpoint of the stage's begin, where the policy has moved since.
+        """
+        tasks = tasks_of(run.collector.environment, stage.split)
+        n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
+        # It may begin as a copy of the policy, whose module the trainer may take to pieces.
+        critic = stage.critic.start(stage, run.policy, start, run.seed) if stage.critic else None
+        trainer = stage.trainer.start(run.policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches)
+        if isinstance(critic, CriticTrainer):
+            critic.model.to(device_of(run.policy.model))
+        if isinstance(critic, PrivilegedCritic):
+            critic.meet(tasks)
+        return cls(stage, trainer, stage.sampler.start(tasks, run.seed), hooks_of(run, stage, tasks, critic))
+
+    @property
+    def kept(self) -> Mapping[str, Stateful]:
+        """What a checkpoint keeps besides policy and optimiser, by name."""
+        return {"sampler": self.source, **{hook.key: hook for hook in self.hooks if hook.key}}
+
+    @property
+    def n_critic_updates(self) -> int:
+        """Updates of the critic so far; 0 without one."""
+        return sum(hook.n_critic_updates for hook in self.hooks)
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether something that is renewed between steps is half done, and no state to save."""
+        return any(hook.is_torn for hook in self.hooks)
+
+    def stage_at(self, run: Run, number: int) -> PolicyGradient:
+        """Return the recipe keys with the coefficients of a step, counted from 0."""
+        loss = self.stage.loss
+        for hook in self.hooks:
+            loss = hook.loss_of(run, loss, number)
+        return self.stage if loss is self.stage.loss else replace(self.stage, loss=loss)
+
+    def expected(self, step: Step) -> Sequence[Values] | None:
+        """Return what the first hook that has values expects of the states of a step; None without any."""
+        return next((found for hook in self.hooks if (found := hook.expected(step)) is not None), None)
+
+    @asynccontextmanager
+    async def rollout(self, run: Run) -> AsyncIterator[Players | None]:
+        """Inside, attempts are made that are trained on; gives who plays in the policy's place, or None."""
+        async with AsyncExitStack() as stack:
+            found = [await stack.enter_async_context(hook.rollout(run)) for hook in self.hooks]
+            yield next((players for players in found if players is not None), None)
+
+
+def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: LiveCritic | None) -> list[StageHook]:
+    """Return the hooks of a stage before its first step, in the order they are called in."""
+    rewards, policy, seed = run.collector.rewards, run.policy, f"{run.seed}/reward_refresh"
+    guide = Guide({task.id: task for task in tasks})
+    watches, memories = Watches.of(rewards), StatefulRewards.begun(rewards)
+    hooks = (
+        AdaptiveKL.of(stage.loss),
+        Teaching.of(stage, policy),
+        Monitor(),
+        EmptyStop.of(stage.selection),
+        watches if watches.settings else None,
+        memories if memories.of_path else None,
+        ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
+        Demonstrating(stage.expert, stage.group_size, guide) if stage.expert else None,
+        FailedImitation(FailedTaskQueue(stage.relift), guide) if stage.relift else None,
+        CriticHook(critic) if critic else None,
+        ResetClock(stage.reference_reset) if stage.reference_reset else None,
+        EarlyStop(stage.evaluate_every, stage.patience),
+        Refresher.of(stage.reward_refresh, rewards, seed),
+        PolicyJudge.of(stage.judge_renewal, rewards, policy),
+        League.of(stage.opponents, policy, properties_of(run.collector.environment).seats),
+        StoreHook(run.store_keeper) if run.store_keeper else None,
+        Reference.of(stage.loss),
+    )
+    return [hook for hook in hooks if hook is not None]
