@@ -315,9 +315,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "ktae": Entry("rlhf.credit.contrib.ktae:KTAE", "another one, plus a value of each kind of token"),
     },
     "critic": {
-        "values": Entry("rlhf.training.critics.value_model:Critic", "the value of each state, from the present step"),
+        "values": Entry("rlhf.training.critics.values:Critic", "the value of each state, from the present step"),
         "archer": Entry(
-            "rlhf.training.contrib.archer_model:ArcherCritic", "values of turns and states, from a buffer of steps"
+            "rlhf.training.contrib.archer:ArcherCritic", "values of turns and states, from a buffer of steps"
         ),
         "contributions": Entry(
             "rlhf.training.contrib.contributions:Contributions", "how much of the score each turn earned"

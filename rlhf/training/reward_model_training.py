@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -78,3 +79,8 @@ def save_in(run: Path, name: str, model: Any, tokenizer: Any) -> None:
     save(run / name, model, tokenizer)
     if current().is_main:
         Manifest(run).record_all(name)
+
+
+def asking_left(reward: Any, folder: Path) -> Any:
+    """Return `reward` asking the model that a stage left in `folder`; its own where the stage left none."""
+    return replace(reward, path=str(folder)) if folder.is_dir() else reward

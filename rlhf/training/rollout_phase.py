@@ -9,8 +9,7 @@ from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import RlhfError, TrainingError, boundary
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.tasks.selection import Selection
-from rlhf.training.hooks.demonstrations_in_groups import expert_metrics, with_experts
-from rlhf.training.hooks.league import playing
+from rlhf.training.hooks.base import Step
 from rlhf.training.run import Run
 from rlhf.training.stage_state import StageComponents
 
@@ -23,7 +22,7 @@ class TrainingGroups:
         collected: every group of every round, in the order their tasks were drawn in.
         selection: which of them are trained on.
         n_rounds: rounds drawn.
-        guided: the groups that are trained on, with demonstrations among the attempts; None where there are none.
+        guided: the groups that are trained on as hooks have changed them; None where none has.
     """
 
     collected: RolloutBatch
@@ -40,7 +39,7 @@ class TrainingGroups:
 
     @property
     def recorded(self) -> list[ScoredGroup]:
-        """Every group drawn, in order; those that are trained on with their demonstrations."""
+        """Every group drawn, in order; those that are trained on as they are then."""
         of_kept = dict(zip(self.selection.kept, self.groups, strict=True))
         return [of_kept.get(i, group) for i, group in enumerate(self.collected.groups)]
 
@@ -64,43 +63,42 @@ class TrainingGroups:
             "rollout/n_groups": float(n),
             "sampling/n_unused_groups": float(n - n_kept),
             "sampling/factor_mean": sum(factors) / max(n_kept, 1),
-            **(expert_metrics(self.guided) if self.guided is not None else {}),
         }
 
 
-async def gather(run: Run, parts: StageComponents, step: int) -> TrainingGroups:
+async def gather(run: Run, parts: StageComponents, step: Step) -> TrainingGroups:
     """Return the scored groups of a step.
 
     Raises:
         TrainingError: more attempts failed than `limits.max_error_fraction` allows, the selection gives up, too many
             steps before this one had nothing to train on, or a watched reward says to stop.
     """
-    stage, where = parts.stage, f"step {step + 1} of {run.state.label}"
-    parts.empty.check(getattr(stage.selection, "max_empty_steps", None), where)
-    parts.watches.check(where)
+    stage = parts.stage
+    for hook in parts.hooks:
+        hook.before_step(run, step)
     await run.breathe()
     sampling = run.collector.limits.sampling(stage.temperature)
     collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
-    async with playing(parts.league, run.collector.engine) as players:
+    async with parts.rollout(run) as players:
         while selection.n_more:
-            drawn = parts.source.draw(selection.n_more, len(collected.groups))
-            with parts.memories.open():
-                collected = await run.collector.collect(
-                    drawn,
-                    group_size=stage.group_size,
-                    grouping=stage.rollout,
-                    sampling=sampling,
-                    step=step,
-                    earlier=collected,
-                    players=players,
-                )
+            collected = await run.collector.collect(
+                parts.source.draw(selection.n_more, len(collected.groups)),
+                group_size=stage.group_size,
+                grouping=stage.rollout,
+                sampling=sampling,
+                step=step.number,
+                earlier=collected,
+                players=players,
+            )
             n_rounds += 1
-            selection = _selected(run, parts, collected, n_rounds, step)
+            selection = _selected(run, parts, collected, n_rounds, step.number)
             if selection.n_more:
                 run.progress.note(f"{len(selection.kept)} of {stage.tasks_per_step} groups kept, drawing another round")
-    run.caution(collected, where)
+    run.caution(collected, step.where)
     gathered = TrainingGroups(collected, selection, n_rounds)
-    return replace(gathered, guided=await with_experts(run, parts, gathered.groups)) if stage.expert else gathered
+    for hook in parts.hooks:
+        gathered = replace(gathered, guided=await hook.transform_groups(run, step, gathered.groups))
+    return gathered
 
 
 def _selected(run: Run, parts: StageComponents, collected: RolloutBatch, n_rounds: int, step: int) -> Selection:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,32 +26,12 @@ from rlhf.training.cautions import cautions
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.checkpoints.writer import Writer
+from rlhf.training.context import LiveStage, Progress
 from rlhf.training.hooks.memory_store import MemoryStoreHook
 from rlhf.training.policy.model import Policy
 from rlhf.training.profiling import Profiler
 from rlhf.training.publisher import Publisher
-from rlhf.training.stage_state import StageComponents
 from rlhf.training.used_memory import used_memory
-
-
-class Progress(Protocol):
-    """Shows a person what is going on."""
-
-    def stage(self, name: str, total: int, done: int) -> None:
-        """A stage of `total` steps begins or goes on."""
-        ...
-
-    def advance(self, note: str) -> None:
-        """One step is done; `note` says how it went."""
-        ...
-
-    def note(self, text: str) -> None:
-        """What is waited for now."""
-        ...
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        ...
 
 
 class Interrupted(RlhfError):
@@ -126,12 +106,11 @@ class Run:
             with span("delivery"):
                 await self.collector.engine.rest()
 
-    async def remember(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
-        """Let the agent's store, if it has one, take in a finished step; returns what is logged of it."""
-        if self.store_keeper is None:
-            return {}
-        with span("store"):
-            return await self.store_keeper.learn(groups, self.collector, f"{self.seed}/{self.state.label}/{step}")
+    def replace_reward(self, name: str, reward: Any) -> None:
+        """Score with `reward` under this name, from now on."""
+        rewards = self.collector.rewards
+        changed = {**rewards, name: replace(rewards[name], reward=reward)}
+        self.collector = replace(self.collector, rewards=changed)
 
     def advance(self, **changes: Any) -> None:
         """Move the state on, the time since the last call included.
@@ -157,7 +136,7 @@ class Run:
 
     def save(
         self,
-        parts: StageComponents | None = None,
+        parts: LiveStage | None = None,
         *,
         optimizer: torch.optim.Optimizer | None = None,
         in_background: bool = False,
@@ -224,7 +203,7 @@ class Run:
         if current().agree_to_stop():
             raise asyncio.CancelledError
 
-    def take_up(self, parts: StageComponents) -> None:
+    def take_up(self, parts: LiveStage) -> None:
         """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""
         self.note_trainer(parts.trainer)
         if self.state.step == 0:
@@ -234,10 +213,9 @@ class Run:
             folder = self.checkpoints / self.state.folder_name
             names = [name for name, p in self.policy.model.named_parameters() if p.requires_grad]
             store.load_trainer(folder, parts.trainer.optimizer, parts.kept, names=names)
-            parts.trainer.n_beside = parts.hard.n_updates if parts.hard else 0
 
     @contextmanager
-    def saved_if_stopped(self, parts: StageComponents) -> Iterator[None]:
+    def saved_if_stopped(self, parts: LiveStage) -> Iterator[None]:
         """Save the last finished step when something stops what happens inside; a cancellation becomes Interrupted.
 
         Not saved is what does not belong together: a step whose updates were not all made, or were made and not logged.
@@ -254,7 +232,7 @@ class Run:
             self.progress.say(f"the last checkpoint is {last}; to go on: rlhf train --resume {self.folder}")
             raise
 
-    def _save_whole(self, parts: StageComponents) -> Path | None:
+    def _save_whole(self, parts: LiveStage) -> Path | None:
         """Save unless a step is half done, or other processes are elsewhere; return the newest checkpoint."""
         self.writer.wait()
         if current().n > 1 and not current().stops_together:
@@ -306,24 +284,6 @@ class Run:
         best = {"best": self.state.folder_name, "best_low": float(found.low)} if is_best else {}
         self.advance(watched=step, **best)
         return float(found.success)
-
-    def has_stalled(self, every: int, patience: int | None) -> bool:
-        """Whether `patience` evaluations of the stage, one after each `every` steps, went by since the best one of all.
-
-        Without a best one in this stage they count from its begin. Nothing but the state is looked at, so that a
-        resumed run ends where one that ran on does.
-        """
-        if patience is None:
-            return False
-        of_stage = self.state.best.startswith(f"{self.state.label}-")
-        best = int(self.state.best.rpartition("-")[2]) if of_stage else 0
-        if (self.state.watched - best) // every < patience:
-            return False
-        self.progress.say(
-            f"{self.state.label} ends after step {self.state.step}: no better evaluation among the last {patience}; "
-            f"the best policy is {self.checkpoints / self.state.best}"
-        )
-        return True
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
         """Write one line of metrics for the present stage, with the figures of the step's delivery if it had one."""

@@ -31,6 +31,7 @@ from torch import nn
 
 from rlhf.batching.pack import PackedBatch
 from rlhf.processes import current
+from rlhf.training.policy.lora import causal_of
 
 #: Peak of dense products in bfloat16 with sums in float32, in TFLOP/s, by words of what the GPU is called; the longest
 #: name that fits counts. NVIDIA's and AMD's data sheets, halved where these count with sparsity.
@@ -98,18 +99,19 @@ class ModelFlops:
 
         So it is of a mixture of experts, of which each token meets a few.
         """
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        config = base.config.get_text_config() if hasattr(base.config, "get_text_config") else base.config
-        if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        base = causal_of(model)
+        config = base.config.get_text_config()
+        said: dict[str, Any] = config.to_dict()
+        if any(said.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
             return None
         head = base.get_output_embeddings()
         in_head = set(head.modules()) if head is not None else set()
         layers = sum(_of_linear(path, m) for path, m in base.named_modules() if m not in in_head)
         heads = getattr(config, "num_attention_heads", 0)
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        kinds = set(said.get("layer_types") or ["full_attention"])
         if not layers or not heads or kinds != {"full_attention"}:
             return None  # layers of another kind than these formulas know
-        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        width = heads * (said.get("head_dim") or config.hidden_size // heads)
         of_head = sum(_of_linear(path, m) for path, m in head.named_modules()) if head is not None else 0.0
         return cls(layers, 6.0 * config.num_hidden_layers * width, of_head)
 

@@ -1,4 +1,4 @@
-"""The last third of a step: rows in, optimiser updates made, figures out."""
+"""The update of a step: rows in, optimiser updates made, figures out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.hooks.replay import ReplayBuffer
+from rlhf.training.hooks.base import StageHook
 from rlhf.training.importance_correction import prepare
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
@@ -20,16 +20,18 @@ def update(
     samples: Sequence[Sample],
     rng: np.random.Generator,
     shares: bool,
-    buffer: ReplayBuffer | None = None,
+    hooks: Sequence[StageHook] = (),
 ) -> dict[str, float]:
     """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing.
 
-    What `buffer` replays joins the samples when their old log-probs are known, and keeps its own.
+    What `hooks` add joins the samples when their old log-probs are known, and keeps its own.
     """
     n_skipped = trainer.n_skipped
     samples, mismatch, correction = prepare(stage, trainer, samples, shares_policy=shares)
-    samples, replayed = buffer.fill(samples, rng) if buffer else (samples, {})
-    totals = {name: [value] for name, value in (*mismatch.items(), *replayed.items())}
+    totals = {name: [value] for name, value in mismatch.items()}
+    for hook in hooks:
+        samples, filled = hook.fill(samples, rng)
+        totals |= {name: [value] for name, value in filled.items()}
     for _ in range(stage.epochs if samples else 0):
         budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
         for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng, n_least=n_least):

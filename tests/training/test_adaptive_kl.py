@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rlhf.batching.samples import Sample
 from rlhf.losses.ppo_clip import PPOClip
-from rlhf.training.hooks.kl_controller import next_kl_coef, with_kl_coef
+from rlhf.training.hooks.base import Step
+from rlhf.training.hooks.kl_controller import AdaptiveKL
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.training import runs
 
@@ -42,7 +46,12 @@ def test_each_step_leaves_the_next_its_coefficient(tmp_path: Path) -> None:
 
 def test_a_step_without_an_update_leaves_the_coefficient() -> None:
     stage = PolicyGradient(loss=PPOClip(kl="k3", kl_coef=0.1, kl_target=0.01))
-    samples: list[Sample] = []
-    assert next_kl_coef(with_kl_coef(stage, 0.3), {}, samples) == 0.3
-    assert with_kl_coef(stage, None) is stage
-    assert next_kl_coef(PolicyGradient(), {"loss/kl_ref": 1.0}, samples) is None
+    hook = AdaptiveKL.of(stage.loss)
+    assert hook is not None and AdaptiveKL.of(PolicyGradient().loss) is None
+    run: Any = SimpleNamespace(state=SimpleNamespace(kl_coef=None))
+    assert hook.loss_of(run, stage.loss, 1) is stage.loss
+    run.state.kl_coef = 0.3
+    now = replace(stage, loss=hook.loss_of(run, stage.loss, 1))
+    step = Step(1, "step 2", now, np.random.default_rng(0))
+    asyncio.run(hook.on_step_end(run, run, step))
+    assert step.state == {"kl_coef": 0.3} and step.figures == {"loss/kl_coef": 0.3}

@@ -25,8 +25,8 @@ from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
-from rlhf.training.critics.value_model import Critic, trunk_of
-from rlhf.training.critics.values import CriticTrainer, ValuePredictions, _with_returns, value_rows
+from rlhf.training.critics.value_model import trunk_of
+from rlhf.training.critics.values import Critic, CriticTrainer, ValuePredictions, _with_returns, value_rows
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory

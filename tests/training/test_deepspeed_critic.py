@@ -20,7 +20,7 @@ from rlhf.processes import current
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.replicated import add_gradients
 from rlhf.training.backends.settings import DeepSpeed, Torch
-from rlhf.training.critics.value_model import Critic
+from rlhf.training.critics.values import Critic
 from rlhf.training.policy.model import Lora
 from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.policy_gradient import PolicyGradient

@@ -13,7 +13,8 @@ import pytest
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.training.checkpoints.store import State
-from rlhf.training.run import Interrupted, Run
+from rlhf.training.run import Interrupted
+from rlhf.training.stopping import EarlyStop
 from tests.training import runs, words
 
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 32, "epochs": 1, "optimizer": {"lr": 1.0e-3}}
@@ -59,7 +60,7 @@ def test_evaluations_are_counted_since_the_best_one(
     state = State(1, "policy_gradient", watched, False, 0, watched=watched, best=best, best_low=0.5)
     said: list[str] = []
     run: Any = SimpleNamespace(state=state, checkpoints=Path("checkpoints"), progress=SimpleNamespace(say=said.append))
-    assert Run.has_stalled(run, 2, patience) is stalls
+    assert EarlyStop(2, patience).ends_stage(run, run) is stalls
     assert bool(said) is stalls and all(f"checkpoints/{best}" in text for text in said)
 
 

@@ -170,7 +170,7 @@ def test_old_log_probs_stay_those_of_the_policy_that_sampled(shares: bool, keys:
     samples, _ = make_samples(groups, credit(groups, GRPO()))
     trainer, buffer = TorchTrainer(made, FAST, 9), ReplayBuffer(Replay(max_share=1.0), 6)
     before = trainer.score(samples, temperature=1.0, max_tokens=999)
-    update(stage, trainer, samples, np.random.default_rng(0), shares, buffer)
+    update(stage, trainer, samples, np.random.default_rng(0), shares, [buffer])
     buffer.learn()
     assert trainer.n_updates == keys.get("epochs", 1)
     again, _ = buffer.fill([], np.random.default_rng(1))
@@ -191,13 +191,13 @@ def test_the_ratio_of_replayed_tokens_is_that_to_the_policy_that_sampled(shares:
     groups = collect(made)
     samples, _ = make_samples(groups, credit(groups, GRPO()))
     trainer, buffer = TorchTrainer(made, FAST, 9), ReplayBuffer(Replay(max_share=1.0), 6)
-    first = update(stage, trainer, samples, np.random.default_rng(0), shares, buffer)
+    first = update(stage, trainer, samples, np.random.default_rng(0), shares, [buffer])
     assert first["loss/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     buffer.learn()
     again, _ = buffer.fill([], np.random.default_rng(1))
     logp = trainer.score(again, temperature=1.0, max_tokens=999)
     ratios = np.concatenate([np.exp(x - s.old_logprobs[s.mask]) for x, s in zip(logp, again, strict=True)])  # type: ignore[index]
-    second = update(stage, trainer, [], np.random.default_rng(1), shares, buffer)
+    second = update(stage, trainer, [], np.random.default_rng(1), shares, [buffer])
     assert second["replay/n_replayed"] == second["batch/n_trained_trajectories"] == len({s.sequence for s in again})
     assert second["loss/ratio_max"] == pytest.approx(float(ratios.max()), rel=1e-4)
     assert abs(second["loss/ratio_max"] - 1) > 0.05
@@ -212,7 +212,7 @@ def test_fresh_and_replayed_rows_train_together(shares: bool) -> None:
     trainer, buffer = TorchTrainer(made, FAST, 9), ReplayBuffer(Replay(max_share=1.0), 6)
     for n in (6, 2, 0):
         fresh = [s for s in samples if s.sequence < n and s.advantages.any()]
-        values = update(stage, trainer, fresh, np.random.default_rng(n), shares, buffer)
+        values = update(stage, trainer, fresh, np.random.default_rng(n), shares, [buffer])
         buffer.learn()
         assert values["batch/n_trained_trajectories"] == len({s.sequence for s in fresh}) + values["replay/n_replayed"]
     assert values["replay/n_replayed"] > 0 and values["replay/age_mean"] > 1.0

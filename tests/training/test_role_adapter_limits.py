@@ -65,13 +65,15 @@ def test_a_teacher_reads_the_rows_of_every_role(tmp_path: Path) -> None:
     assert {row.adapter for row in rows} == {"", PLAN}
     stage = PolicyGradient(loss=KDRL(teacher=str(tmp_path)))
     trainer = TorchTrainer(made, AdamW(), 1)
-    found = with_teacher_logprobs(teacher_of(stage, made), stage, trainer, rows, groups)
+    teacher = teacher_of(stage, made)
+    assert teacher is not None
+    found = with_teacher_logprobs(teacher, stage, trainer, rows, groups)
     assert [row.adapter for row in found] == [row.adapter for row in rows]
     plain = collect(policy(max_context=1024), environment=Echoes(n_turns=4), agent=agent)
     assert [row.token_ids.tolist() for row in make_samples(plain, ones(plain))[0]] == [
         r.token_ids.tolist() for r in rows
     ]
-    alike = with_teacher_logprobs(teacher_of(stage, made), stage, trainer, make_samples(plain, ones(plain))[0], plain)
+    alike = with_teacher_logprobs(teacher, stage, trainer, make_samples(plain, ones(plain))[0], plain)
     for one, other in zip(found, alike, strict=True):
         assert one.teacher_logprobs is not None and other.teacher_logprobs is not None
         np.testing.assert_allclose(one.teacher_logprobs, other.teacher_logprobs, atol=1e-5)

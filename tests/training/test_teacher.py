@@ -19,7 +19,8 @@ from rlhf.losses.kdrl import KDRL
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.hooks.teacher import Teacher, pupils, teacher_of, with_teacher_coef, with_teacher_logprobs
+from rlhf.training.hooks.teacher import Teacher, Teaching, pupils, teacher_of, with_teacher_logprobs
+from rlhf.training.policy.model import Policy
 from rlhf.training.run import Interrupted
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.training import runs, words
@@ -59,11 +60,18 @@ def scored(groups: list[ScoredGroup], *totals: tuple[float, ...]) -> list[Scored
     ]
 
 
+def loaded(stage: PolicyGradient, made: Policy) -> Teacher:
+    """The teacher of a stage that has one."""
+    teacher = teacher_of(stage, made)
+    assert teacher is not None
+    return teacher
+
+
 def test_it_scores_what_the_policy_sampled_at_the_temperature_of_sampling(
     folder: Path, groups: list[ScoredGroup]
 ) -> None:
     made, stage, rows = policy(), stage_of(folder), rows_of(groups)
-    found = with_teacher_logprobs(teacher_of(stage, made), stage, TorchTrainer(made, AdamW(), 1), rows, groups)
+    found = with_teacher_logprobs(loaded(stage, made), stage, TorchTrainer(made, AdamW(), 1), rows, groups)
     other = policy(seed=3, hidden_size=32)
     expected = TorchTrainer(other, AdamW(), 1).score(rows, temperature=0.7, max_tokens=4096)
     for row, sample, logprobs in zip(found, rows, expected, strict=True):
@@ -77,13 +85,16 @@ def test_it_scores_what_the_policy_sampled_at_the_temperature_of_sampling(
 
 def test_without_a_teacher_rows_stay_as_they_are(groups: list[ScoredGroup]) -> None:
     stage, rows = PolicyGradient(), rows_of(groups)
-    assert teacher_of(stage, policy()) is None and with_teacher_coef(stage, 3) is stage
-    assert with_teacher_logprobs(None, stage, TorchTrainer(policy(), AdamW(), 1), rows, groups) == rows
+    assert teacher_of(stage, policy()) is None and Teaching.of(stage, policy()) is None
+    teacher = Teacher(policy().model, "a teacher that the loss does not name")
+    assert with_teacher_logprobs(teacher, stage, TorchTrainer(policy(), AdamW(), 1), rows, groups) == rows
 
 
 def test_the_coefficient_is_a_function_of_the_step(folder: Path) -> None:
     stage = stage_of(folder)
-    found = [with_teacher_coef(stage, step).loss.teacher_coef for step in range(5)]  # type: ignore[attr-defined]
+    run: Any = None
+    hook = Teaching(loaded(stage, policy()), stage.steps)
+    found = [hook.loss_of(run, stage.loss, step).teacher_coef for step in range(5)]  # type: ignore[attr-defined]
     assert found == pytest.approx([5e-3, 4e-3, 3e-3, 2e-3, 1e-3])
 
 
@@ -101,11 +112,11 @@ def test_who_is_taught(groups: list[ScoredGroup]) -> None:
 def test_who_is_not_taught_has_nothing_to_compare_with(folder: Path, groups: list[ScoredGroup]) -> None:
     made, stage, rows = policy(), stage_of(folder, teach="wrong"), rows_of(groups)
     some = scored(groups, (0.0, 1.0, 0.0), (1.0, 1.0, 1.0))
-    for row in with_teacher_logprobs(teacher_of(stage, made), stage, TorchTrainer(made, AdamW(), 1), rows, some):
+    for row in with_teacher_logprobs(loaded(stage, made), stage, TorchTrainer(made, AdamW(), 1), rows, some):
         assert row.teacher_logprobs is not None
         assert np.isnan(row.teacher_logprobs[row.mask]).all() == (row.sequence not in (0, 2))
     nobody = scored(groups, (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
-    for row in with_teacher_logprobs(teacher_of(stage, made), stage, TorchTrainer(made, AdamW(), 1), rows, nobody):
+    for row in with_teacher_logprobs(loaded(stage, made), stage, TorchTrainer(made, AdamW(), 1), rows, nobody):
         assert row.teacher_logprobs is not None and np.isnan(row.teacher_logprobs[row.mask]).all()
 
 
@@ -123,7 +134,7 @@ def test_a_row_beyond_its_context_is_refused(tmp_path: Path, groups: list[Scored
     policy(max_context=16).save(tmp_path)
     stage, rows = stage_of(tmp_path), rows_of(groups)
     with pytest.raises(ModelError, match="longer than what the teacher") as caught:
-        with_teacher_logprobs(teacher_of(stage, policy()), stage, TorchTrainer(policy(), AdamW(), 1), rows, groups)
+        with_teacher_logprobs(loaded(stage, policy()), stage, TorchTrainer(policy(), AdamW(), 1), rows, groups)
     assert "at most 16" in str(caught.value)
 
 

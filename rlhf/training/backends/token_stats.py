@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rlhf.training.backends.fused_head import FusedHead, add_product, has_kernels, pieces
+from rlhf.training.policy.lora import causal_of
 
 #: Figures that cost a sum over the vocabulary each, so they are asked for by name.
 Figure = Literal["entropy", "log_normalizers", "mean_logprobs"]
@@ -174,8 +175,7 @@ def read(
 
 def _head(model: Any) -> Any:
     """The output layer, or None where it cannot be read piece by piece."""
-    unwrapped = getattr(model, "module", model)
-    base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
+    base = causal_of(model)
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     is_plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)
     return head if is_plain and head not in _changed else None

@@ -221,7 +221,8 @@ def _reported(target: Path, policy: Any, kept: Mapping[str, Stateful]) -> Iterat
 
 
 def _is_full(root: Path, size: int, error: Exception) -> bool:
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if is_full or "No space left" in str(error):
         return True
     # torch says only that a write failed; what was written of the checkpoint is removed again by now.
     return root.is_dir() and shutil.disk_usage(root).free < size

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from rlhf.batching.samples import Bools, Sample
@@ -22,15 +26,62 @@ from rlhf.credit.flat_tokens import TokenLine, nested, scan, shape_of
 from rlhf.data import ScoredGroup, Values
 from rlhf.inference.embedded.swapped_weights import having, held_by
 from rlhf.losses.value import explained_variance
-from rlhf.training.contrib.archer_model import ArcherCritic, Judged, TurnModel
+from rlhf.settings import STRICT
+from rlhf.training.context import StageKeys
+from rlhf.training.contrib.archer_model import Judged, TurnModel
 from rlhf.training.contrib.turn_buffer import Episode, TurnBuffer, episodes_of, packed
 from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.critics.value_model import OnTrunk
+from rlhf.training.policy.model import Policy
 
 Doubles = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ArcherCritic(OnTrunk):
+    """Learns what turns and their states are worth from the trajectories of many steps.
+
+    Two Q-heads read a turn, two V-heads its state. A copy of the critic that follows it slowly says what they should
+    have said: Q_j(o, a) should be r + γ V̄_j(o') and V_j(o) should be Q̄_j(o, a) with a of the present policy.
+
+    Source: ArCHer, arXiv 2402.19446.
+    """
+
+    bootstrap: bool = True
+    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
+    an end, after which nothing comes."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Discount per turn."""
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """How far the copy follows the critic in each update: 1 leaves no copy."""
+    updates_per_step: Annotated[int, Field(ge=1)] = 50
+    """Updates of the critic in each step."""
+    batch_size: Annotated[int, Field(ge=1)] = 16
+    """Trajectories of the buffer, and as many of the step, that one update is made from."""
+    capacity: Annotated[int, Field(ge=1)] = 100_000
+    """Turns that are kept; the oldest trajectories go first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trunk == "policy" and self.trains_trunk:
+            raise ValueError(
+                "gradient: trunk would move the policy in every update of the critic; use trunk: own, or gradient: head"
+            )
+
+    def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> ArcherTrainer:
+        """Return what trains it through a stage; see `CriticKind.start`."""
+        return ArcherTrainer(self, self.build(policy, start, seed), stage, seed)
+
+    def build(self, policy: Policy, start: Path | None, seed: int) -> TurnModel:
+        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
+        trunk = self.trunk_for(policy, start, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = TurnModel(trunk, shared=self.trunk == "policy", trains_trunk=self.trains_trunk)
+        return model.to(next(policy.model.parameters()).device)
+
+
+@plain_dataclass(frozen=True)
 class TurnValuePredictions:
     """What the critic thought of a step, and of its own updates in it.
 
@@ -45,7 +96,7 @@ class TurnValuePredictions:
     time_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@plain_dataclass(frozen=True)
 class Shares:
     """Which trajectories an update uses for what, and by how many places it divides.
 
@@ -104,7 +155,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
         buffer: turns of this step and of earlier ones.
     """
 
-    def __init__(self, settings: ArcherCritic, model: TurnModel, stage: PolicyGradient, seed: int) -> None:
+    def __init__(self, settings: ArcherCritic, model: TurnModel, stage: StageKeys, seed: int) -> None:
         super().__init__(settings, model, optimizer_of(settings, model), stage.steps * settings.updates_per_step)
         self._stage, self._seed = stage, seed
         self.copy = {name: p.detach().clone() for name, p in model.kept()}

@@ -27,7 +27,7 @@ from rlhf.training.critics.value_model import OnTrunk, ValueModel
 from rlhf.training.policy.model import Policy
 
 if TYPE_CHECKING:
-    from rlhf.training.stages.policy_gradient import PolicyGradient
+    from rlhf.training.context import StageKeys
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -55,7 +55,7 @@ class Contributions(OnTrunk):
         if self.frozen and not self.warmup_steps:
             raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
 
-    def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> ContributionTrainer:
+    def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> ContributionTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""
         return ContributionTrainer(self, self.build(policy, start, seed), stage)
 
@@ -95,7 +95,7 @@ def sum_loss(contributions_K: Tensor, turns_E: Sequence[int], totals_E: Tensor) 
 class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
     """Updates a model of contributions in place; see `OwnUpdates`."""
 
-    def __init__(self, settings: Contributions, model: ValueModel, stage: PolicyGradient) -> None:
+    def __init__(self, settings: Contributions, model: ValueModel, stage: StageKeys) -> None:
         self._stage = stage
         n_steps = settings.warmup_steps if settings.frozen else stage.steps
         n_batches = -(-stage.tasks_per_step * stage.group_size // settings.batch_size)

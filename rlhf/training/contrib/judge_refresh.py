@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,14 +17,17 @@ from rlhf.data import Action, Outcome, ScoredGroup, Trajectory, Turn
 from rlhf.errors import TrainingError
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.rollout.tasks import tasks_of
+from rlhf.spans import span
 from rlhf.tasks.shuffled import walk
+from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal, doubled
+from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.policy.lora import unadapted
 from rlhf.training.policy.model import Policy
+from rlhf.training.reward_model_training import asking_left, save_in
 
-if TYPE_CHECKING:
-    from rlhf.training.run import Run
-
+#: Folder of a run with the judges that its stages leave.
+FOLDER = "judges"
 #: What a policy has learnt: its trained parameters by their names, on the CPU.
 Weights = Mapping[str, torch.Tensor]
 
@@ -50,7 +53,7 @@ class Audited:
 
 
 @dataclass
-class PolicyJudge:
+class PolicyJudge(StageHook):
     """Who judges, who comes next, and what both are audited by. `learn` takes in a finished step.
 
     Attributes:
@@ -69,6 +72,9 @@ class PolicyJudge:
         is_over: whether one failed, and none is renewed any more.
         is_due: whether something is to be audited before the next step.
     """
+
+    key: ClassVar[str] = "keeper"
+    is_barrier: ClassVar[bool] = True
 
     settings: JudgeRenewal
     name: str
@@ -113,9 +119,49 @@ class PolicyJudge:
         """Take in that the stage's `n_steps`-th step is finished."""
         self.is_due = self.is_due or (n_steps % self.settings.every == 0 and not self.is_over)
 
+    # --- as a hook ---
+
+    def open(self, run: RunContext, parts: LiveStage) -> None:
+        """Score with the judge of now."""
+        run.replace_reward(self.name, self.live)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        self.learn(step.number + 1)
+
+    async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
+        """Audit a judge where that is due, log it, let it judge if it passes, and say what came of it."""
+        if not self.is_due:
+            return
+        with span("reward models"):
+            figures, asking = await self.renew(run)
+            run.log(run.state.step, figures, delivered=False)
+            if asking is not None:
+                run.replace_reward(self.name, asking)
+            run.progress.say(self._told(figures, run.state.step, passed=asking is not None))
+
+    def _told(self, figures: Mapping[str, float], step: int, *, passed: bool) -> str:
+        """What came of an audit, for the user."""
+        accuracy = f"{figures['judge/audit_accuracy']:.1%} (95% interval {figures['judge/audit_accuracy_low']:.1%} to "
+        accuracy += f"{figures['judge/audit_accuracy_high']:.1%}) of {figures['judge/n_audited']:.0f} audited pairs"
+        if passed:
+            return f"the judge of {self.name} after step {step} is right on {accuracy}"
+        return (
+            f"caution: the policy of step {self.next_step} does not become the judge of {self.name}, as it is right on "
+            f"{accuracy} and judge_renewal.least is {self.settings.least:g}; the judge stays until the stage ends"
+        )
+
+    def leave(self, run: RunContext) -> None:
+        """Write the judge, if another than the reward's own judges, and go on asking it."""
+        where = f"{FOLDER}/{run.state.label}"
+        if self.judge is not None:
+            save_in(run.folder, where, model_of(run.policy, self.judge), run.policy.tokenizer)
+        run.replace_reward(self.name, asking_left(self.reward, run.folder / where))
+        self.close()
+
     # --- when it is due ---
 
-    async def renew(self, run: Run) -> tuple[dict[str, float], Any]:
+    async def renew(self, run: RunContext) -> tuple[dict[str, float], Any]:
         """Audit the first judge, or the next, who takes the place if it passes. Nothing has changed if this is stopped.
 
         Returns:
@@ -162,7 +208,7 @@ class PolicyJudge:
         self.judge, self.judge_step, self.n_renewals = self.next, self.next_step, self.n_renewals + 1
         self.next, self.next_step = learnt(self.policy), step
 
-    async def _attempted(self, run: Run) -> list[Audited]:
+    async def _attempted(self, run: RunContext) -> list[Audited]:
         settings, rewards = self.settings, run.collector.rewards
         truth = Weighted("truth", 1.0, rewards[settings.truth].reward if settings.truth else Solved())
         tasks = tasks_of(run.collector.environment, settings.split)
@@ -240,7 +286,7 @@ def model_of(policy: Policy, weights: Weights) -> Any:
     return model.eval()
 
 
-async def _judged(run: Run, reward: Any, audit: Sequence[Audited], split: str) -> tuple[list[float], int]:
+async def _judged(run: RunContext, reward: Any, audit: Sequence[Audited], split: str) -> tuple[list[float], int]:
     """Whether the right attempt of each pair is preferred: 1, a tie ½, else 0; and how often there was no verdict."""
     preferred, n_unread = [], 0
     tasks = {task.id: task for task in tasks_of(run.collector.environment, split)}

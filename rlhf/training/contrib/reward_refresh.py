@@ -7,21 +7,29 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from rewards.models.model_folder import SCALE, ModelReward, load, logits
 from rlhf.data import Score, ScoredGroup, Task, Trajectory, Verdict
+from rlhf.errors import TrainingError
 from rlhf.losses.preference import bradley_terry
 from rlhf.rollout.scoring import Weighted
+from rlhf.spans import span
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.backends.sharded import device_of
+from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh, kept_scale
 from rlhf.training.contrib.step_labels import Labelled, labelled
+from rlhf.training.hooks.base import StageHook, Step
+from rlhf.training.reward_model_training import asking_left, save_in
 from rlhf.training.stages.pairs import Pair, Pairs, Side
+from rlhf.training.stages.reward_model_pointwise import backward
 from rlhf.training.stages.trl_trainers import padded
 
+#: Folder of a run with the reward models that its stages leave.
+FOLDER = "reward_model"
 #: What is learnt from: pairs, or attempts with labels.
 Item = Pair | Labelled
 #: Says how sure a share is: takes what was right, and the tasks these belong to.
@@ -41,7 +49,7 @@ class LiveReward:
 
 
 @dataclass
-class Refresher:
+class Refresher(StageHook):
     """A copy of the recipe's model, what it may learn from, and when it is to. `learn` takes in a finished step.
 
     Attributes:
@@ -59,6 +67,9 @@ class Refresher:
         is_due: whether it is to learn before the next step.
         is_torn: whether it has learnt a part of what it is to.
     """
+
+    key: ClassVar[str] = "refresher"
+    is_barrier: ClassVar[bool] = True
 
     settings: RewardRefresh
     name: str
@@ -100,6 +111,36 @@ class Refresher:
     def is_of_pairs(self) -> bool:
         """Whether it learns which of two attempts is better."""
         return self.reward.learnt == "pairs"
+
+    # --- as a hook ---
+
+    def open(self, run: RunContext, parts: LiveStage) -> None:
+        """Score with the model as it stands."""
+        run.replace_reward(self.name, self.live)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        self.learn(step.drawn, step.number + 1)
+
+    async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
+        """Train the model further where that is due, log it, and say so where it has become worse."""
+        if not self.is_due:
+            return
+        await run.breathe()
+        with span("reward models"):
+            if run.estimate is None:
+                raise TrainingError("nothing says how sure a share is", where="reward_refresh", expected="Run.estimate")
+            run.progress.note(f"training the reward model of {self.name} further")
+            figures = self.refresh(run.estimate)
+            run.log(run.state.step, figures, delivered=False)
+            run.say_once(_worse(figures, self.name, run.state.step))
+
+    def leave(self, run: RunContext) -> None:
+        """Write the model, and go on scoring with it."""
+        where = f"{FOLDER}/{run.state.label}"
+        save_in(run.folder, where, self.model, run.policy.tokenizer)
+        run.replace_reward(self.name, asking_left(self.reward, run.folder / where))
+        run.progress.say(f"the reward model, trained further {self.n_refreshes} times: {run.folder / where}")
 
     # --- while the policy goes on ---
 
@@ -165,8 +206,6 @@ class Refresher:
 
     def _backward(self, items: Sequence[Item]) -> float:
         """Add the gradient of the mean loss; returns that mean."""
-        from rlhf.training.stages.reward_model_pointwise import backward  # which needs the run that this is a part of
-
         at_once, total = min(self.settings.pairs_per_microbatch, len(items)), 0.0
         if not self.is_of_pairs:
             return backward(self.model, [item for item in items if isinstance(item, Labelled)], at_once)
@@ -263,6 +302,19 @@ def refreshed(settings: RewardRefresh, rewards: Mapping[str, Weighted]) -> tuple
         if isinstance(weighted.reward, ModelReward) and settings.reward in (None, name) and weighted.watch is None
     ]
     return found[0]
+
+
+def _worse(figures: Mapping[str, float], name: str, step: int) -> dict[str, str]:
+    """Say that a reward model is surely worse after it learnt than before, if it is."""
+    low, high = (figures.get(f"refresh/accuracy_{end}") for end in ("before_low", "after_high"))
+    if low is None or high is None or high >= low:
+        return {}
+    text = (
+        f"caution: the reward model of {name} became worse by what it learnt after step {step}, from "
+        f"{figures['refresh/accuracy_before']:.1%} to {figures['refresh/accuracy_after']:.1%} of held-out pairs; lower "
+        "reward_refresh.optimizer.lr"
+    )
+    return {"a reward model became worse": text}
 
 
 def _told(group: ScoredGroup, truth: str | None) -> ScoredGroup:

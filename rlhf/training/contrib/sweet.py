@@ -35,7 +35,7 @@ from rlhf.training.critics.values import bare_rows
 from rlhf.training.policy.model import Policy
 
 if TYPE_CHECKING:
-    from rlhf.training.stages.policy_gradient import PolicyGradient
+    from rlhf.training.context import StageKeys
 
 _REFERENCE = "{reference}"
 
@@ -79,7 +79,7 @@ class SweetCritic(OwnModel):
         if self.frozen and not self.warmup_steps:
             raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
 
-    def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> SweetTrainer:
+    def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> SweetTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""
         return SweetTrainer(self, self.build(policy, start, seed), stage, policy.tokenizer)
 
@@ -189,7 +189,7 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
         tokenizer: the policy's.
     """
 
-    def __init__(self, settings: SweetCritic, model: RatioModel, stage: PolicyGradient, tokenizer: Any) -> None:
+    def __init__(self, settings: SweetCritic, model: RatioModel, stage: StageKeys, tokenizer: Any) -> None:
         n_steps = settings.warmup_steps if settings.frozen else stage.steps
         total = n_steps * settings.epochs * -(-stage.tasks_per_step // settings.batch_size)
         super().__init__(settings, model, settings.optimizer.build(model.parameters()), total)

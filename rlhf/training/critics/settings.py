@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from rlhf.capabilities import Capability, Declared
 from rlhf.data import ScoredGroup, Task, Values
+from rlhf.spans import span
 from rlhf.tasks.sampler import Stateful
+from rlhf.training.hooks.base import StageHook, Step
 
 if TYPE_CHECKING:
     from rlhf.batching.samples import Sample
+    from rlhf.training.context import LiveStage, RunContext, StageKeys
     from rlhf.training.policy.model import Policy
-    from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 class Look(Protocol):
@@ -73,7 +76,7 @@ class CriticKind(Protocol):
         """Steps at the start of the stage in which the critic learns alone."""
         ...
 
-    def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> LiveCritic:
+    def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> LiveCritic:
         """Return the critic of a stage before its first update.
 
         Args:
@@ -97,3 +100,46 @@ class CriticCapabilities(Declared):
     """Share by which a copy follows it in each update."""
     told = Capability[object](None)
     """What it reads before what the policy read; such a critic is compared with what it began as."""
+
+
+@dataclass
+class CriticHook(StageHook):
+    """A critic in the steps of a stage: its warm-up, its values, its updates.
+
+    Attributes:
+        critic: at work.
+        seen: what it thought of the present step.
+    """
+
+    key: ClassVar[str] = "critic"
+
+    critic: LiveCritic
+    seen: Look | None = None
+
+    @property
+    def n_critic_updates(self) -> int:
+        """Updates made or tried so far, of the stage."""
+        return self.critic.n_updates
+
+    def before_step(self, run: RunContext, step: Step) -> None:
+        """While the critic learns alone, the policy does not."""
+        step.trains_policy = not self.critic.is_warming(step.number)
+
+    def expected(self, step: Step) -> Sequence[Values]:
+        """Return what the critic expects of the states of a step."""
+        with span("critic"):
+            self.seen = self.critic.look(step.groups)
+        return self.seen.values
+
+    async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """Make what critic updates are left of the step."""
+        with span("critic"):
+            step.values |= self.critic.learn(self.seen, step.rows, step.rng, step.number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the critic remembers."""
+        return self.critic.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.critic.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""A critic's model: a transformer without its output layer, and one linear layer that reads a value off each state."""
+"""Models of critics: a transformer without its output layer, and one linear layer that reads a value off each state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field
@@ -18,11 +18,8 @@ from rlhf.errors import ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.policy.lora import causal_of
 from rlhf.training.policy.model import Lora, Policy, load_folder
-
-if TYPE_CHECKING:
-    from rlhf.training.critics.values import CriticTrainer
-    from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -121,40 +118,13 @@ class OnTrunk(OwnModel):
         return trunk_of(self.adapted(model, seed))
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Critic(OnTrunk):
-    """Learns what the policy may expect of a state, for advantages that are measured against it."""
-
-    bootstrap: bool = True
-    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
-    an end, after which nothing comes."""
-    clip: Annotated[float, Field(gt=0)] | None = 0.5
-    """How far a value may move in one step towards its return before the error stops pulling it, in units of the
-    score; None is no bound."""
-
-    def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> CriticTrainer:
-        """Return what trains it through a stage; see `CriticKind.start`."""
-        from rlhf.training.critics.values import CriticTrainer
-
-        return CriticTrainer(self, self.build(policy, start, seed), stage)
-
-    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
-        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
-        model = ValueModel(
-            self.trunk_for(policy, start, seed), shared=self.trunk == "policy", trains_trunk=self.trains_trunk
-        )
-        return model.to(next(policy.model.parameters()).device)
-
-
 def _dtype(policy: Policy) -> str:
     return str(policy.model.dtype).removeprefix("torch.")
 
 
 def trunk_of(model: Any) -> nn.Module:
     """The transformer below the output layer of a causal language model; adapters stay inside."""
-    unwrapped = getattr(model, "module", model)
-    base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
-    trunk: nn.Module = base.get_decoder()
+    trunk: nn.Module = causal_of(model).get_decoder()
     return trunk
 
 

@@ -12,10 +12,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from rlhf.batching.pack import PackedBatch, collate, pack, pack_minibatches
 from rlhf.batching.samples import Bools, Floats, Layout, Sample, make_samples
@@ -25,17 +30,42 @@ from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.value import explained_variance, value_loss
 from rlhf.processes import current, in_turn
+from rlhf.settings import STRICT
 from rlhf.training.backends.replicated import add_gradients
+from rlhf.training.context import StageKeys
 from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import Critic, ValueModel
-from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.critics.value_model import OnTrunk, ValueModel
+from rlhf.training.policy.model import Policy
 
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
 #: Of the value loss: every token counts the same, whatever the reduction of the policy's loss.
 _MEAN = Reduction(kind="token_mean")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Critic(OnTrunk):
+    """Learns what the policy may expect of a state, for advantages that are measured against it."""
+
+    bootstrap: bool = True
+    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
+    an end, after which nothing comes."""
+    clip: Annotated[float, Field(gt=0)] | None = 0.5
+    """How far a value may move in one step towards its return before the error stops pulling it, in units of the
+    score; None is no bound."""
+
+    def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> CriticTrainer:
+        """Return what trains it through a stage; see `CriticKind.start`."""
+        return CriticTrainer(self, self.build(policy, start, seed), stage)
+
+    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
+        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
+        model = ValueModel(
+            self.trunk_for(policy, start, seed), shared=self.trunk == "policy", trains_trunk=self.trains_trunk
+        )
+        return model.to(next(policy.model.parameters()).device)
+
+
+@plain_dataclass(frozen=True)
 class ValuePredictions:
     """What a critic thought of a step before it learnt from it.
 
@@ -86,7 +116,7 @@ def _widened(sample: Sample) -> Sample:
 class CriticTrainer(OwnUpdates[Critic, ValueModel]):
     """Updates a value model in place; see `OwnUpdates`."""
 
-    def __init__(self, settings: Critic, model: ValueModel, stage: PolicyGradient) -> None:
+    def __init__(self, settings: Critic, model: ValueModel, stage: StageKeys) -> None:
         self._stage = stage
         total = stage.steps * stage.epochs * stage.minibatches
         super().__init__(settings, model, optimizer_of(settings, model), total)

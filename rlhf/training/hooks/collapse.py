@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
-from typing import Any
+from typing import Any, ClassVar
 
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.training.backends.changed_share import Stillness
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
 
 #: Tokens in a row that count as said again.
 N_GRAM = 4
@@ -80,7 +82,7 @@ def _grams(ids: Sequence[int]) -> Iterable[tuple[int, ...]]:
 
 
 @dataclass
-class Monitor:
+class Monitor(StageHook):
     """Compares each step with the best before it; kept in checkpoints, so that a resumed run warns as one that ran on.
 
     Attributes:
@@ -90,10 +92,19 @@ class Monitor:
         stillness: counts steps that changed no weights.
     """
 
+    key: ClassVar[str] = "monitor"
+
     recent: dict[str, list[float]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     stillness: Stillness = field(default_factory=Stillness)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`; and count the step where its updates changed no weights."""
+        figures, cautions = self.learn(step.drawn, step.values, step.where)
+        peak, in_place = parts.stage.optimizer.lr, parts.trainer.rounds_in_place
+        step.figures |= figures
+        step.cautions |= cautions | self.stillness.learn(step.values, step.where, peak=peak, in_place=in_place)
 
     def learn(
         self, groups: Sequence[ScoredGroup], values: Mapping[str, float], where: str

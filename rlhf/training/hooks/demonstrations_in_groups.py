@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -12,11 +13,9 @@ from pydantic.dataclasses import dataclass
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.rollout.scoring import score_group
 from rlhf.settings import STRICT
+from rlhf.training.context import RunContext
+from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.task_demonstrations import Guide
-
-if TYPE_CHECKING:
-    from rlhf.training.run import Run
-    from rlhf.training.stage_state import StageComponents
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -35,30 +34,43 @@ class Expert:
     """How many times the demonstration joins its group; beyond 1 it weighs as many attempts."""
 
 
-async def with_experts(run: Run, parts: StageComponents, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Return the groups with demonstrations behind their attempts, numbered on from `group_size`.
+@plain_dataclass(frozen=True)
+class Demonstrating(StageHook):
+    """Adds demonstrations to the groups that a step trains on.
 
-    A demonstration that a reward fails to judge is a failure of the group like any other.
+    Attributes:
+        settings: the recipe keys.
+        group_size: attempts of the policy at each task, from which on demonstrations are numbered.
+        guide: plays them.
     """
-    guide, stage = parts.guide, parts.stage
-    if guide is None or stage.expert is None:
-        return list(groups)
-    found = await guide.show([group.task_id for group in groups], run)
-    n, first = stage.expert.per_group, stage.group_size
-    return [
-        await _joined(run, guide, group, [replace(found[group.task_id], attempt=first + j) for j in range(n)])
-        if group.task_id in found
-        else group
-        for group in groups
-    ]
 
+    settings: Expert
+    group_size: int
+    guide: Guide
 
-async def _joined(run: Run, guide: Guide, group: ScoredGroup, shown: Sequence[Trajectory]) -> ScoredGroup:
-    collector = run.collector
-    timeout_s = collector.limits.reward_timeout_s
-    scored = await score_group(guide.tasks[group.task_id], shown, collector.rewards, timeout_s=timeout_s)
-    names = ("trajectories", "scores", "failures")
-    return replace(group, **{name: getattr(group, name) + getattr(scored, name) for name in names})
+    async def transform_groups(
+        self, run: RunContext, step: Step, groups: Sequence[ScoredGroup]
+    ) -> Sequence[ScoredGroup]:
+        """Return the groups with demonstrations behind their attempts, numbered on from `group_size`.
+
+        A demonstration that a reward fails to judge is a failure of the group like any other.
+        """
+        found = await self.guide.show([group.task_id for group in groups], run)
+        joined = [await self._joined(run, g, found[g.task_id]) if g.task_id in found else g for g in groups]
+        step.figures |= expert_metrics(joined)
+        return joined
+
+    async def _joined(self, run: RunContext, group: ScoredGroup, shown: Trajectory) -> ScoredGroup:
+        collector = run.collector
+        attempts = [replace(shown, attempt=self.group_size + j) for j in range(self.settings.per_group)]
+        task, timeout_s = self.guide.tasks[group.task_id], collector.limits.reward_timeout_s
+        scored = await score_group(task, attempts, collector.rewards, timeout_s=timeout_s)
+        return replace(
+            group,
+            trajectories=group.trajectories + scored.trajectories,
+            scores=group.scores + scored.scores,
+            failures=group.failures + scored.failures,
+        )
 
 
 def expert_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -14,10 +14,10 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.losses.reduction import Reduction
 from rlhf.settings import STRICT
-
-if TYPE_CHECKING:
-    from rlhf.training.run import Run
-    from rlhf.training.stage_state import StageComponents
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
+from rlhf.training.hooks.task_demonstrations import Guide
+from rlhf.training.stages.imitation import imitation_samples
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -83,37 +83,61 @@ class FailedTaskQueue:
         self.n_updates = int(state["n_updates"])
 
 
-async def imitate_failed_tasks(
-    run: Run, parts: StageComponents, groups: Sequence[ScoredGroup], step: int
-) -> dict[str, float]:
-    """Take in the groups of a step after its updates, and imitate where enough tasks wait; returns what is logged.
+@plain_dataclass(frozen=True)
+class FailedImitation(StageHook):
+    """Imitates demonstrations of the tasks that every attempt failed, when enough of them wait.
 
-    Tasks that begin in the middle are left out, and so are steps in which the critic learns alone.
+    Attributes:
+        hard: who waits.
+        guide: plays the demonstrations.
     """
-    hard, guide = parts.hard, parts.guide
-    if hard is None or guide is None:
-        return {}
-    failed = [group.task_id for group in groups if _is_failed(group)]
-    candidates = hard.candidates([] if parts.is_warming(step) else failed)
-    found = await guide.show(candidates, run)
-    chosen = hard.put([i for i in candidates if i in found])
-    values = {
-        "relift/n_failed_groups": float(len(failed)),
-        "relift/n_waiting": float(len(hard.after)),
-        "relift/n_imitated": float(len(chosen)),
-    }
-    return values | (_imitated(parts, hard.settings, [found[i] for i in chosen]) if chosen else {})
+
+    key: ClassVar[str] = "hard"
+
+    hard: FailedTaskQueue
+    guide: Guide
+
+    def open(self, run: RunContext, parts: LiveStage) -> None:
+        """Tell the trainer how many of its updates were no part of the schedule."""
+        parts.trainer.n_beside = self.hard.n_updates
+
+    async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """Take in the groups of a step after its updates, and imitate where enough tasks wait.
+
+        Tasks that begin in the middle are left out, and so are steps in which the critic learns alone.
+        """
+        if not step.trains_policy:
+            return
+        failed = [group.task_id for group in step.drawn if _is_failed(group)]
+        candidates = self.hard.candidates(failed)
+        found = await self.guide.show(candidates, run)
+        chosen = self.hard.put([i for i in candidates if i in found])
+        step.values |= {
+            "relift/n_failed_groups": float(len(failed)),
+            "relift/n_waiting": float(len(self.hard.after)),
+            "relift/n_imitated": float(len(chosen)),
+        }
+        if chosen:
+            step.values |= _imitated(parts, self.hard.settings, [found[i] for i in chosen])
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `FailedTaskQueue.learn`."""
+        self.hard.learn(parts.trainer.n_beside)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who waits, and what was done."""
+        return self.hard.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.hard.load_state_dict(state)
 
 
 def _is_failed(group: ScoredGroup) -> bool:
     return bool(group.trajectories) and not any(t.solved or t.n_given for t in group.trajectories)
 
 
-def _imitated(parts: StageComponents, settings: Relift, shown: Sequence[Trajectory]) -> dict[str, float]:
-    from rlhf.training.stages.imitation import (
-        imitation_samples,  # which needs the stage that these settings are a part of
-    )
-
+def _imitated(parts: LiveStage, settings: Relift, shown: Sequence[Trajectory]) -> dict[str, float]:
     stage, trainer = parts.stage, parts.trainer
     samples = imitation_samples(shown)
     budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes

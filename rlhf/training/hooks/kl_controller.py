@@ -5,31 +5,33 @@ It is part of the run's state, so that a resumed run goes on with the very same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlhf.batching.samples import Sample
+from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.regularized import Regularized
-from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
 
 
-def with_kl_coef(stage: PolicyGradient, kl_coef: float | None) -> PolicyGradient:
-    """Return the stage with the coefficient of the present step; None is the recipe's."""
-    if kl_coef is None or not isinstance(stage.loss, Regularized):
-        return stage
-    return replace(stage, loss=replace(stage.loss, kl_coef=kl_coef))
+class AdaptiveKL(StageHook):
+    """KL control: the coefficient follows the divergence that each step finds."""
 
+    @classmethod
+    def of(cls, loss: PolicyLoss) -> AdaptiveKL | None:
+        """Return the control of a loss, or None where it adapts nothing."""
+        return cls() if isinstance(loss, Regularized) and loss.kl_target is not None else None
 
-def next_kl_coef(stage: PolicyGradient, values: Mapping[str, float], samples: Sequence[Sample]) -> float | None:
-    """Return the coefficient of the step after this one, or None where none is adapted.
+    def loss_of(self, run: RunContext, loss: PolicyLoss, number: int) -> PolicyLoss:
+        """Return the loss with the coefficient of the present step; that of the first is the recipe's."""
+        if run.state.kl_coef is None or not isinstance(loss, Regularized):
+            return loss
+        return replace(loss, kl_coef=run.state.kl_coef)
 
-    Args:
-        stage: as it was in this step.
-        values: what its updates logged; without any, the coefficient stays.
-        samples: the rows of the step.
-    """
-    if not isinstance(stage.loss, Regularized) or stage.loss.kl_target is None:
-        return None
-    n_trajectories = len({s.sequence for s in samples})
-    divergence = values.get("loss/kl_ref")
-    return stage.loss.kl_coef if divergence is None else stage.loss.next_kl_coef(divergence, n_trajectories)
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """Find the coefficient of the step after this one; without any update it stays."""
+        loss, divergence = step.stage.loss, step.values.get("loss/kl_ref")
+        if not isinstance(loss, Regularized):
+            return
+        n_trajectories = len({s.sequence for s in step.samples})
+        coef = loss.kl_coef if divergence is None else loss.next_kl_coef(divergence, n_trajectories)
+        step.figures["loss/kl_coef"] = step.state["kl_coef"] = coef

@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from rlhf.credit.contrib.self_play import seat_of, seats_of_others
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.swapped_weights import SwappedWeightsEngine
-from rlhf.inference.engine import RolloutEngine
 from rlhf.rollout.opponent_engine import OpponentEngine, Players
+from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.judge_refresh import Weights, learnt
+from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.opponent_settings import Opponents
 from rlhf.training.policy.model import Policy
 
@@ -38,7 +39,7 @@ class Version:
 
 
 @dataclass
-class League:
+class League(StageHook):
     """The versions that are kept. `learn` takes in a finished step.
 
     Attributes:
@@ -47,6 +48,9 @@ class League:
         seats: of the game, by their names.
         versions: by the number of steps of the stage after which each was the policy, oldest first.
     """
+
+    key: ClassVar[str] = "league"
+    is_barrier: ClassVar[bool] = True
 
     settings: Opponents
     policy: Policy
@@ -59,6 +63,33 @@ class League:
         if settings is None:
             return None
         return cls(settings, policy, seats, {0: Version(learnt(policy), policy.version)})
+
+    @asynccontextmanager
+    async def rollout(self, run: RunContext) -> AsyncIterator[Players]:
+        """Give who plays in the policy's place during a step, and free what they needed when it is over.
+
+        Raises:
+            TrainingError: the engine does not compute with the trainer's module.
+        """
+        engine = run.collector.engine
+        if not isinstance(engine, TransformersEngine) or not engine.shares_policy:
+            raise TrainingError(
+                "older versions play on the engine that shares the trainer's module",
+                where="opponents",
+                got=type(engine).__name__,
+                expected="engine: {kind: transformers}",
+                hint="change the engine, or remove the key",
+            )
+        drawn = _Drawn(self, engine)
+        try:
+            yield drawn
+        finally:
+            for held in drawn.engines.values():
+                await held.close()
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        step.figures |= self.learn(step.drawn, step.number + 1)
 
     def learn(self, groups: Sequence[ScoredGroup], n_steps: int) -> dict[str, float]:
         """Take in that the stage's `n_steps`-th step is finished; returns what is logged of its games.
@@ -91,32 +122,6 @@ class League:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there. Raises KeyError for what is no state of such."""
         self.versions = {step: Version(weights, number) for step, (number, weights) in state["versions"].items()}
-
-
-@asynccontextmanager
-async def playing(league: League | None, engine: RolloutEngine) -> AsyncIterator[Players | None]:
-    """Give who plays in the policy's place during a step, and free what they needed when it is over.
-
-    Raises:
-        TrainingError: the engine does not compute with the trainer's module.
-    """
-    if league is None:
-        yield None
-        return
-    if not isinstance(engine, TransformersEngine) or not engine.shares_policy:
-        raise TrainingError(
-            "older versions play on the engine that shares the trainer's module",
-            where="opponents",
-            got=type(engine).__name__,
-            expected="engine: {kind: transformers}",
-            hint="change the engine, or remove the key",
-        )
-    drawn = _Drawn(league, engine)
-    try:
-        yield drawn
-    finally:
-        for held in drawn.engines.values():
-            await held.close()
 
 
 class _Drawn:

@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.settings import STRICT
-
-if TYPE_CHECKING:
-    from rlhf.training.run import Run
-    from rlhf.training.stage_state import StageComponents
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -41,7 +39,7 @@ class ReferenceReset:
 
 
 @plain_dataclass
-class ResetClock:
+class ResetClock(StageHook):
     """When the next reset is due.
 
     Attributes:
@@ -52,11 +50,36 @@ class ResetClock:
         n_resets: of the stage so far.
     """
 
+    key: ClassVar[str] = "reference"
+
     settings: ReferenceReset
     best: float | None = None
     n_since: int = 0
     is_due: bool = False
     n_resets: int = 0
+
+    def on_evaluation(self, run: RunContext, success: float) -> None:
+        """See `see`."""
+        self.see(success)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        step.figures |= self.learn(step.values)
+
+    async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
+        """Make the present policy the reference where that is due, unless the stage ends here.
+
+        Its checkpoint stays, and so do those of all references before it.
+        """
+        if not self.is_due or run.state.step >= parts.stage.steps:
+            return
+        self.reset()
+        if self.settings.reset_optimizer:
+            parts.trainer.optimizer.state.clear()
+        run.state = replace(run.state, kl_coef=None, references=[*run.state.references, run.state.folder_name])
+        run.save(parts)
+        take_reference(run)
+        run.progress.say(f"the policy after step {run.state.step} of {run.state.label} is the reference from now on")
 
     def learn(self, values: Mapping[str, float]) -> dict[str, float]:
         """Take in what the updates of a step logged; returns what is logged of the reference."""
@@ -86,31 +109,30 @@ class ResetClock:
             setattr(self, name, state[name])
 
 
-def take_reference(run: Run) -> None:
+@runtime_checkable
+class Compares(Protocol):
+    """A loss that may compare with a reference; see `PolicyLoss`."""
+
+    @property
+    def needs_ref(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+class Reference(StageHook):
+    """Loads the reference of a stage whose loss compares with one."""
+
+    @classmethod
+    def of(cls, loss: object) -> Reference | None:
+        """Return the hook of a loss, or None where it compares with none."""
+        return cls() if isinstance(loss, Compares) and loss.needs_ref else None
+
+    def open(self, run: RunContext, parts: LiveStage) -> None:
+        """See `take_reference`."""
+        take_reference(run)
+
+
+def take_reference(run: RunContext) -> None:
     """Load the reference that the stage has where it stands."""
     name = run.state.reference
     run.policy.keep_reference(run.checkpoints / name, adapter=name in run.state.references)
-
-
-async def watch(run: Run, parts: StageComponents) -> None:
-    """Between two steps: evaluate where that is due, renew the reference where that is, and save the best policy."""
-    clock, stage = parts.reference, parts.stage
-    success = await run.watch(stage.evaluate_every, stage.steps)
-    if clock is not None and run.state.step < stage.steps:
-        if success is not None:
-            clock.see(success)
-        if clock.is_due:
-            _renew(run, parts, clock)
-    if success is not None and run.state.best == run.state.folder_name:
-        run.save(parts, in_background=True)
-
-
-def _renew(run: Run, parts: StageComponents, clock: ResetClock) -> None:
-    """Make the present policy the reference; its checkpoint stays, and so do those of all references before it."""
-    clock.reset()
-    if clock.settings.reset_optimizer:
-        parts.trainer.optimizer.state.clear()
-    run.state = replace(run.state, kl_coef=None, references=[*run.state.references, run.state.folder_name])
-    run.save(parts)
-    take_reference(run)
-    run.progress.say(f"the policy after step {run.state.step} of {run.state.label} is the reference from now on")

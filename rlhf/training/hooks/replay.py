@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample
 from rlhf.settings import STRICT
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
 
 #: Of a row, what is made anew when it is replayed.
 _NUMBERS = ("sequence", "group")
@@ -69,7 +71,7 @@ class Remembered:
 
 
 @plain_dataclass
-class ReplayBuffer:
+class ReplayBuffer(StageHook):
     """What may be replayed. `fill` changes nothing that is remembered; `learn` does, once, when a step is finished.
 
     Attributes:
@@ -80,11 +82,17 @@ class ReplayBuffer:
         seen: what the present step may add.
     """
 
+    key: ClassVar[str] = "buffer"
+
     settings: Replay
     n_full: int
     n_steps: int = 0
     kept: list[Remembered] = field(default_factory=list)
     seen: list[Remembered] = field(default_factory=list)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        self.learn()
 
     def fill(self, samples: Sequence[Sample], rng: np.random.Generator) -> tuple[list[Sample], dict[str, float]]:
         """Return the rows of a step with those replayed behind them, and what is logged.

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rewards.contrib.episodic_memory import Episodes, remembering
 from rlhf.data import ScoredGroup
 from rlhf.rollout.scoring import Weighted
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
 
 
 @dataclass
-class StatefulRewards:
+class StatefulRewards(StageHook):
     """The memories of a stage's rewards, by the paths of these in the recipe's `rewards`."""
+
+    key: ClassVar[str] = "memories"
+    is_barrier: ClassVar[bool] = True
 
     of_path: dict[str, Episodes] = field(default_factory=dict)
 
@@ -27,8 +32,8 @@ class StatefulRewards:
             memory.clear()
         return memories
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def rollout(self, run: RunContext) -> AsyncIterator[None]:
         """While attempts are made that are trained on: outside of this, rewards that remember say 0."""
         for memory in self.of_path.values():
             memory.is_open = True
@@ -37,6 +42,10 @@ class StatefulRewards:
         finally:
             for memory in self.of_path.values():
                 memory.is_open = False
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        step.figures |= self.learn(step.drawn)
 
     def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """Take in a finished step, once. Returns what is logged of it."""

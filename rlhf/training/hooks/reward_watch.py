@@ -15,13 +15,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import correlation, fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from rlhf.data import Score, ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.rollout.reward_watch import Watch
 from rlhf.rollout.scoring import Weighted
 from rlhf.stats import t_quantile
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
 
 #: Of each slope's interval; both have to leave out 0, at every step of a run.
 CONFIDENCE = 0.999
@@ -59,7 +61,7 @@ def trend(values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
 
 
 @dataclass
-class Watches:
+class Watches(StageHook):
     """Takes in each step; kept in checkpoints, so that a resumed run warns as one that ran on.
 
     Attributes:
@@ -69,6 +71,8 @@ class Watches:
         due: what to stop for before the next step, by name.
         stopped: names that the stage was stopped for; each does so once.
     """
+
+    key: ClassVar[str] = "watches"
 
     settings: Mapping[str, Watch]
     trained: dict[str, list[float]] = field(default_factory=dict)
@@ -80,6 +84,16 @@ class Watches:
     def of(cls, rewards: Mapping[str, Weighted]) -> Watches:
         """Watch those of a recipe's rewards that it says are watched."""
         return cls({name: weighted.watch for name, weighted in rewards.items() if weighted.watch is not None})
+
+    def before_step(self, run: RunContext, step: Step) -> None:
+        """See `check`."""
+        self.check(step.where)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        figures, cautions = self.learn(step.drawn, step.where)
+        step.figures |= figures
+        step.cautions |= cautions
 
     def learn(self, groups: Sequence[ScoredGroup], where: str) -> tuple[dict[str, float], dict[str, str]]:
         """Take in a finished step. Returns what is logged of it, and cautions by name.

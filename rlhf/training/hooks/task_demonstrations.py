@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from rlhf.data import Task, Trajectory
 from rlhf.processes import current
+from rlhf.training.context import RunContext
 from rlhf.training.stages import demonstrations
-
-if TYPE_CHECKING:
-    from rlhf.training.run import Run
 
 
 @dataclass
@@ -27,7 +24,7 @@ class Guide:
     tasks: Mapping[str, Task]
     known: dict[str, Trajectory | None] = field(default_factory=dict)
 
-    async def show(self, task_ids: Iterable[str], run: Run) -> dict[str, Trajectory]:
+    async def show(self, task_ids: Iterable[str], run: RunContext) -> dict[str, Trajectory]:
         """Return a demonstration of each of these tasks that the oracle solves; ids of other tasks have none."""
         ids = [i for i in dict.fromkeys(task_ids) if i in self.tasks]
         for task_id in ids:
@@ -36,11 +33,11 @@ class Guide:
         found = ((i, self.known[i]) for i in ids)
         return {i: demonstration for i, demonstration in found if demonstration is not None}
 
-    async def _play(self, task: Task, run: Run) -> Trajectory | None:
+    async def _play(self, task: Task, run: RunContext) -> Trajectory | None:
         here = current()
         return here.from_main(await self._solve(task, run) if here.is_main else None, "a demonstration")
 
-    async def _solve(self, task: Task, run: Run) -> Trajectory | None:
+    async def _solve(self, task: Task, run: RunContext) -> Trajectory | None:
         collector = run.collector
         played = await demonstrations.play(
             collector.environment,

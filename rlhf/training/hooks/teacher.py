@@ -17,9 +17,11 @@ from rlhf.data import ScoredGroup
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.losses.kdrl import KDRL, Teach
+from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.context import LiveStage, RunContext, StageKeys
+from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.policy.model import Policy, load_folder
-from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Teacher:
         use_packed_attention(model)
         return cls(model, where)
 
-    def teach(self, stage: PolicyGradient, trainer: TorchTrainer, rows: Sequence[Sample]) -> list[Floats]:
+    def teach(self, stage: StageKeys, trainer: TorchTrainer, rows: Sequence[Sample]) -> list[Floats]:
         """Return the log-probs of the policy tokens of each row, at the temperature that they were sampled at.
 
         Raises:
@@ -69,33 +71,55 @@ class Teacher:
         return trainer.scores(rows, (), temperature=stage.temperature, max_tokens=budget, model=self.model)["logprobs"]
 
 
-def teacher_of(stage: PolicyGradient, policy: Policy) -> Teacher | None:
+def teacher_of(stage: StageKeys, policy: Policy) -> Teacher | None:
     """Return the teacher that the stage's loss names, or None."""
     return Teacher.load(stage.loss.teacher, policy) if isinstance(stage.loss, KDRL) else None
 
 
-def with_teacher_coef(stage: PolicyGradient, step: int) -> PolicyGradient:
-    """Return the stage with the teacher's coefficient at a step, counted from 0."""
-    return replace(stage, loss=stage.loss.at(step, stage.steps)) if isinstance(stage.loss, KDRL) else stage
+@dataclass(frozen=True)
+class Teaching(StageHook):
+    """A teacher in the steps of a stage: its coefficient in the loss, and its log-probs on the rows.
+
+    Attributes:
+        teacher: of the stage.
+        n_steps: of the stage.
+    """
+
+    teacher: Teacher
+    n_steps: int
+
+    @classmethod
+    def of(cls, stage: StageKeys, policy: Policy) -> Teaching | None:
+        """Return the hook of a stage; None where its loss names no teacher."""
+        teacher = teacher_of(stage, policy)
+        return None if teacher is None else cls(teacher, stage.steps)
+
+    def loss_of(self, run: RunContext, loss: PolicyLoss, number: int) -> PolicyLoss:
+        """Return the loss with the teacher's coefficient at a step, counted from 0."""
+        return loss.at(number, self.n_steps) if isinstance(loss, KDRL) else loss
+
+    def transform_samples(self, parts: LiveStage, step: Step, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """See `with_teacher_logprobs`."""
+        return with_teacher_logprobs(self.teacher, step.stage, parts.trainer, samples, step.groups)
 
 
 def with_teacher_logprobs(
-    teacher: Teacher | None,
-    stage: PolicyGradient,
+    teacher: Teacher,
+    stage: StageKeys,
     trainer: TorchTrainer,
     samples: Sequence[Sample],
     groups: Sequence[ScoredGroup],
 ) -> list[Sample]:
-    """Return the rows with the teacher's log-probs where it is to teach, NaN elsewhere; without a teacher as they are.
+    """Return the rows with the teacher's log-probs where it is to teach, NaN elsewhere.
 
     Args:
-        teacher: of the stage, or None.
+        teacher: of the stage.
         stage: says who is with_teacher_logprobs.
         trainer: runs the forward pass, over the rows that are with_teacher_logprobs.
         samples: rows of the step.
         groups: of the step; `Sample.sequence` numbers their trajectories in order.
     """
-    if teacher is None or not isinstance(stage.loss, KDRL):
+    if not isinstance(stage.loss, KDRL):
         return list(samples)
     chosen = pupils(groups, stage.loss.teach, stage.loss.right_above)
     rows = [s for s in samples if s.sequence in chosen]

@@ -173,6 +173,12 @@ def _roles_in(saved: Path) -> list[str]:
     return sorted(folder.name for folder in folders if not (folder / "trainer_state.json").is_file())
 
 
+def causal_of(model: Any) -> Any:
+    """The causal language model inside of what DeepSpeed and PEFT have put around it."""
+    inner = getattr(model, "module", model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
 def unadapted(model: Any) -> Any:
     """Return the plain model that PEFT's `model` is, its adapter merged into the weights below; takes `model` apart.
 

@@ -315,7 +315,7 @@ def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -
         ModelError: the base under an adapter cannot be read.
     """
     template = settings.chat_template_kwargs if isinstance(settings, Pretrained) else {}
-    dtype = getattr(settings, "dtype", "float32")
+    dtype = settings.dtype if isinstance(settings, Pretrained) else "float32"
     is_lora = (saved / "adapter_config.json").is_file()
     if is_lora:
         check_model(saved)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from agents.base import History, Reply
 from agents.memory.base import MEMORY, Shown
@@ -271,9 +271,28 @@ async def plan_of(environment: Environment, task: Task, taken: list[str], limits
     return list(found or ())
 
 
+@runtime_checkable
+class NeedsMore(Protocol):
+    """An agent that is to be demonstrated more than actions."""
+
+    @property
+    def needs(self) -> Collection[str]:
+        """What else: `recall`, `subgoal`, both or nothing."""
+        ...
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """An agent that can be shown demonstrations."""
+
+    def write(self, shown: Shown) -> str:
+        """Return what the agent would have said; the inverse of its parser."""
+        ...
+
+
 def needs_of(agent: object) -> Collection[str]:
     """What an agent is to be demonstrated beside actions: `recall`, `subgoal`, both or nothing (its `needs`)."""
-    return tuple(getattr(agent, "needs", ()))
+    return tuple(agent.needs) if isinstance(agent, NeedsMore) else ()
 
 
 async def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: Renderer) -> list[Trajectory]:
@@ -286,7 +305,7 @@ async def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: 
         RecipeError: the agent has no `write`.
         AgentError: it fails, or asks without end.
     """
-    if not hasattr(agent, "write"):
+    if not isinstance(agent, Writes):
         raise RecipeError(
             "this agent cannot be shown demonstrations",
             where="agent",

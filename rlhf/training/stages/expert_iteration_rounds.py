@@ -9,7 +9,7 @@ from rlhf.data import Task, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.tasks import tasks_of
-from rlhf.training.run import Run
+from rlhf.training.context import RunContext
 from rlhf.training.stages.calibrated_trajectories import calibrated
 from rlhf.training.stages.demonstrations import needs_of, render
 from rlhf.training.stages.expert_iteration import Attempts
@@ -17,7 +17,7 @@ from rlhf.training.stages.imitation import by_demonstration, imitation_samples, 
 from rlhf.training.stages.supervised import Supervised
 
 
-async def imitate_attempts(run: Run, stage: Supervised) -> None:
+async def imitate_attempts(run: RunContext, stage: Supervised) -> None:
     """Attempt, keep and imitate, in rounds. An interrupted stage goes on with the round it was in."""
     source = stage.attempts
     assert source is not None
@@ -41,7 +41,12 @@ async def imitate_attempts(run: Run, stage: Supervised) -> None:
 
 
 async def _corrections(
-    run: Run, source: Attempts, tasks: Sequence[Task], collected: RolloutBatch, kept: Sequence[Trajectory], number: int
+    run: RunContext,
+    source: Attempts,
+    tasks: Sequence[Task],
+    collected: RolloutBatch,
+    kept: Sequence[Trajectory],
+    number: int,
 ) -> list[Trajectory]:
     """Correct attempts of round `number` that are not solved."""
     run.progress.note("correcting attempts")
@@ -59,7 +64,7 @@ async def _corrections(
 
 
 async def _imitated(
-    run: Run, stage: Supervised, collected: RolloutBatch, kept: Sequence[Trajectory], number: int
+    run: RunContext, stage: Supervised, collected: RolloutBatch, kept: Sequence[Trajectory], number: int
 ) -> None:
     """Train on what round `number` keeps, deliver, log, and move the run's state on."""
     start, before = time.perf_counter(), run.state
@@ -91,7 +96,9 @@ async def _imitated(
     run.progress.advance(f"success {figures['rollout/success']:.0%}, {len(kept)} attempts imitated")
 
 
-async def attempted(run: Run, source: Attempts, split_tasks: Sequence[Task], number: int) -> tuple[RolloutBatch, str]:
+async def attempted(
+    run: RunContext, source: Attempts, split_tasks: Sequence[Task], number: int
+) -> tuple[RolloutBatch, str]:
     """Attempt the tasks of round `number`; returns the groups, and the round's name for messages."""
     where = f"round {number + 1} of {run.state.label}"
     run.progress.note(f"attempting the tasks of {where}")

@@ -15,12 +15,12 @@ from rlhf.data import Credit, Score, ScoredGroup, Trajectory
 from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.changed_share import Stillness
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.run import Run
+from rlhf.training.context import RunContext
 from rlhf.training.stages.demonstrations import render
 from rlhf.training.stages.supervised import Supervised
 
 
-async def imitate(run: Run, stage: Supervised) -> None:
+async def imitate(run: RunContext, stage: Supervised) -> None:
     """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
     demonstrations = run.demonstrations[run.state.stage]
     rendered = await render(demonstrations, run.collector.agent, run.collector.renderer)
@@ -45,7 +45,7 @@ async def imitate(run: Run, stage: Supervised) -> None:
 
 
 def updates_of(
-    run: Run, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
+    run: RunContext, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
 ) -> Iterator[dict[str, float]]:
     """Make the updates of all epochs over the rows of each demonstration; yields what is logged of each.
 

@@ -45,7 +45,7 @@ def read(path: Path, where: str) -> list[Written]:
         raise RecipeError(
             "this file cannot be read",
             where=where,
-            got=f"{path}: {getattr(error, 'strerror', None) or error}",
+            got=f"{path}: {(error.strerror if isinstance(error, OSError) else None) or error}",
             expected="JSON lines with prompt, chosen and rejected",
             hint="correct the path; it is looked for in the current folder",
         ) from error

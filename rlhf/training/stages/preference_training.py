@@ -19,8 +19,8 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.shuffled import walk
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.checkpoints.store import check_model, latest
+from rlhf.training.context import RunContext
 from rlhf.training.policy.model import Policy
-from rlhf.training.run import Run
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.preference import Preference
@@ -59,7 +59,7 @@ class Paired:
         return self.collected.n_episodes if self.collected else 0
 
 
-async def prefer(run: Run, stage: Preference) -> None:
+async def prefer(run: RunContext, stage: Preference) -> None:
     """Make or read pairs, and train on them. An interrupted stage starts again from its first checkpoint."""
     run.save()
     paired = await pairs_for(run, stage.pairs, stage.split)
@@ -88,12 +88,12 @@ async def prefer(run: Run, stage: Preference) -> None:
     await run.deliver()
 
 
-def seed_of(run: Run) -> int:
+def seed_of(run: RunContext) -> int:
     """What TRL draws from: a function of the run's seed and the stage."""
     return (run.seed * 1_000_003 + run.state.stage) % 2**32
 
 
-async def pairs_for(run: Run, source: Pairs, split: str) -> Paired:
+async def pairs_for(run: RunContext, source: Pairs, split: str) -> Paired:
     """Make or read the pairs of a stage, and keep them in the run's folder.
 
     Raises:
@@ -123,7 +123,7 @@ async def pairs_for(run: Run, source: Pairs, split: str) -> Paired:
 
 
 async def groups_for(
-    run: Run,
+    run: RunContext,
     source: Pairs,
     split: str,
     grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
@@ -140,7 +140,7 @@ async def groups_for(
     return collected.groups, collected
 
 
-async def _attempted(run: Run, source: Pairs, split: str, grouping: GroupStructure) -> RolloutBatch:
+async def _attempted(run: RunContext, source: Pairs, split: str, grouping: GroupStructure) -> RolloutBatch:
     tasks = tasks_of(run.collector.environment, split)
     order = walk(len(tasks), f"{run.seed}/{run.state.stage}/pairs")
     await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from rlhf.training.backends.sharded import device_of
+from rlhf.training.context import RunContext
 from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
-from rlhf.training.run import Run
 from rlhf.training.stages.calibration import bins_of, calibration_error, sureness, write_held_out
 from rlhf.training.stages.preference_training import pairs_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
@@ -26,7 +26,7 @@ _LOGGED = {
 }
 
 
-async def judge(run: Run, stage: RewardModel) -> None:
+async def judge(run: RunContext, stage: RewardModel) -> None:
     """Make or read pairs, train on most, and judge by the others. An interrupted stage starts again."""
     if stage.learns != "pairs":
         await learn_values(run, stage)
@@ -56,7 +56,7 @@ async def judge(run: Run, stage: RewardModel) -> None:
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
 
 
-def _tell(run: Run, ahead: Sequence[float], task_ids: Sequence[str], step: int) -> None:
+def _tell(run: RunContext, ahead: Sequence[float], task_ids: Sequence[str], step: int) -> None:
     """Log how often the model is right on pairs it was not trained on and whether it is as sure, and say so.
 
     `ahead` is by how much the better side of each pair scores higher.

@@ -14,16 +14,16 @@ from rewards.models.model_folder import NODES, logits, logits_at
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.training.backends.optimizer import Stepper
+from rlhf.training.context import RunContext
 from rlhf.training.contrib.node_labels import labelled_nodes
 from rlhf.training.contrib.step_labels import Labelled, labelled
 from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
-from rlhf.training.run import Run
 from rlhf.training.stages.calibration import bins_of, calibration_error, write_held_out
 from rlhf.training.stages.preference_training import groups_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
 
 
-async def learn_values(run: Run, stage: RewardModel) -> None:
+async def learn_values(run: RunContext, stage: RewardModel) -> None:
     """Make or read attempts, train on most, and judge by the others. An interrupted stage starts again."""
     run.save()
     groups, collected = await groups_for(run, stage.pairs, stage.split, stage.rollout)
@@ -50,7 +50,7 @@ async def learn_values(run: Run, stage: RewardModel) -> None:
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + n_episodes)
 
 
-def _rows(run: Run, stage: RewardModel, groups: Sequence[ScoredGroup]) -> list[Labelled]:
+def _rows(run: RunContext, stage: RewardModel, groups: Sequence[ScoredGroup]) -> list[Labelled]:
     """Everything there is to learn from: attempts, each with all of its labels, or one row of each node."""
     if stage.merge is None:
         return list(labelled(groups, steps=stage.learns == "steps", enough=stage.enough, eta=stage.eta))
@@ -109,7 +109,7 @@ def backward(model: Any, rows: Sequence[Labelled], at_once: int) -> float:
     return total
 
 
-def _judge(run: Run, stage: RewardModel, model: Any, rows: Sequence[Labelled], step: int) -> None:
+def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Labelled], step: int) -> None:
     """Log how often a right attempt is found better than a wrong one, and whether probabilities are what they say."""
     assert run.estimate is not None
     said = logits(model, [(row.token_ids, row.ends) for row in rows], stage.at_once)

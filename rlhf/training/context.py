@@ -1,0 +1,215 @@
+"""What the parts of a stage are given: the run that they work in, and the stage that they belong to.
+
+They depend on these protocols alone, so that the run and the stage may depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlhf.credit.estimator import AdvantageEstimator
+    from rlhf.data import Credit, ScoredGroup
+    from rlhf.losses.policy_loss import PolicyLoss
+    from rlhf.rollout.runner import RolloutBatch, RolloutRunner
+    from rlhf.tasks.sampler import Stateful
+    from rlhf.training.backends.optimizer import AdamW
+    from rlhf.training.backends.torch import TorchTrainer
+    from rlhf.training.checkpoints.store import Keep, State
+    from rlhf.training.policy.model import Policy
+
+
+class Progress(Protocol):
+    """Shows a person what is going on."""
+
+    def stage(self, name: str, total: int, done: int) -> None:
+        """A stage of `total` steps begins or goes on."""
+        ...
+
+    def advance(self, note: str) -> None:
+        """One step is done; `note` says how it went."""
+        ...
+
+    def note(self, text: str) -> None:
+        """What is waited for now."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+
+class StageKeys(Protocol):
+    """The recipe keys of a policy-gradient stage that its parts read; `PolicyGradient` says what they mean."""
+
+    @property
+    def steps(self) -> int:
+        """Rounds of sampling and updating."""
+        ...
+
+    @property
+    def tasks_per_step(self) -> int:
+        """Different tasks attempted in one step."""
+        ...
+
+    @property
+    def group_size(self) -> int:
+        """Attempts at each task."""
+        ...
+
+    @property
+    def advantage(self) -> AdvantageEstimator:
+        """Gives each sampled token its number."""
+        ...
+
+    @property
+    def loss(self) -> PolicyLoss:
+        """What is minimised."""
+        ...
+
+    @property
+    def layout(self) -> Literal["trajectory", "generation"]:
+        """What becomes a row."""
+        ...
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the samples of a step."""
+        ...
+
+    @property
+    def minibatches(self) -> int:
+        """Optimiser updates in one pass."""
+        ...
+
+    @property
+    def optimizer(self) -> AdamW:
+        """How the weights are updated."""
+        ...
+
+    @property
+    def temperature(self) -> float:
+        """That attempts are sampled at."""
+        ...
+
+    @property
+    def max_tokens_per_microbatch(self) -> int:
+        """Tokens of one forward pass."""
+        ...
+
+    @property
+    def keep_checkpoints(self) -> Keep:
+        """How many checkpoints of the stage stay."""
+        ...
+
+    @property
+    def checkpoint_in_background(self) -> bool:
+        """Whether a thread writes checkpoints."""
+        ...
+
+
+class LiveStage(Protocol):
+    """The live parts of a policy-gradient stage, as the run and the hooks see them."""
+
+    @property
+    def stage(self) -> StageKeys:
+        """The recipe keys."""
+        ...
+
+    @property
+    def trainer(self) -> TorchTrainer:
+        """Of the policy."""
+        ...
+
+    @property
+    def kept(self) -> Mapping[str, Stateful]:
+        """What a checkpoint keeps besides policy and optimiser, by name."""
+        ...
+
+    @property
+    def n_critic_updates(self) -> int:
+        """Updates of the critic so far; 0 without one."""
+        ...
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether something that is renewed between steps is half done, and no state to save."""
+        ...
+
+
+class RunContext(Protocol):
+    """A live run, as the parts of its stages see it; see `rlhf.training.run.Run`."""
+
+    folder: Path
+    seed: int
+    policy: Policy
+    collector: RolloutRunner
+    progress: Progress
+    state: State
+    demonstrations: Mapping[int, Sequence[Any]]
+    estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None
+
+    @property
+    def record(self) -> Callable[[str, int, str, Sequence[ScoredGroup], Sequence[Credit | None] | None], object]:
+        """Keeps the trajectories of one step: stage, step, phase, groups, credits."""
+        ...
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of all checkpoints."""
+        ...
+
+    def reseed(self, step: int) -> None:
+        """Make every draw of torch a function of (seed, stage, step)."""
+        ...
+
+    def profiled(self, step: int) -> AbstractContextManager[None]:
+        """What happens inside is `step` of the present stage, counted from 0."""
+        ...
+
+    def deliver(self, *, again: bool = False) -> Awaitable[None]:
+        """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
+        ...
+
+    def replace_reward(self, name: str, reward: Any) -> None:
+        """Score with `reward` under this name, from now on."""
+        ...
+
+    def advance(self, **changes: Any) -> None:
+        """Move the state on, the time since the last call included."""
+        ...
+
+    def save(
+        self,
+        parts: LiveStage | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        in_background: bool = False,
+    ) -> Path:
+        """Write a checkpoint of the present state."""
+        ...
+
+    def note_trainer(self, trainer: TorchTrainer) -> None:
+        """Keep the configuration that a trainer was given for this stage."""
+        ...
+
+    def breathe(self) -> Awaitable[None]:
+        """Hear whether the user wants to stop."""
+        ...
+
+    def caution(self, collected: RolloutBatch, where: str) -> None:
+        """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""
+        ...
+
+    def say_once(self, texts: Mapping[str, str]) -> None:
+        """Tell the user each of `texts` unless one of its name was told before."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
+        """Write one line of metrics for the present stage."""
+        ...

@@ -1,0 +1,142 @@
+"""Hooks: what a policy-gradient stage does besides sampling, crediting and updating, one class each.
+
+The loop calls the hooks of a stage in their order and knows none of them by name. A new method that meddles with a step
+is a subclass of `StageHook` in a file of its own, and a line in `rlhf/training/stage_state.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlhf.batching.samples import Sample
+    from rlhf.data import ScoredGroup, Values
+    from rlhf.losses.policy_loss import PolicyLoss
+    from rlhf.rollout.opponent_engine import Players
+    from rlhf.training.context import LiveStage, RunContext, StageKeys
+
+
+@dataclass
+class Step:
+    """One step, as the loop and the hooks have it so far.
+
+    Attributes:
+        number: counted from 0.
+        where: its name in messages.
+        stage: the recipe keys, with the coefficients of this step.
+        rng: of everything that the step draws after its rollouts.
+        trains_policy: whether the policy is updated; False while a critic learns alone.
+        drawn: all groups of the step.
+        groups: those that are trained on.
+        rows: all samples of them, with credit.
+        samples: those that the policy is updated with.
+        values: what updates logged.
+        figures: what hooks log.
+        cautions: for the user, by name; each name is told once in a run.
+        state: fields of the run's state that change with this step.
+    """
+
+    number: int
+    where: str
+    stage: StageKeys
+    rng: np.random.Generator
+    trains_policy: bool = True
+    drawn: Sequence[ScoredGroup] = ()
+    groups: Sequence[ScoredGroup] = ()
+    rows: Sequence[Sample] = ()
+    samples: Sequence[Sample] = ()
+    values: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    cautions: dict[str, str] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+class StageHook:
+    """Base of what takes part in the steps of a stage; every method does nothing unless a subclass says otherwise.
+
+    Methods are called in the order they have here, each of all hooks of the stage before the next. A step may be begun
+    and never finished, so `state_dict` changes in `on_step_end` and the methods below it alone.
+    """
+
+    #: Name of its state in a checkpoint; empty where it keeps none.
+    key: ClassVar[str] = ""
+    #: Whether what it does between two steps must be over before anything of the next step is sampled.
+    is_barrier: ClassVar[bool] = False
+    #: Whether it is half done with something, so that its state is none to save.
+    is_torn: bool = False
+
+    @property
+    def n_critic_updates(self) -> int:
+        """Updates of a critic that it has made in this stage."""
+        return 0
+
+    # --- the stage begins ---
+
+    def open(self, run: RunContext, parts: LiveStage) -> None:
+        """Before the first step of this process; what a checkpoint kept is loaded."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state_dict` returned in an earlier process."""
+
+    # --- a step ---
+
+    def ends_stage(self, run: RunContext, parts: LiveStage) -> bool:
+        """Whether the stage ends before its next step."""
+        return False
+
+    def loss_of(self, run: RunContext, loss: PolicyLoss, number: int) -> PolicyLoss:
+        """Return the loss of step `number`, counted from 0, with the coefficients that it then has."""
+        return loss
+
+    def before_step(self, run: RunContext, step: Step) -> None:
+        """Before anything is sampled. Raises TrainingError where training is not to go on."""
+
+    def rollout(self, run: RunContext) -> AbstractAsyncContextManager[Players | None]:
+        """Inside, the step's attempts are made and scored; gives who plays in the policy's place, or None."""
+        return nullcontext()
+
+    async def transform_groups(
+        self, run: RunContext, step: Step, groups: Sequence[ScoredGroup]
+    ) -> Sequence[ScoredGroup]:
+        """Return the groups to train on, one for each of `groups`."""
+        return groups
+
+    def expected(self, step: Step) -> Sequence[Values] | None:
+        """Return what is expected of the states of `step.groups`, for estimators that need it; None says nothing."""
+        return None
+
+    def transform_samples(self, parts: LiveStage, step: Step, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Return the rows that the policy is updated with, before trainer and engine are compared."""
+        return samples
+
+    def fill(self, samples: Sequence[Sample], rng: np.random.Generator) -> tuple[Sequence[Sample], dict[str, float]]:
+        """Return the rows after that comparison, ready for the update, and what is logged; where there is an update."""
+        return samples, {}
+
+    async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """Once the policy is updated and before it is delivered; what is logged goes into `step.values`."""
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """Take in the finished step, once; figures, cautions and changes of the run's state go into `step`."""
+
+    # --- between two steps ---
+
+    def on_evaluation(self, run: RunContext, success: float) -> None:
+        """Take in an evaluation that was made after a step."""
+
+    async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
+        """Do what is due after a step, or was when a run was stopped there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it: numbers, texts, tensors, and lists and dictionaries of them."""
+        return {}
+
+    # --- the stage ends ---
+
+    def leave(self, run: RunContext) -> None:
+        """After the last step, once its checkpoint is written."""
