@@ -136,7 +136,7 @@ def spread(group: ScoredGroup, per_turn_GK: Sequence[Sequence[float]]) -> Tokens
         )
     return tuple(
         tuple(
-            (value,) * len(generation.token_ids)
+            (value,) * generation.n_tokens
             for turn, value in zip(trajectory.turns, row, strict=True)
             for generation in turn.generations
         )

@@ -46,7 +46,7 @@ class Collected:
         turns = [turn for t in trajectories for turn in t.own_turns]  # what attempts share counts once
         generations = counted_once(turn.generations for turn in turns)
         n = max(len(trajectories), 1)
-        n_tokens = sum(len(g.token_ids) for g in generations)
+        n_tokens = sum(g.n_tokens for g in generations)
         returns = [s.total for s in scores]
         mean = sum(returns) / n
         n_invalid = sum(not turn.valid for turn in turns)
@@ -77,7 +77,7 @@ class Collected:
 
 def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:
     """How much the policy was shown, and how often it was asked."""
-    lengths = [len(call[0].prompt.token_ids) for turn in turns for call in calls_of(turn.generations)]
+    lengths = [call[0].prompt.n_tokens for turn in turns for call in calls_of(turn.generations)]
     return {
         "rollout/prompt_tokens_mean": sum(lengths) / max(len(lengths), 1),
         "rollout/prompt_tokens_max": float(max(lengths, default=0)),

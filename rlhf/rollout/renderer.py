@@ -147,8 +147,7 @@ class Renderer:
     @staticmethod
     def extends(previous: Generation, prompt: Prompt) -> bool:
         """Whether `prompt` begins with everything of `previous`, so that both fit in one row and share a cache."""
-        full = previous.full_ids
-        return prompt.token_ids[: len(full)] == full
+        return prompt.extends(previous)
 
     def _check_template(self) -> None:
         if not self.tokenizer.chat_template:
