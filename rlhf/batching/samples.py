@@ -18,7 +18,8 @@ from rlhf.data import Credit, Generation, ScoredGroup
 from rlhf.data.generation import DEMONSTRATED
 from rlhf.errors import DataError
 
-Ints = npt.NDArray[np.int64]
+#: Token ids are int32, as generations hold them, unless an id needs more.
+Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Layout = Literal["trajectory", "generation"]
@@ -236,14 +237,13 @@ def _runs(credited: Iterable[_Credited]) -> Iterator[list[_Credited]]:
 
 
 def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, group: ScoredGroup) -> Iterator[Sample]:
-    """Yield the row of a run, or one row per generation; the rows of a run share one array of ids."""
-    ids = run[-1][0].all_ids.astype(np.int64)
-    ids.setflags(write=False)
+    """Yield the row of a run, or one row per generation; the rows share the array of ids of the generations."""
+    ids = run[-1][0].all_ids
     for trained in [run] if layout == "trajectory" else [[found] for found in run]:
         last = trained[-1][0]
         n = last.prompt.n_tokens + last.n_tokens
         mask = np.zeros(n, np.bool_)
-        off_policy = np.zeros(n, np.bool_)
+        off_policy = np.zeros(n, np.bool_) if any(g.policy_version == DEMONSTRATED for g, _, _ in trained) else None
         logprobs, advantages, returns = (np.zeros(n, np.float32) for _ in range(3))
         has_returns = all(returns_T is not None for _, _, returns_T in trained)
         for generation, credit_T, returns_T in trained:
@@ -251,12 +251,13 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
             start = generation.prompt.n_tokens
             span = slice(start, start + generation.n_tokens)
             mask[span], logprobs[span], advantages[span] = True, generation.logps, credit_T
-            off_policy[span] = generation.policy_version == DEMONSTRATED
+            if off_policy is not None:
+                off_policy[span] = generation.policy_version == DEMONSTRATED
             if returns_T is not None:
                 _check_count(len(returns_T), generation.n_tokens, group, "sampled tokens", "returns")
                 returns[span] = returns_T
         known = returns if has_returns else None
-        others = off_policy if off_policy.any() else None
+        others = off_policy if off_policy is not None and off_policy.any() else None
         row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=others, returns=known)
         yield replace(row, adapter=last.prompt.adapter)
 

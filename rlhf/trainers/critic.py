@@ -69,8 +69,7 @@ def value_rows(groups: Sequence[ScoredGroup], layout: Layout) -> tuple[list[Samp
 def bare_rows(groups: Sequence[ScoredGroup], layout: Layout) -> list[Sample]:
     """Return the rows of `make_samples` before any token has credit."""
     nothing = [
-        Credit(tuple(tuple((0.0,) * g.n_tokens for g in t.generations) for t in group.trajectories))
-        for group in groups
+        Credit(tuple(tuple((0.0,) * g.n_tokens for g in t.generations) for t in group.trajectories)) for group in groups
     ]
     return make_samples(groups, nothing, layout)[0]
 
