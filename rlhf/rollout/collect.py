@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.processes import current
 from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.group import OnProgress, run_groups
+from rlhf.rollout.group import OnProgress, finished_groups
 from rlhf.rollout.grouping import Grouping, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.players import Players
@@ -137,7 +138,7 @@ class Collector:
         earlier: Collected | None = None,
         players: Players | None = None,
     ) -> Collected:
-        """Attempt every task `group_size` times, as `grouping` says, and score the attempts.
+        """Attempt every task `group_size` times, as `grouping` says, and score the attempts, each group as it ends.
 
         Of several processes each attempts its share of the tasks, and all return all groups.
 
@@ -152,31 +153,37 @@ class Collector:
         here = current()
         share = here.share(len(tasks))
         own = tasks[share]
+        earlier_ids = [*(group.task_id for group in before), *(task.id for task in tasks[: share.start])]
+        how: dict[str, Any] = {"grouping": grouping, "players": players, "earlier": earlier_ids}
         with span("rollout"):
-            attempts: list[Any] = await run_groups(
-                own,
-                self.environment,
-                self.agent,
-                self.engine,
-                self.renderer,
-                self.limits,
-                sampling,
-                group_size=group_size,
-                seed=self.seed,
-                step=step,
-                earlier=[*(group.task_id for group in before), *(task.id for task in tasks[: share.start])],
-                grouping=grouping,
-                players=players,
-                on_progress=self.on_progress,
-            )
-        timeout_s = self.limits.reward_timeout_s
-        with span("scoring"):
-            scored = [
-                await score_group(t, found, self.rewards, timeout_s=timeout_s)
-                for t, found in zip(own, attempts, strict=True)
-            ]
+            async with aclosing(self.groups(own, sampling, group_size=group_size, step=step, **how)) as found:
+                scored = [group async for group in found]
         parts = here.gather((scored, time.perf_counter() - start), f"the rollouts of step {step + 1}")
         groups = (*before, *(group for found, _ in parts for group in found))
         check_failures(groups, self.limits)
         seconds = max(seconds for _, seconds in parts)
         return Collected(groups, seconds + (earlier.seconds if earlier else 0.0))
+
+    async def groups(
+        self, tasks: Sequence[Task], sampling: SamplingParams, *, group_size: int, step: int, **how: Any
+    ) -> AsyncGenerator[ScoredGroup, None]:
+        """Yield the scored group of each task, in order; a group is scored while the tasks after it are attempted.
+
+        Groups are scored one after the other, so a reward is asked in the order of the tasks, whatever ends first.
+
+        Args:
+            tasks: of this process.
+            sampling: temperature and the like.
+            group_size: attempts per task.
+            step: number of the optimiser step.
+            how: what else `finished_groups` takes.
+        """
+        parts = (self.environment, self.agent, self.engine, self.renderer, self.limits, sampling)
+        numbers: dict[str, Any] = {"group_size": group_size, "seed": self.seed, "step": step}
+        attempted = finished_groups(tasks, *parts, **numbers, **how, on_progress=self.on_progress)
+        async with aclosing(attempted) as found:
+            async for attempts in found:
+                given, timeout_s = (attempts.task, attempts.trajectories), self.limits.reward_timeout_s
+                with span("scoring") if attempts.is_last else nullcontext():
+                    group = await score_group(*given, self.rewards, timeout_s=timeout_s)
+                yield group
