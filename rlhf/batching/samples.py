@@ -257,8 +257,7 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
                 _check_count(len(returns_T), generation.n_tokens, group, "sampled tokens", "returns")
                 returns[span] = returns_T
         known = returns if has_returns else None
-        others = off_policy if off_policy is not None and off_policy.any() else None
-        row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=others, returns=known)
+        row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=off_policy, returns=known)
         yield replace(row, adapter=last.prompt.adapter)
 
 
