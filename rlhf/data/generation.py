@@ -48,6 +48,9 @@ class Prompt:
     token_ids: tuple[int, ...]
     stop_ids: tuple[int, ...]
     adapter: str
+    if TYPE_CHECKING:
+        _buffer: TokenBuffer
+        _n: int
 
     def __init__(self, token_ids: Iterable[int], stop_ids: tuple[int, ...] = (), adapter: str = "") -> None:
         ids = packed_ids(token_ids)
@@ -171,6 +174,10 @@ class Generation:
     role: str
     usage: tuple[int, int] | None
     by: str
+    if TYPE_CHECKING:
+        _buffer: TokenBuffer
+        _start: int
+        _logps: array[float]
 
     def __init__(
         self,
