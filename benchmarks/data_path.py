@@ -15,7 +15,7 @@ included: it is the same in every run, and free of what the allocator keeps and 
 is measured in a child of its own, because tracing slows everything down. Both are given per million tokens of the rows
 that are trained on.
 
-`step`: 32 tasks of 4 attempts are collected with an engine and a reward that only wait, and that need as long for all
+`step`: 16 tasks of 2 attempts are collected with an engine and a reward that only wait, and that need as long for all
 tasks: wall clock of the collection.
 """
 
@@ -38,7 +38,7 @@ from typing import Any
 from frozen import ROOT, tree_of
 
 GROUP, SAMPLED, WORDS, BUDGET = 8, 24, 24, 16384
-N_TASKS, N_ATTEMPTS, N_TURNS, WAIT_S = 32, 4, 4, 0.05
+N_TASKS, N_ATTEMPTS, N_TURNS, WAIT_S = 16, 2, 2, 0.5
 
 
 def part(name: str, *modules: str) -> Any:
