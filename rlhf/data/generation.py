@@ -260,8 +260,7 @@ class Generation:
     @property
     def _said(self) -> tuple[Any, ...]:
         """Everything beside ids and log-probs."""
-        values = (self.prompt, self.finish, self.policy_version, self.version_spans, self.role, self.usage, self.by)
-        return values
+        return self.prompt, self.finish, self.policy_version, self.version_spans, self.role, self.usage, self.by
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -378,20 +377,11 @@ def piece_of(generation: Generation, start: int, stop: int) -> Generation:
     It counts as stopped unless it is the end: whatever cut a call is said of its last piece.
     """
     versions = _versions(generation)[start:stop]
-    read = _generation_in(generation._buffer, generation._start, generation._logps[:start], *generation._said)
-    first = generation._start
-    return _generation_in(
-        generation._buffer,
-        first + start,
-        generation._logps[start:stop],
-        read.continued(),
-        generation.finish if stop == generation.n_tokens else Finish.STOP,
-        versions[0] if versions else generation.policy_version,
-        _spans(versions),
-        generation.role,
-        generation.usage,
-        generation.by,
-    )
+    before = _generation_in(generation._buffer, generation._start, generation._logps[:start], *generation._said)
+    finish = generation.finish if stop == generation.n_tokens else Finish.STOP
+    version = versions[0] if versions else generation.policy_version
+    said = (before.continued(), finish, version, _spans(versions), generation.role, generation.usage, generation.by)
+    return _generation_in(generation._buffer, generation._start + start, generation._logps[start:stop], *said)
 
 
 def _versions(generation: Generation) -> list[int]:
