@@ -179,8 +179,8 @@ class Collector:
             how: what else `finished_groups` takes.
         """
         parts = (self.environment, self.agent, self.engine, self.renderer, self.limits, sampling)
-        numbers: dict[str, Any] = {"group_size": group_size, "seed": self.seed, "step": step}
-        attempted = finished_groups(tasks, *parts, **numbers, **how, on_progress=self.on_progress)
+        how |= {"step": step, "on_progress": self.on_progress}
+        attempted = finished_groups(tasks, *parts, group_size=group_size, seed=self.seed, **how)
         async with aclosing(attempted) as found:
             async for attempts in found:
                 given, timeout_s = (attempts.task, attempts.trajectories), self.limits.reward_timeout_s
