@@ -122,7 +122,7 @@ def tools(n_turns: int) -> tuple[Any, Any, Any]:
     from agents.chat import ChatAgent
 
     words = " ".join(f"w{i}" for i in range(200))
-    train = part("train_tokenizer", "rlhf.trainers.tokenizer", "rlhf.policy.tokenizer")
+    train = part("train_tokenizer", "rlhf.training.policy.tokenizer", "rlhf.policy.tokenizer")
     renderer = part("Renderer", "rlhf.rollout.renderer", "rlhf.inference.renderer")
     limits = part("Limits", "rlhf.rollout.limits")
     tokenizer = train([words] * 4, vocab_size=512, max_context=10**6)
@@ -205,8 +205,8 @@ async def collected() -> float:
     """Seconds of one collection."""
     from rlhf.data import SamplingParams, Task
 
-    collector = part("Collector", "rlhf.rollout.collect")
-    weighted = part("Weighted", "rlhf.rollout.score")
+    collector = part("Collector", "rlhf.rollout.runner")
+    weighted = part("Weighted", "rlhf.rollout.scoring")
     agent, renderer, _ = tools(N_TURNS)
     n_at_once = 2 * N_ATTEMPTS
     # The attempts of two tasks at a time, so that all rollouts take as long as all scores.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
-from rlhf.kinds import kind_of
 from rlhf.recipe.critic_checks import CRITIC_CAUTIONS, CRITIC_CHECKS, critic_for, estimators_for, written
 from rlhf.recipe.effect_checks import EFFECT_CHECKS, TRAINED_CHECKS
 from rlhf.recipe.guidance_checks import GUIDANCE_CHECKS
@@ -20,6 +19,7 @@ from rlhf.recipe.lora_checks import CALLED_CHECKS, LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.memory_checks import MEMORY_CHECKS
 from rlhf.recipe.opponent_checks import OPPONENT_CAUTIONS, OPPONENT_CHECKS
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.renewal_checks import RENEWAL_CAUTIONS, RENEWAL_CHECKS
 from rlhf.recipe.role_checks import ROLE_CAUTIONS, ROLE_CHECKS
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
@@ -54,7 +54,7 @@ def cautions(recipe: Recipe) -> list[str]:
 
 def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each supervised stage."""
-    from rlhf.trainers.supervised import Supervised
+    from rlhf.training.stages.supervised import Supervised
 
     return ((f"stages[{i}]", s) for i, s in enumerate(recipe.stages) if isinstance(s, Supervised))
 
@@ -146,7 +146,7 @@ def _check_wrapped(recipe: Recipe) -> None:
 
 
 def _check_step_rewards(recipe: Recipe) -> None:
-    from rlhf.credit.hrpo import HRPO
+    from rlhf.credit.contrib.hrpo import HRPO
 
     for path, estimator in advantages(recipe):
         if isinstance(estimator, HRPO) and estimator.reward not in recipe.trained_rewards:
@@ -274,7 +274,7 @@ def _check_correction(recipe: Recipe) -> None:
 
 
 def _check_lora(recipe: Recipe) -> None:
-    from rlhf.rollout.engines import VllmSettings
+    from rlhf.inference.settings import VllmSettings
 
     engine = recipe.engine
     if isinstance(engine, VllmSettings) and engine.lora != VllmSettings().lora and recipe.policy.lora is None:

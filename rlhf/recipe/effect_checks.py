@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from agents.chat import ChatAgent
-from agents.critic import CRITIC
+from agents.contrib.critic import CRITIC
 from agents.tools import ToolAgent
-from rewards.parts import with_parts
-from rewards.search import ToolUse
-from rewards.tags import Format
-from rlhf.catalog import CATALOG
+from rewards.answers.search import ToolUse
+from rewards.answers.tags import Format
+from rewards.combinators.parts import with_parts
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
+from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.loss_checks import policy_gradient_stages, shares_policy
+from rlhf.recipe.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -43,10 +43,10 @@ def _check_estimators(recipe: Recipe) -> None:
 
 def _missing(recipe: Recipe, stage: Any, estimator: Any) -> tuple[str, str]:
     """Missing part of an estimator and the remedy; empty where nothing is missing."""
-    from rlhf.credit.guided import Guided
-    from rlhf.credit.reviews import Reviews
-    from rlhf.credit.tree_grpo import TreeGRPO
-    from rlhf.credit.treerl import TreeRL
+    from rlhf.credit.contrib.actor_critic_agents import Reviews
+    from rlhf.credit.contrib.tree_grpo import TreeGRPO
+    from rlhf.credit.contrib.treerl import TreeRL
+    from rlhf.credit.contrib.with_demonstrations import Guided
     from rlhf.credit.two_level import TwoLevel
 
     agent = kind_of("agent", recipe.agent)

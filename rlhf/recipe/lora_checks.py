@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.role_checks import never_called, roles_of
 
 if TYPE_CHECKING:

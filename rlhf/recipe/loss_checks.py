@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
+from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.model_folders import refuse_no_model
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.registry import kind_of
+from rlhf.recipe.trainer_checks import shards_parameters
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each policy-gradient stage."""
-    from rlhf.trainers.policy_gradient import PolicyGradient
+    from rlhf.training.stages.policy_gradient import PolicyGradient
 
     return ((f"stages[{i}]", s) for i, s in enumerate(recipe.stages) if isinstance(s, PolicyGradient))
 
 
 def shares_policy(recipe: Recipe) -> bool:
     """Whether the engine will say so of itself (`RolloutEngine.shares_policy`); none is built yet."""
-    return kind_of("engine", recipe.engine) == "transformers" and not is_taken_apart(recipe)
+    return kind_of("engine", recipe.engine) == "transformers" and not shards_parameters(recipe)
 
 
 def _check_shares_of_right_attempts(recipe: Recipe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rewards.episodic import remembering
+from rewards.contrib.episodic_memory import remembering
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.loss_checks import policy_gradient_stages
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from agents.self_play import SelfPlay
-from rewards.parts import with_parts
+from agents.contrib.self_play import SelfPlay
+from rewards.combinators.parts import with_parts
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages, shares_policy
-from rlhf.recipe.trainer_checks import is_taken_apart
-from rlhf.rollout.grouping import Independent
+from rlhf.recipe.registry import kind_of
+from rlhf.recipe.trainer_checks import shards_parameters
+from rlhf.rollout.group_structure import Independent
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -73,7 +73,7 @@ def _caution_seats(recipe: Recipe) -> Iterator[str]:
 def _check_engine(recipe: Recipe) -> None:
     for path, _ in _opposed(recipe):
         if not shares_policy(recipe):
-            apart = is_taken_apart(recipe)
+            apart = shards_parameters(recipe)
             raise RecipeError(
                 "older versions play on the engine that shares the trainer's module",
                 where=f"{path}.opponents",

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
-from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.split_checks import check_split
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.trainer_checks import shards_parameters
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -30,7 +30,7 @@ def _refreshing(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def _check_refreshed(recipe: Recipe) -> None:
-    from rewards.model_folder import ModelReward, nodes_of
+    from rewards.models.model_folder import ModelReward, nodes_of
 
     found = [name for name, w in recipe.trained_rewards.items() if isinstance(w.reward, ModelReward)]
     for path, settings in _refreshing(recipe):
@@ -73,7 +73,7 @@ def _renewing(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def _check_renewed(recipe: Recipe) -> None:
-    from rewards.asking import AsksModel
+    from rewards.judges.asking import AsksModel
 
     rewards: dict[str, object] = {name: weighted.reward for name, weighted in recipe.trained_rewards.items()}
     found = [name for name, reward in rewards.items() if isinstance(reward, AsksModel) and reward.path is not None]
@@ -91,7 +91,7 @@ def _check_renewed(recipe: Recipe) -> None:
                 or "remove the key: what the environment calls solved is then true",
             )
         check_split(settings.split, recipe.environment, f"{path}.split")
-        if is_taken_apart(recipe):
+        if shards_parameters(recipe):
             raise RecipeError(
                 "a policy that lies in pieces cannot be copied to judge",
                 where=path,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from agents.critic import ActorCritic
+from agents.contrib.critic import ActorCritic
+from agents.contrib.self_play import SelfPlay
 from agents.memory.base import MEMORY
-from agents.self_play import SelfPlay
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages

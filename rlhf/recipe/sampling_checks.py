@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
 from rlhf.recipe.loss_checks import policy_gradient_stages
-from rlhf.sampling.curriculum import Curriculum
-from rlhf.sampling.dynamic import Dynamic
-from rlhf.sampling.greso import GRESO
-from rlhf.sampling.measure import check_metric
-from rlhf.sampling.uncertain import Uncertain
+from rlhf.recipe.registry import kind_of
+from rlhf.tasks.curriculum import Curriculum
+from rlhf.tasks.dynamic import Dynamic
+from rlhf.tasks.greso import GRESO
+from rlhf.tasks.group_metric import check_metric
+from rlhf.tasks.uncertain import Uncertain
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

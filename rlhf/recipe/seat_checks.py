@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from agents.self_play import SelfPlay
-from rewards.parts import with_parts
-from rlhf.credit.seats import Seats
+from agents.contrib.self_play import SelfPlay
+from rewards.combinators.parts import with_parts
+from rlhf.credit.contrib.self_play import Seats
 from rlhf.errors import RecipeError, nearest
-from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

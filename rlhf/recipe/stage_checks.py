@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.start_checks import refuse_group_size, refuse_replay
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.trainer_checks import shards_parameters
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -21,7 +21,7 @@ _OF_ATTEMPTS, _OF_COMPARING = ("tasks", "group_size", "temperature"), ("level", 
 
 def _imitating(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each stage that imitates attempts."""
-    from rlhf.trainers.supervised import Supervised
+    from rlhf.training.stages.supervised import Supervised
 
     found = ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))
     return ((path, stage) for path, stage in found if isinstance(stage, Supervised) and stage.attempts is not None)
@@ -78,7 +78,7 @@ def _check_compared(recipe: Recipe) -> None:
 
 def _check_alone(recipe: Recipe) -> None:
     for path, stage in paired_stages(recipe):
-        if is_taken_apart(recipe):
+        if shards_parameters(recipe):
             raise RecipeError(
                 "this stage cannot train weights that lie in pieces",
                 where=f"{path}.kind",
@@ -127,7 +127,7 @@ def _check_scored(recipe: Recipe) -> None:
 
 def _learning(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each stage that trains a reward model."""
-    from rlhf.trainers.reward_model import RewardModel
+    from rlhf.training.stages.reward_model import RewardModel
 
     found: Iterator[tuple[str, Any]] = ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))
     return ((path, stage) for path, stage in found if isinstance(stage, RewardModel))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages
+from rlhf.recipe.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -69,7 +69,7 @@ def _check_given(recipe: Recipe) -> None:
 
 def _check_oracle(recipe: Recipe) -> None:
     from environments.base import can_demonstrate
-    from rlhf.sampling.sampler import DemonstratedSampler
+    from rlhf.tasks.sampler import DemonstratedSampler
 
     for path, stage in policy_gradient_stages(recipe):
         if isinstance(stage.sampler, DemonstratedSampler) and not can_demonstrate(recipe.environment):

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
+from rlhf.recipe.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
 
-def is_taken_apart(recipe: Recipe) -> bool:
+def shards_parameters(recipe: Recipe) -> bool:
     """Whether a stage spreads the policy's weights over the processes, so that no engine can share its module."""
     return any(getattr(stage.trainer, "zero", 0) == 3 for stage in recipe.stages)
 

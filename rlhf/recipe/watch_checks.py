@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlhf.recipe.model import Recipe
-    from rlhf.rollout.watch import Watch
+    from rlhf.rollout.reward_watch import Watch
 
 
 def watch_of(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
     """Take the key `watch` out of a reward's settings: true, false, or a mapping of its keys. Raises RecipeError."""
-    from rlhf.rollout.watch import Watch
+    from rlhf.rollout.reward_watch import Watch
 
     values = settings.pop("watch", False)
     if values is False:
@@ -132,7 +132,7 @@ def _caution_short(recipe: Recipe) -> Iterator[str]:
 
 def stage_name(stage: Any) -> str:
     """The kind of a stage."""
-    from rlhf.kinds import kind_of
+    from rlhf.recipe.registry import kind_of
 
     return kind_of("stage", stage)
 

@@ -11,12 +11,12 @@ import pytest
 from agents.chat import ChatAgent
 from rlhf.data import SamplingParams
 from rlhf.errors import EngineError
-from rlhf.rollout.collect import Collector
+from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.group import Progress
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted
-from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import Weighted
 from tests.rollout.small_world import Corridor, tokenizer
 
 
@@ -34,13 +34,13 @@ class Logged(ScriptedEngine):
         return await super().generate(prompt, params, session)
 
 
-def collector(engine: ScriptedEngine, reward: Any, n_at_once: int) -> Collector:
+def collector(engine: ScriptedEngine, reward: Any, n_at_once: int) -> RolloutRunner:
     limits = Limits(max_turns=2, max_tokens=16, max_concurrent=n_at_once)
     weighted = {"r": Weighted("r", 1.0, reward)}
-    return Collector(Corridor(2), ChatAgent(system=""), weighted, engine, Renderer(tokenizer()), limits, seed=0)
+    return RolloutRunner(Corridor(2), ChatAgent(system=""), weighted, engine, Renderer(tokenizer()), limits, seed=0)
 
 
-def collect(made: Collector, log: list[str], n_tasks: int = 4) -> list[str]:
+def collect(made: RolloutRunner, log: list[str], n_tasks: int = 4) -> list[str]:
     tasks = Corridor().tasks("train")[:n_tasks]
     found = asyncio.run(made.collect(tasks, group_size=2, sampling=SamplingParams(), step=0))
     assert [g.task_id for g in found.groups] == [t.id for t in tasks]
