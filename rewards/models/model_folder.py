@@ -92,8 +92,8 @@ class ModelReward:
 
     def rows(self, trajectory: Trajectory) -> list[Row]:
         """What is read of an attempt: everything up to the last sampled token, asked there; nothing where none was."""
-        said = [generation for generation in trajectory.generations if generation.token_ids]
-        return [(said[-1].full_ids, (len(said[-1].full_ids) - 1,))] if said else []
+        said = [generation for generation in trajectory.generations if generation.n_tokens]
+        return [(said[-1].full_ids, (said[-1].length - 1,))] if said else []
 
     def read(self, model: Any, rows: Sequence[Row]) -> list[list[float]]:
         """What the model says at each place of each row."""

@@ -38,7 +38,7 @@ def step_rows(trajectory: Trajectory) -> list[StepRow]:
     """
     rows: list[StepRow] = []
     for number, turn in enumerate(trajectory.turns):
-        said = [g for g in turn.generations if g.token_ids]
+        said = [g for g in turn.generations if g.n_tokens]
         if not said:
             continue
         ids = said[-1].full_ids
@@ -46,7 +46,7 @@ def step_rows(trajectory: Trajectory) -> list[StepRow]:
         if before.ends:
             rows.pop()
         first = next(g for g in said if g.full_ids == ids[: len(g.full_ids)])
-        begin = len(first.prompt.token_ids)
+        begin = first.prompt.n_tokens
         ends, turns = (*before.ends, len(ids) - 1), (*before.turns, number)
         rows.append(StepRow(ids, ends, turns, (*before.begins, begin)))
     return rows

@@ -11,7 +11,7 @@ import warnings
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,75 @@ class PackedBatch:
         return replace(self, **moved)
 
 
+class MicroBatches(Sequence[PackedBatch]):
+    """The micro-batches of a minibatch, each laid out anew when it is asked for, so that one at a time is in memory.
+
+    Args:
+        rows: of the minibatch.
+        weights_R: coefficient of each policy token of each row.
+        members: which rows each micro-batch holds, as `pack` says.
+    """
+
+    def __init__(self, rows: Sequence[Sample], weights_R: Floats, members: Sequence[Sequence[int]]) -> None:
+        self._rows, self._weights, self._members = rows, weights_R, members
+        self._n_tokens, self._first = sum(s.n_policy_tokens for s in rows), _tokens_before(rows)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, index: int) -> PackedBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PackedBatch]: ...
+    def __getitem__(self, index: int | slice) -> PackedBatch | list[PackedBatch]:
+        if isinstance(index, slice):
+            return [self._laid_out(members) for members in self._members[index]]
+        return self._laid_out(self._members[index])
+
+    def _laid_out(self, members: Sequence[int]) -> PackedBatch:
+        at = list(members)
+        rows = [self._rows[i] for i in at]
+        return collate(rows, self._weights[at], n_minibatch_tokens=self._n_tokens, first_R=self._first[at])
+
+    @property
+    def shapes(self) -> list[tuple[list[int], int]]:
+        """Of each micro-batch the lengths of its rows, and how many policy tokens they hold."""
+        found = [[self._rows[i] for i in members] for members in self._members]
+        return [([len(s) for s in rows], sum(s.n_policy_tokens for s in rows)) for rows in found]
+
+    @property
+    def adapters(self) -> set[str]:
+        """Roles whose adapters read the rows; empty for the shared one."""
+        return {self._rows[i].adapter for members in self._members for i in members}
+
+
+class AllCount(Sequence[tuple[PackedBatch, bool]]):
+    """Micro-batches that all count, each laid out when it is asked for."""
+
+    def __init__(self, batches: Sequence[PackedBatch]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._batches[index], True
+
+
+def shapes_of(batches: Sequence[PackedBatch]) -> list[tuple[list[int], int]]:
+    """Return of each micro-batch the lengths of its rows, and how many policy tokens they hold."""
+    if isinstance(batches, MicroBatches):
+        return batches.shapes
+    return [(batch.lengths.tolist(), len(batch.targets)) for batch in batches]
+
+
+def adapters_of(batches: Sequence[PackedBatch]) -> set[str]:
+    """Return the roles whose adapters read the rows of `batches`; empty for the shared one."""
+    if isinstance(batches, MicroBatches):
+        return batches.adapters
+    return {name for batch in batches for name in batch.adapters or ("",)}
+
+
 def pack_minibatches(
     samples: Sequence[Sample],
     n_minibatches: int,
@@ -95,8 +164,8 @@ def pack_minibatches(
     rng: np.random.Generator | None = None,
     *,
     n_least: int = 1,
-) -> Iterator[list[PackedBatch]]:
-    """Yield the micro-batches of each minibatch, one minibatch at a time.
+) -> Iterator[MicroBatches]:
+    """Yield the micro-batches of each minibatch, one minibatch at a time; each is laid out when it is asked for.
 
     Args:
         samples: rows of a step; none yield nothing.
@@ -109,11 +178,7 @@ def pack_minibatches(
     for rows in minibatches(samples, n_minibatches, rng):
         counts = np.array([s.n_policy_tokens for s in rows])
         weights = reduction(counts, np.array([s.sequence for s in rows]))
-        total, first = int(counts.sum()), _tokens_before(rows)
-        yield [
-            collate([rows[i] for i in members], weights[members], n_minibatch_tokens=total, first_R=first[members])
-            for members in pack(rows, max_tokens, n_least=n_least)
-        ]
+        yield MicroBatches(rows, weights, pack(rows, max_tokens, n_least=n_least))
 
 
 def minibatches(
@@ -189,7 +254,7 @@ def collate(
         n_minibatch_tokens: policy tokens of the minibatch these rows are part of; None if they are all of it.
         first_R: place in its trajectory of the first policy token of each row; None if these rows are all of them.
     """
-    token_ids = np.concatenate([s.token_ids for s in samples])
+    token_ids = np.concatenate([s.token_ids for s in samples], dtype=np.int64)
     mask = np.concatenate([s.mask for s in samples])
     positions = np.flatnonzero(mask)  # of the policy tokens; a row never starts with one (checked by Sample)
     counts = np.array([s.n_policy_tokens for s in samples])

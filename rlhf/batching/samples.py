@@ -18,7 +18,8 @@ from rlhf.data import Credit, Generation, ScoredGroup
 from rlhf.data.generation import DEMONSTRATED
 from rlhf.errors import DataError
 
-Ints = npt.NDArray[np.int64]
+#: Token ids are int32, as generations hold them, unless an id needs more.
+Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Layout = Literal["trajectory", "generation"]
@@ -206,7 +207,7 @@ def _credited(
     returns = (None,) * len(generations) if returns_NT is None else returns_NT
     _check_count(len(credit_NT), len(generations), group, "generations")
     _check_count(len(returns), len(generations), group, "generations", "returns")
-    return [found for found in zip(generations, credit_NT, returns, strict=True) if found[0].token_ids or found[1]]
+    return [found for found in zip(generations, credit_NT, returns, strict=True) if found[0].n_tokens or found[1]]
 
 
 def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
@@ -225,42 +226,38 @@ def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
 def _runs(credited: Iterable[_Credited]) -> Iterator[list[_Credited]]:
     """Yield the longest runs of generations of one adapter whose prompts begin with all ids of the one before."""
     run: list[_Credited] = []
-    seen: tuple[int, ...] = ()  # prompt and sampled ids of the generation before
     for found in credited:
-        prompt = found[0].prompt.token_ids
-        if run and (prompt[: len(seen)] != seen or found[0].prompt.adapter != run[0][0].prompt.adapter):
+        prompt = found[0].prompt
+        if run and not (prompt.extends(run[-1][0]) and prompt.adapter == run[0][0].prompt.adapter):
             yield run
             run = []
         run.append(found)
-        seen = prompt + found[0].token_ids
     if run:
         yield run
 
 
 def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, group: ScoredGroup) -> Iterator[Sample]:
-    """Yield the row of a run, or one row per generation; the rows of a run share one array of ids."""
-    full = run[-1][0].full_ids
-    ids = np.fromiter(full, np.int64, len(full))
-    ids.setflags(write=False)
+    """Yield the row of a run, or one row per generation; the rows share the array of ids of the generations."""
+    ids = run[-1][0].all_ids
     for trained in [run] if layout == "trajectory" else [[found] for found in run]:
         last = trained[-1][0]
-        n = len(last.prompt.token_ids) + len(last.token_ids)
+        n = last.prompt.n_tokens + last.n_tokens
         mask = np.zeros(n, np.bool_)
-        off_policy = np.zeros(n, np.bool_)
+        off_policy = np.zeros(n, np.bool_) if any(g.policy_version == DEMONSTRATED for g, _, _ in trained) else None
         logprobs, advantages, returns = (np.zeros(n, np.float32) for _ in range(3))
         has_returns = all(returns_T is not None for _, _, returns_T in trained)
         for generation, credit_T, returns_T in trained:
-            _check_count(len(credit_T), len(generation.token_ids), group, "sampled tokens")
-            start = len(generation.prompt.token_ids)
-            span = slice(start, start + len(generation.token_ids))
-            mask[span], logprobs[span], advantages[span] = True, generation.logprobs, credit_T
-            off_policy[span] = generation.policy_version == DEMONSTRATED
+            _check_count(len(credit_T), generation.n_tokens, group, "sampled tokens")
+            start = generation.prompt.n_tokens
+            span = slice(start, start + generation.n_tokens)
+            mask[span], logprobs[span], advantages[span] = True, generation.logps, credit_T
+            if off_policy is not None:
+                off_policy[span] = generation.policy_version == DEMONSTRATED
             if returns_T is not None:
-                _check_count(len(returns_T), len(generation.token_ids), group, "sampled tokens", "returns")
+                _check_count(len(returns_T), generation.n_tokens, group, "sampled tokens", "returns")
                 returns[span] = returns_T
         known = returns if has_returns else None
-        others = off_policy if off_policy.any() else None
-        row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=others, returns=known)
+        row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=off_policy, returns=known)
         yield replace(row, adapter=last.prompt.adapter)
 
 

@@ -47,7 +47,7 @@ class TokenLine:
         """Lay out the trajectories of `groups`. Raises DataError where a turn's score is not finite."""
         trajectories = [t for group in groups for t in group.trajectories]
         rewards = [row for group in groups for row in turn_rewards(group)]
-        sampled = [[sum(len(g.token_ids) for g in turn.generations) for turn in t.turns] for t in trajectories]
+        sampled = [[sum(g.n_tokens for g in turn.generations) for turn in t.turns] for t in trajectories]
         tokens_S: list[int] = []
         turns_S: list[int] = []
         tokens_K: list[int] = []
@@ -134,7 +134,7 @@ def nested(shapes: Iterable[ShapeGN], values_N: Floats) -> list[TokensGNT]:
 
 def shape_of(group: ScoredGroup) -> ShapeGN:
     """Return `[G][N]`, the sampled tokens of each generation of each trajectory."""
-    return [[len(g.token_ids) for turn in t.turns for g in turn.generations] for t in group.trajectories]
+    return [[g.n_tokens for turn in t.turns for g in turn.generations] for t in group.trajectories]
 
 
 def whitened(values_N: Floats, *, subtract_mean: bool = True, ddof: int = 1, eps: float = 1e-6) -> Floats | None:

@@ -135,11 +135,12 @@ def spread(group: ScoredGroup, per_turn_GK: Sequence[Sequence[float]]) -> Tokens
             got=str(got),
             expected=str(expected),
         )
+    rows: dict[tuple[int, int], tuple[float, ...]] = {}  # by the very number and its count: equal rows are one tuple
     return tuple(
         tuple(
-            (value,) * len(generation.token_ids)
+            rows.setdefault((id(value), n), (value,) * n)
             for turn, value in zip(trajectory.turns, row, strict=True)
-            for generation in turn.generations
+            for n in (generation.n_tokens for generation in turn.generations)
         )
         for trajectory, row in zip(group.trajectories, per_turn_GK, strict=True)
     )

@@ -266,7 +266,7 @@ class _Rows:
 
 
 def _zeros(group: ScoredGroup) -> list[list[tuple[float, ...]]]:
-    return [[(0.0,) * len(g.token_ids) for g in t.generations] for t in group.trajectories]
+    return [[(0.0,) * g.n_tokens for g in t.generations] for t in group.trajectories]
 
 
 def _own_returns(group: ScoredGroup, values: Values) -> list[list[tuple[float, ...]]]:

@@ -186,7 +186,7 @@ class Credit:
 
 def _check_tokens(what: str, tokens_GNT: TokensGNT, group: ScoredGroup, hint: str) -> None:
     is_plural = what != "credit"
-    shape = [[len(g.token_ids) for g in t.generations] for t in group.trajectories]
+    shape = [[g.n_tokens for g in t.generations] for t in group.trajectories]
     got = [[len(row) for row in rows] for rows in tokens_GNT]
     if shape != got:
         raise DataError(

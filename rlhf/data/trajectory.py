@@ -143,4 +143,4 @@ class Trajectory:
     @property
     def n_tokens(self) -> int:
         """Sampled tokens."""
-        return sum(len(g.token_ids) for g in self.generations)
+        return sum(g.n_tokens for g in self.generations)

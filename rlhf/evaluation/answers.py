@@ -111,11 +111,11 @@ def spent_on(candidates: Sequence[Trajectory], chosen: int, why: str) -> Spent:
         n_candidates=len(candidates),
         n_solved=sum(t.solved for t in candidates),
         n_turns=len(turns),
-        n_tokens=sum(u[1] for u in usage) if is_counted else sum(len(g.token_ids) for g in generations),
+        n_tokens=sum(u[1] for u in usage) if is_counted else sum(g.n_tokens for g in generations),
         n_prompt_tokens=sum(u[0] for u in usage) if is_counted else sum(map(_prompt_length, asked)),
         is_counted=is_counted,
     )
 
 
 def _prompt_length(generation: Generation) -> int:
-    return len(generation.prompt.token_ids)
+    return generation.prompt.n_tokens

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
+from rlhf.data.generation import Conversations
+from rlhf.data.tokens import packed_ids
 from rlhf.errors import DataError
 from rlhf.evaluation.answers import Spent
 
@@ -47,7 +49,7 @@ class TrajectoryRecord:
     def __post_init__(self) -> None:
         if self.advantages is None:
             return
-        shape = [len(g.token_ids) for g in self.trajectory.generations]
+        shape = [g.n_tokens for g in self.trajectory.generations]
         got = [len(row) for row in self.advantages]
         if got != shape:
             raise DataError("advantages do not match the tokens", where=self.task_id, got=str(got), expected=str(shape))
@@ -213,18 +215,18 @@ def _encode_turn(turn: Turn) -> Row:
 
 def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
     rows: list[Row] = []
-    before: tuple[int, ...] = ()
+    before: Generation | None = None
     for g in generations:
-        prompt = g.prompt.token_ids
-        extends = bool(before) and prompt[: len(before)] == before
+        extends = before is not None and g.prompt.extends(before)
+        n_known = before.length if before is not None and extends else 0
         rows.append(
             {
                 "extends": extends,
-                "prompt_ids": prompt[len(before) :] if extends else prompt,
+                "prompt_ids": g.prompt.ids[n_known:].tolist(),
                 "stop_ids": g.prompt.stop_ids,
                 "adapter": g.prompt.adapter,
-                "token_ids": g.token_ids,
-                "logprobs": g.logprobs,
+                "token_ids": g.ids.tolist(),
+                "logprobs": g.logps.tolist(),
                 "finish": str(g.finish),
                 "role": _text(g.role),
                 "by": _text(g.by),
@@ -233,7 +235,7 @@ def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
                 "version_spans": g.version_spans,
             }
         )
-        before = g.full_ids
+        before = g
     return rows
 
 
@@ -292,22 +294,22 @@ def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[
 
 
 def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
-    before: tuple[int, ...] = ()
+    before, conversations = packed_ids(()), Conversations()
     for row in rows:
-        prompt = (before if row["extends"] else ()) + tuple(row["prompt_ids"])
+        prompt, sampled = packed_ids(row["prompt_ids"]), packed_ids(row["token_ids"])
+        if row["extends"]:
+            prompt = before + prompt
+        before = prompt + sampled
         generation = Generation(
             prompt=Prompt(prompt, tuple(row["stop_ids"]), row.get("adapter") or ""),
-            token_ids=tuple(row["token_ids"]),
+            token_ids=sampled,
             logprobs=tuple(row["logprobs"]),
             finish=Finish(row["finish"]),
             policy_version=row["policy_version"],
             version_spans=tuple((version, n) for version, n in row["version_spans"]),
-            role=row.get("role") or "",
-            by=row.get("by") or "",
             usage=(row["usage"][0], row["usage"][1]) if row.get("usage") else None,
         )
-        before = generation.full_ids
-        yield generation
+        yield conversations.keep(generation, role=row.get("role") or "", by=row.get("by") or "")
 
 
 def _decode_score(row: Row) -> Score:

@@ -75,20 +75,21 @@ def check_prompt(prompt: Prompt, where: str, *, max_context: int, n_vocab: int |
         ContextFull: it leaves no room for a token.
         EngineError: the model does not know one of its ids.
     """
-    ids = prompt.token_ids
-    if len(ids) >= max_context:
+    n = prompt.n_tokens
+    if n >= max_context:
         raise ContextFull(
             "the prompt leaves no room for a token",
             where=where,
-            got=f"{len(ids)} tokens",
+            got=f"{n} tokens",
             expected=f"fewer than {max_context}",
         )
-    if n_vocab is not None and not 0 <= min(ids) <= max(ids) < n_vocab:
+    ids = prompt.ids
+    if n_vocab is not None and not 0 <= ids.min() <= ids.max() < n_vocab:
         raise EngineError(
             "a token id is outside the model's vocabulary",
             where=where,
-            got=f"ids from {min(ids)} to {max(ids)}",
+            got=f"ids from {ids.min()} to {ids.max()}",
             expected=f"0 to {n_vocab - 1}",
             hint="use the tokenizer that belongs to the model",
         )
-    return max_context - len(ids)
+    return max_context - n

@@ -19,6 +19,9 @@ BLOCKED_S = 1.0
 #: By the number of a thread: name of the inline part that computes there, and since when.
 ON_LOOP: dict[int, tuple[str, float] | None] = {}
 
+#: By the number of a thread: the call there that was named last, by whichever watchdog looks at it.
+_NAMED: dict[int, tuple[str, float]] = {}
+
 
 def warn(text: str) -> None:
     """Give the caution as a warning of Python's."""
@@ -49,11 +52,14 @@ class Watchdog:
         self._thread.join()
 
     def _look(self) -> None:
-        named = None
         while not self._over.wait(self._blocked_s / 4):
             running = ON_LOOP.get(self._watched)
-            if running is not None and running is not named and monotonic() - running[1] > self._blocked_s:
-                named = running
+            if (
+                running is not None
+                and running is not _NAMED.get(self._watched)
+                and monotonic() - running[1] > self._blocked_s
+            ):
+                _NAMED[self._watched] = running
                 self._say(
                     f"{running[0]} blocks the event loop: it has not come back for {self._blocked_s:g} s, and every "
                     "other attempt waits for it. A part that says `inline` has to answer within milliseconds; "

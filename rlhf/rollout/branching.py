@@ -71,9 +71,9 @@ def split_generations(group: Sequence[Trajectory], branches: Sequence[Branch]) -
             turn = by_number[branch.parent].turns[len(branch.turns)]
             at = branch.fork.n_tokens
             for g in calls_of(turn.generations)[branch.fork.call]:
-                if 0 < at < len(g.token_ids):
+                if 0 < at < g.n_tokens:
                     cuts.setdefault(id(g), set()).add(at)
-                at -= len(g.token_ids)
+                at -= g.n_tokens
     made: dict[int, tuple[Generation, ...]] = {}
     turns: dict[int, Turn] = {}
 
@@ -95,7 +95,7 @@ def split_generations(group: Sequence[Trajectory], branches: Sequence[Branch]) -
 def _cut(generation: Generation, at: Sequence[int] | set[int]) -> tuple[Generation, ...]:
     if not at:
         return (generation,)
-    ends = [*sorted(at), len(generation.token_ids)]
+    ends = [*sorted(at), generation.n_tokens]
     return tuple(piece_of(generation, a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True))
 
 
@@ -108,5 +108,5 @@ def _headed(branch: Branch, parent: Trajectory) -> Branch:
         if left <= 0:
             break
         kept.append(piece)
-        left -= len(piece.token_ids)
+        left -= piece.n_tokens
     return replace(branch, head=SharedPrefix(tuple(calls[: branch.fork.call]), tuple(kept)))

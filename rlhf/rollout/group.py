@@ -7,9 +7,10 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agents.base import Agent
 from environments.base import Environment, most_at_once
@@ -74,6 +75,21 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The attempts at one task, when the last of them is over.
+
+    Attributes:
+        task: that was attempted.
+        trajectories: in order.
+        is_last: whether the attempts at all tasks are over.
+    """
+
+    task: Task
+    trajectories: Sequence[Trajectory]
+    is_last: bool
+
+
 @dataclass(slots=True)
 class _Board:
     """What is going on, for the progress."""
@@ -121,7 +137,7 @@ class _Job:
         return f"{self.task.id}{again}, attempt {self.attempt}"
 
 
-async def run_groups(
+async def finished_groups(
     tasks: Sequence[Task],
     environment: Environment,
     agent: Agent,
@@ -137,7 +153,7 @@ async def run_groups(
     grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
     players: Players | None = None,
     on_progress: OnProgress | None = None,
-) -> list[list[Trajectory]]:
+) -> AsyncGenerator[Attempts, None]:
     """Attempt each task `group_size` times, at most `limits.max_concurrent` at once, begun in the order of the tasks.
 
     Fewer run at once where the environment has not room for so many: none waits for room while its clock runs.
@@ -164,26 +180,63 @@ async def run_groups(
         players: says who has seats of an attempt in the policy's place; None: nobody.
         on_progress: called some times a second, also while everything waits, and at the end.
 
-    Returns:
-        `[tasks][group_size]`, in order, whatever finished first; fewer where there was nothing to branch from.
+    Yields:
+        The attempts at each task, in the order of the tasks, each as soon as its last attempt and all tasks before it
+        are over: `group_size` of them, or fewer where there was nothing to branch from. The others go on meanwhile.
     """
     board = _Board(len(tasks) * group_size)
     rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players)
-    groups: list[list[Trajectory]] = [[] for _ in tasks]
     jobs = _jobs(tasks, grouping.n_from_start(group_size), earlier)
-    firsts = [job for job in jobs if job.attempt == 0]
     n_at_once = min(limits.max_concurrent, most_at_once(environment) or limits.max_concurrent)
+    ended = [asyncio.Event() for _ in tasks]
+    groups: list[list[Trajectory]] = [[] for _ in tasks]
+
+    async def play() -> None:
+        try:
+            async with _reporting(board, on_progress):
+                await rollout.play(jobs, groups, grouping, n_at_once, ended)
+        finally:
+            await rollout.lanes.close()
+
+    playing = asyncio.create_task(play(), name="rollouts")
     try:
-        async with _reporting(board, on_progress):
-            for number in range(1, 2 + grouping.n_rounds):
-                found = await _in_order(jobs, rollout.attempt, n_at_once)
-                for job, trajectory in zip(jobs, found, strict=True):
-                    groups[job.index].append(trajectory)
-                if number <= grouping.n_rounds:
-                    jobs = [new for job in firsts for new in rollout.branches(job, groups[job.index], grouping, number)]
+        for task, event, group in zip(tasks, ended, groups, strict=True):
+            await _either(event, playing)
+            yield Attempts(task, group, all(other.is_set() for other in ended))
+        await playing
     finally:
-        await rollout.lanes.close()
-    return groups
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+
+async def run_groups(
+    tasks: Sequence[Task],
+    environment: Environment,
+    agent: Agent,
+    engine: RolloutEngine,
+    renderer: Renderer,
+    limits: Limits,
+    sampling: SamplingParams,
+    *,
+    group_size: int,
+    seed: int,
+    **how: Any,
+) -> list[list[Trajectory]]:
+    """Return `[tasks][group_size]`, what `finished_groups` yields, when all attempts are over."""
+    parts = (environment, agent, engine, renderer, limits, sampling)
+    async with aclosing(finished_groups(tasks, *parts, group_size=group_size, seed=seed, **how)) as groups:
+        return [list(attempts.trajectories) async for attempts in groups]
+
+
+async def _either(event: asyncio.Event, playing: asyncio.Task[None]) -> None:
+    """Wait for `event`; raise what `playing` raises where that comes first."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({waiting, playing}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if not event.is_set():
+        await playing
 
 
 class _Rollout:
@@ -219,6 +272,42 @@ class _Rollout:
         self.board.n_solved += trajectory.solved
         self.board.n_failed += trajectory.outcome.is_failure_of_a_part
         return replace(trajectory, n_retries=retry)
+
+    async def play(
+        self,
+        jobs: list[_Job],
+        groups: list[list[Trajectory]],
+        grouping: GroupStructure,
+        n_at_once: int,
+        ended: Sequence[asyncio.Event],
+    ) -> None:
+        """Make the attempts of `jobs` and the rounds of branches, into `groups`; say of each when it has ended."""
+        firsts = [job for job in jobs if job.attempt == 0]
+        for number in range(1, 1 + grouping.n_rounds):
+            await self._round(jobs, groups, n_at_once, [asyncio.Event() for _ in ended])
+            jobs = [new for job in firsts for new in self.branches(job, groups[job.index], grouping, number)]
+        await self._round(jobs, groups, n_at_once, ended)
+
+    async def _round(
+        self, jobs: Sequence[_Job], groups: list[list[Trajectory]], n_at_once: int, ended: Sequence[asyncio.Event]
+    ) -> None:
+        left = Counter(job.index for job in jobs)
+        made: list[dict[int, Trajectory]] = [{} for _ in groups]
+
+        def end(index: int) -> None:
+            groups[index] += [made[index][attempt] for attempt in sorted(made[index])]
+            ended[index].set()
+
+        async def work(job: _Job) -> None:
+            made[job.index][job.attempt] = await self.attempt(job)
+            left[job.index] -= 1
+            if not left[job.index]:
+                end(job.index)
+
+        for index in range(len(groups)):
+            if not left[index]:
+                end(index)
+        await _in_order(jobs, work, n_at_once)
 
     def branches(self, job: _Job, group: list[Trajectory], grouping: GroupStructure, number: int) -> list[_Job]:
         """Return the attempts of a round of branches at the task of `job`, numbered behind those of its group.
@@ -258,16 +347,13 @@ def _jobs(tasks: Sequence[Task], group_size: int, earlier: Sequence[str]) -> lis
     return jobs
 
 
-async def _in_order(
-    jobs: Sequence[_Job], work: Callable[[_Job], Awaitable[Trajectory]], max_concurrent: int
-) -> list[Trajectory]:
+async def _in_order(jobs: Sequence[_Job], work: Callable[[_Job], Awaitable[None]], max_concurrent: int) -> None:
     """Work on all jobs, begun in order; when one raises or this is cancelled, the others are cancelled and awaited."""
-    results: dict[int, Trajectory] = {}
-    waiting: Iterator[tuple[int, _Job]] = iter(enumerate(jobs))
+    waiting = iter(jobs)
 
     async def runner() -> None:
-        for number, job in waiting:
-            results[number] = await work(job)
+        for job in waiting:
+            await work(job)
 
     runners = [asyncio.create_task(runner()) for _ in range(min(max_concurrent, len(jobs)))]
     try:
@@ -276,7 +362,6 @@ async def _in_order(
         for task in runners:
             task.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
-    return [results[number] for number in range(len(jobs))]
 
 
 @asynccontextmanager

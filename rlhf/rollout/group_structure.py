@@ -227,7 +227,7 @@ class _State:
         """Of the token in its place, else of the least likely token of the turn, nats; 0 where nothing was sampled."""
         if self.fork is not None:
             return -self.logprob
-        return max((-x for g in self.attempt.turns[self.turn].generations for x in g.logprobs), default=0.0)
+        return max((-x for g in self.attempt.turns[self.turn].generations for x in g.logps.tolist()), default=0.0)
 
 
 def _states(t: Trajectory) -> list[_State]:
@@ -249,7 +249,7 @@ def _within(attempts: Iterable[Trajectory]) -> list[_State]:
                 for g in call:
                     if id(g) not in seen and g.usage is None:  # text of a server has no tokens to branch between
                         seen.add(id(g))
-                        places = enumerate(g.logprobs[1:], start=n + 1)
+                        places = enumerate(g.logps[1:].tolist(), start=n + 1)
                         found += [_State(t, k, Fork(number, at), logprob) for at, logprob in places]
-                    n += len(g.token_ids)
+                    n += g.n_tokens
     return found

@@ -12,7 +12,7 @@ from typing import Any
 from agents.base import Reply
 from rlhf.data import Finish, Generation, Message, Prompt, SamplingParams
 from rlhf.data.foreign import shown
-from rlhf.data.generation import joined
+from rlhf.data.generation import Conversations, joined
 from rlhf.errors import AgentError, ContextFull, EngineError, boundary
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
@@ -70,6 +70,7 @@ class EpisodePolicy:
         self._turn = self._n_calls = 0
         self._head: SharedPrefix | None = None
         self._pieces: dict[int, tuple[Generation, ...]] = {}
+        self._conversations = Conversations()
         self.generations: list[Generation] = []
 
     def begin_turn(self, turn: int, head: SharedPrefix | None = None, seat: str = "") -> None:
@@ -112,8 +113,8 @@ class EpisodePolicy:
         pieces = self._kept(prompt, call)
         if not pieces or self._goes_on(call):
             said = await self._sample(prompt, call, max_tokens, pieces)
-            pieces = (*pieces, replace(said, role=role, by=self._player.name))
-            self._watch.n_tokens += len(pieces[-1].token_ids)
+            pieces = (*pieces, self._conversations.keep(said, role=role, by=self._player.name))
+            self._watch.n_tokens += said.n_tokens
         self._watch.enter(EpisodeStatus.AGENT)
         generation = joined(pieces)
         self.generations.append(generation)
@@ -124,7 +125,7 @@ class EpisodePolicy:
         """Length of the prompt that `messages` make; one more than the context where a message alone is longer."""
         if self._too_long(messages):
             return self._context + 1
-        return len(self._renderer.prompt(messages).token_ids)
+        return self._renderer.prompt(messages).n_tokens
 
     @property
     def _context(self) -> int:
@@ -148,7 +149,7 @@ class EpisodePolicy:
             raise AgentError(
                 "the agent asks otherwise when a turn is played again",
                 where=f"turn {self._turn + 1}, call {call + 1}",
-                got=f"a prompt of {len(prompt.token_ids)} tokens",
+                got=f"a prompt of {prompt.n_tokens} tokens",
                 expected="the prompt that it made of the same history before",
                 hint="an agent holds nothing between turns; use rollout: {kind: tree, at: turn}",
             )
@@ -159,8 +160,8 @@ class EpisodePolicy:
     ) -> Generation:
         limit = min(self._limits.max_tokens, max_tokens or self._limits.max_tokens)
         if kept:
-            limit -= sum(len(piece.token_ids) for piece in kept)
-            prompt = replace(prompt, token_ids=kept[-1].full_ids)
+            limit -= sum(piece.n_tokens for piece in kept)
+            prompt = kept[-1].continued()
         limit = bounded(limit, prompt, self._player.engine, self._limits, self._session)
         seed = stable_seed(self._seed, self._attempt, self._turn, call)
         self._watch.enter(EpisodeStatus.ENGINE)
@@ -194,12 +195,12 @@ def bounded(limit: int, prompt: Prompt, engine: RolloutEngine, limits: Limits, s
         ContextFull: not even one.
     """
     context = context_of(engine, limits)
-    room = context - len(prompt.token_ids)
+    room = context - prompt.n_tokens
     if room < 1:
         raise ContextFull(
             "the prompt leaves no room for a token",
             where=session,
-            got=f"{len(prompt.token_ids)} tokens in a context of {context}",
+            got=f"{prompt.n_tokens} tokens in a context of {context}",
             hint="raise limits.max_context, lower limits.max_turns, or let the agent forget (history)",
         )
     return min(limit, room)
@@ -225,8 +226,8 @@ def _check_generation(generation: object, prompt: Prompt, limit: int) -> None:
         problem = "gave the call up"
     elif generation.prompt != prompt:
         problem = "answered for another prompt"
-    elif len(generation.token_ids) > limit:
-        problem = f"sampled {len(generation.token_ids)} tokens, at most {limit} were asked for"
+    elif generation.n_tokens > limit:
+        problem = f"sampled {generation.n_tokens} tokens, at most {limit} were asked for"
     else:
         return
     raise EngineError(problem, where="engine.generate")

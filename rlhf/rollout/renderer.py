@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlhf.data import Generation, Message, Prompt, Role
+from rlhf.data.tokens import packed_ids
 from rlhf.errors import DataError, ModelError, boundary, nearest
 
 if TYPE_CHECKING:
@@ -102,13 +104,13 @@ class Renderer:
                 got=f"{len(messages)} messages",
                 expected="at least one message before the first sampled reply",
             )
-        ids = list(self._first(tuple(messages[: borders[0]]), shown))
+        ids = self._first(tuple(messages[: borders[0]]), shown)[:]
         for reply, following in zip(replies, borders[1:], strict=True):
             sampled = messages[reply].token_ids or ()
             ended_by = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
-            ids += sampled
+            ids.extend(sampled)
             ids += self._glue(tuple(messages[reply + 1 : following]), ended_by)
-        return Prompt(tuple(ids), self.stop_ids, role if role in self._adapters else "")
+        return Prompt(ids, self.stop_ids, role if role in self._adapters else "")
 
     def exceeds(self, text: str, n: int) -> bool:
         """Whether a text has more than `n` tokens for sure, found without reading more of it than it takes to tell.
@@ -147,8 +149,7 @@ class Renderer:
     @staticmethod
     def extends(previous: Generation, prompt: Prompt) -> bool:
         """Whether `prompt` begins with everything of `previous`, so that both fit in one row and share a cache."""
-        full = previous.full_ids
-        return prompt.token_ids[: len(full)] == full
+        return prompt.extends(previous)
 
     def _check_template(self) -> None:
         if not self.tokenizer.chat_template:
@@ -185,14 +186,15 @@ class Renderer:
             )
         return json.dumps(list(tools))
 
-    def _make_first(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
+    def _make_first(self, messages: tuple[Message, ...], tools: str) -> array[int]:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
-            return self._encode(self._render(messages, header=True, tools=json.loads(tools) if tools else None))
+            text = self._render(messages, header=True, tools=json.loads(tools) if tools else None)
+            return packed_ids(self._encode(text))
 
-    def _make_glue(self, between: tuple[Message, ...], ended_by: int | None) -> tuple[int, ...]:
+    def _make_glue(self, between: tuple[Message, ...], ended_by: int | None) -> array[int]:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
             glue = self._encode(self._after_marker(self._render((*_PROBE, *between), header=True)))
-        return glue if ended_by is None else self._without_end(glue, ended_by)
+        return packed_ids(glue if ended_by is None else self._without_end(glue, ended_by))
 
     def _render(self, messages: Sequence[Message], *, header: bool, tools: Any = None) -> str:
         conversation = [{"role": m.role.value, "content": self._defused(m.content)} for m in messages]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.inference.engine import RolloutEngine
 from rlhf.processes import current
-from rlhf.rollout.group import OnProgress, run_groups
+from rlhf.rollout.group import OnProgress, finished_groups
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
@@ -46,7 +47,7 @@ class RolloutBatch:
         turns = [turn for t in trajectories for turn in t.own_turns]  # what attempts share counts once
         generations = counted_once(turn.generations for turn in turns)
         n = max(len(trajectories), 1)
-        n_tokens = sum(len(g.token_ids) for g in generations)
+        n_tokens = sum(g.n_tokens for g in generations)
         returns = [s.total for s in scores]
         mean = sum(returns) / n
         n_invalid = sum(not turn.valid for turn in turns)
@@ -77,7 +78,7 @@ class RolloutBatch:
 
 def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:
     """How much the policy was shown, and how often it was asked."""
-    lengths = [len(call[0].prompt.token_ids) for turn in turns for call in calls_of(turn.generations)]
+    lengths = [call[0].prompt.n_tokens for turn in turns for call in calls_of(turn.generations)]
     return {
         "rollout/prompt_tokens_mean": sum(lengths) / max(len(lengths), 1),
         "rollout/prompt_tokens_max": float(max(lengths, default=0)),
@@ -137,7 +138,7 @@ class RolloutRunner:
         earlier: RolloutBatch | None = None,
         players: Players | None = None,
     ) -> RolloutBatch:
-        """Attempt every task `group_size` times, as `grouping` says, and score the attempts.
+        """Attempt every task `group_size` times, as `grouping` says, and score the attempts, each group as it ends.
 
         Of several processes each attempts its share of the tasks, and all return all groups.
 
@@ -152,31 +153,37 @@ class RolloutRunner:
         here = current()
         share = here.share(len(tasks))
         own = tasks[share]
+        earlier_ids = [*(group.task_id for group in before), *(task.id for task in tasks[: share.start])]
+        how: dict[str, Any] = {"grouping": grouping, "players": players, "earlier": earlier_ids}
         with span("rollout"):
-            attempts: list[Any] = await run_groups(
-                own,
-                self.environment,
-                self.agent,
-                self.engine,
-                self.renderer,
-                self.limits,
-                sampling,
-                group_size=group_size,
-                seed=self.seed,
-                step=step,
-                earlier=[*(group.task_id for group in before), *(task.id for task in tasks[: share.start])],
-                grouping=grouping,
-                players=players,
-                on_progress=self.on_progress,
-            )
-        timeout_s = self.limits.reward_timeout_s
-        with span("scoring"):
-            scored = [
-                await score_group(t, found, self.rewards, timeout_s=timeout_s)
-                for t, found in zip(own, attempts, strict=True)
-            ]
+            async with aclosing(self.groups(own, sampling, group_size=group_size, step=step, **how)) as found:
+                scored = [group async for group in found]
         parts = here.gather((scored, time.perf_counter() - start), f"the rollouts of step {step + 1}")
         groups = (*before, *(group for found, _ in parts for group in found))
         check_failures(groups, self.limits)
         seconds = max(seconds for _, seconds in parts)
         return RolloutBatch(groups, seconds + (earlier.seconds if earlier else 0.0))
+
+    async def groups(
+        self, tasks: Sequence[Task], sampling: SamplingParams, *, group_size: int, step: int, **how: Any
+    ) -> AsyncGenerator[ScoredGroup, None]:
+        """Yield the scored group of each task, in order; a group is scored while the tasks after it are attempted.
+
+        Groups are scored one after the other, so a reward is asked in the order of the tasks, whatever ends first.
+
+        Args:
+            tasks: of this process.
+            sampling: temperature and the like.
+            group_size: attempts per task.
+            step: number of the optimiser step.
+            how: what else `finished_groups` takes.
+        """
+        parts = (self.environment, self.agent, self.engine, self.renderer, self.limits, sampling)
+        how |= {"step": step, "on_progress": self.on_progress}
+        attempted = finished_groups(tasks, *parts, group_size=group_size, seed=self.seed, **how)
+        async with aclosing(attempted) as found:
+            async for attempts in found:
+                given, timeout_s = (attempts.task, attempts.trajectories), self.limits.reward_timeout_s
+                with span("scoring") if attempts.is_last else nullcontext():
+                    group = await score_group(*given, self.rewards, timeout_s=timeout_s)
+                yield group

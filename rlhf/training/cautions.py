@@ -32,7 +32,7 @@ def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> str:
     cut = [g for g in generations if g.finish is Finish.LENGTH]
     if len(cut) <= TRUNCATED_SHARE * len(generations):
         return ""
-    n_full = sum(len(g.token_ids) < limits.max_tokens for g in cut)
+    n_full = sum(g.n_tokens < limits.max_tokens for g in cut)
     by = [f"{len(cut) - n_full} by limits.max_tokens: {limits.max_tokens}"] * (n_full < len(cut))
     by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
     return f"{len(cut)} of {len(generations)} generations in {where} were cut before they ended, {' and '.join(by)}"

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlhf.batching.pack import PackedBatch
+from rlhf.batching.pack import PackedBatch, shapes_of
 from rlhf.processes import current
 from rlhf.training.policy.lora import causal_of
 
@@ -156,11 +156,10 @@ class Meter:
 
     def add(self, batches: Sequence[PackedBatch]) -> None:
         """Take in the micro-batches of an update."""
-        for batch in batches:
-            lengths = batch.lengths.tolist()
+        for lengths, n_targets in shapes_of(batches):
             self.n_tokens += sum(lengths)
             if self.flops is not None:
-                self.done += self.flops(lengths, len(batch.targets))
+                self.done += self.flops(lengths, n_targets)
 
     def rates(self, seconds: float) -> dict[str, float]:
         """Return what is logged of what came in since the last call, which took so long; each process has a GPU."""

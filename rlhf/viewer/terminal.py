@@ -263,7 +263,7 @@ def _token_tables(turn: Turn, rows: Sequence[Sequence[float]] | None, pieces: Pi
         table.add_column(f"token ({_plain(generation.role).plain})" if generation.role else "token")
         for name in ("id", "log-prob", "advantage"):
             table.add_column(name, justify="right")
-        texts = pieces(generation.token_ids) if pieces is not None else [""] * len(generation.token_ids)
+        texts = pieces(generation.token_ids) if pieces is not None else [""] * generation.n_tokens
         for i, token_id in enumerate(generation.token_ids):
             advantage = rows[j][i] if rows is not None else None
             table.add_row(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.batching.pack import collate, minibatches, pack, pack_minibatches
+from rlhf.batching.pack import AllCount, adapters_of, collate, minibatches, pack, pack_minibatches, shapes_of
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.errors import DataError
 from rlhf.losses.reduction import Reduction
-from tests.batching.batch_parts import steps
+from tests.batching.batch_parts import constant_credit, generation, group, steps, trajectory
 
 
 def row(length, sequence=0, trained=1, group=0):
@@ -139,3 +141,28 @@ def test_a_batch_on_a_device_keeps_ids_and_lengths_of_rows_where_they_are():
 def test_no_minibatches_is_an_error():
     with pytest.raises(DataError, match="no minibatches"):
         minibatches([row(2)], 0)
+
+
+def test_micro_batches_are_laid_out_when_asked_for_and_equal_each_time():
+    samples = [row(6, 0, trained=2), replace(row(5, 1), adapter="critic"), row(4, 1, trained=3), row(3, 2)]
+    [batches] = pack_minibatches(samples, 1, Reduction(), 10)
+    assert len(batches) == len(AllCount(batches)) == 2
+    assert batches[0] is not batches[0] and torch.equal(batches[0].weights, batches[0].weights)
+    assert [b.lengths.tolist() for b in batches[1:]] == [batches[1].lengths.tolist()]
+    assert [(b.lengths.tolist(), counts) for b, counts in AllCount(batches)] == [
+        (b.lengths.tolist(), True) for b in batches
+    ]
+
+
+def test_shapes_and_adapters_are_known_without_laying_out():
+    samples = [row(6, 0, trained=2), replace(row(5, 1), adapter="critic"), row(4, 1, trained=3), row(3, 2)]
+    [batches] = pack_minibatches(samples, 1, Reduction(), 10)
+    assert shapes_of(batches) == shapes_of(list(batches)) == [(b.lengths.tolist(), len(b.targets)) for b in batches]
+    assert adapters_of(batches) == adapters_of(list(batches)) == {"", "critic"}
+
+
+def test_rows_share_the_ids_of_their_generations_and_batches_are_int64():
+    made = group(trajectory(generation([1, 2], [3]), generation([1, 2, 3, 4], [5])))
+    first, second = make_samples([made], [constant_credit(made, [1.0])], "generation")[0]
+    assert first.token_ids.dtype == second.token_ids.dtype == np.int32 and not second.token_ids.flags.writeable
+    assert collate([first, second], np.ones(2)).token_ids.tolist() == [1, 2, 3, 1, 2, 3, 4, 5]

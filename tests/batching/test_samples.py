@@ -11,6 +11,7 @@ from hypothesis import given
 
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import Credit, ScoredGroup
+from rlhf.data.generation import DEMONSTRATED
 from rlhf.errors import DataError
 from tests.batching.batch_parts import constant_credit, generation, group, steps, trajectory
 
@@ -171,3 +172,12 @@ def test_shared_ids_cannot_be_written():
     for row in rows(*GROWING, layout="generation")[0]:
         with pytest.raises(ValueError, match="read-only"):
             row.token_ids[0] = 7
+
+
+@pytest.mark.parametrize("layout", ["trajectory", "generation"])
+def test_tokens_of_demonstrations_are_off_policy(layout):
+    shown = replace(generation([1, 2, 3], [4]), policy_version=DEMONSTRATED)
+    found, _ = rows(generation([1], [2]), shown, layout=layout)
+    said = [[] if s.off_policy is None else s.off_policy.tolist() for s in found]
+    one = [False, False, False, True]
+    assert said == ([one] if layout == "trajectory" else [[], one])

@@ -91,7 +91,7 @@ class Seats:
     def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
         """Return the credit of each group of a step."""
         sides = [side for number, group in enumerate(groups) for side in self._sides(number, group)]
-        rows = [[[(0.0,) * len(g.token_ids) for g in t.generations] for t in group.trajectories] for group in groups]
+        rows = [[[(0.0,) * g.n_tokens for g in t.generations] for t in group.trajectories] for group in groups]
         metrics = {"credit/n_sides": float(len(sides))}
         for side, credit in zip(sides, credit_of(self.inner, [side.group for side in sides]), strict=True):
             for name, value in credit.metrics.items():

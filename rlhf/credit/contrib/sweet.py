@@ -63,7 +63,7 @@ def _same_state(group: ScoredGroup) -> list[list[tuple[int, int]]]:
     members: dict[tuple[str | None, int], list[tuple[int, int]]] = {}
     for i, trajectory in enumerate(group.trajectories):
         for k, turn in enumerate(trajectory.turns):
-            if any(g.token_ids for g in turn.generations):
+            if any(g.n_tokens for g in turn.generations):
                 key = (turn.state_key, -1) if turn.state_key is not None else (None, k)
                 members.setdefault(key, []).append((i, k))
     return list(members.values())

@@ -149,7 +149,7 @@ class TransformersEngine:
             raise EngineError("stop strings need a tokenizer", where="TransformersEngine", expected="decode=...")
         loop = asyncio.get_running_loop()
         self._adopt(loop)
-        ids = np.asarray(prompt.token_ids, np.int64)
+        ids = prompt.ids.astype(np.int64)
         adapter, own = number_of(self._model, prompt.adapter, where), own_session(session, prompt.adapter)
         request = Request(prompt, ids, params, own, loop.create_future(), self._n_requests, adapter)
         self._n_requests += 1

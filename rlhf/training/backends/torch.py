@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from rlhf.batching.pack import PackedBatch, collate, is_split, pack
+from rlhf.batching.pack import AllCount, PackedBatch, adapters_of, collate, is_split, pack
 from rlhf.batching.samples import Floats, Sample
 from rlhf.errors import DataError, TrainingError, boundary
 from rlhf.inference.embedded.attention import packed_forward
@@ -313,9 +313,9 @@ class TorchTrainer:
         """Return what `work`, which asks the model once, makes of each of the items, in order."""
         return [work(item) for item in items]
 
-    def _own(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
+    def _own(self, batches: Sequence[PackedBatch]) -> Sequence[tuple[PackedBatch, bool]]:
         """Return the micro-batches to go through here, and whether each counts."""
-        return [(batch, True) for batch in batches]
+        return AllCount(batches)
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -341,7 +341,7 @@ class TorchTrainer:
                 self._backward(now.loss if counts else now.loss * 0.0, is_last=number == len(own) - 1)
             if counts:
                 counted.append(replace(now, loss=now.loss.detach()))
-        leave_alone(self.policy.model, {name for batch in batches for name in batch.adapters or ("",)})
+        leave_alone(self.policy.model, adapters_of(batches))
         with span("optimiser"):
             self._changes.begin()
             norm = self._stepper.step(beside=beside)

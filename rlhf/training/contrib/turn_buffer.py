@@ -81,7 +81,7 @@ def episodes_of(groups: Sequence[ScoredGroup], *, bootstrap: bool) -> list[Episo
         sampled = np.flatnonzero(np.concatenate([row.mask for row in own]))
         found.append(
             Episode(
-                token_ids=np.concatenate([row.token_ids for row in own]),
+                token_ids=np.concatenate([row.token_ids for row in own], dtype=np.int64),
                 lengths=np.array([len(row) for row in own], np.int64),
                 states=sampled[after - line.tokens_K[turns]] - 1,
                 ends=sampled[after - 1],

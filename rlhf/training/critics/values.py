@@ -99,8 +99,7 @@ def value_rows(groups: Sequence[ScoredGroup], layout: Layout) -> tuple[list[Samp
 def bare_rows(groups: Sequence[ScoredGroup], layout: Layout) -> list[Sample]:
     """Return the rows of `make_samples` before any token has credit."""
     nothing = [
-        Credit(tuple(tuple((0.0,) * len(g.token_ids) for g in t.generations) for t in group.trajectories))
-        for group in groups
+        Credit(tuple(tuple((0.0,) * g.n_tokens for g in t.generations) for t in group.trajectories)) for group in groups
     ]
     return make_samples(groups, nothing, layout)[0]
 
@@ -237,7 +236,7 @@ def _values_of(
     for group in groups:
         tokens_GNT, cut_G = [], []
         for trajectory in group.trajectories:
-            counts = [len(g.token_ids) for g in trajectory.generations]
+            counts = [g.n_tokens for g in trajectory.generations]
             flat = tokens.get(number, np.zeros(0, np.float32)).tolist()
             ends = np.cumsum([0, *counts]).tolist()
             tokens_GNT.append(tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends)))

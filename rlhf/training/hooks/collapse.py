@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 from typing import Any, ClassVar
 
-from rlhf.data import ScoredGroup, Trajectory
+from rlhf.data import Prompt, ScoredGroup, Trajectory
 from rlhf.training.backends.changed_share import Stillness
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
@@ -66,13 +66,14 @@ def collapse_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 def _said(trajectory: Trajectory) -> Iterator[tuple[list[tuple[int, ...]], set[tuple[int, ...]]]]:
     """Yield the 4-grams of each generation, and those of its prompt; a prompt that extends the last is read once."""
-    seen: tuple[int, ...] = ()
+    seen: Prompt | None = None
     known: set[tuple[int, ...]] = set()
     for generation in trajectory.generations:
-        prompt = generation.prompt.token_ids
-        if prompt[: len(seen)] != seen:
-            seen, known = (), set()
-        known.update(_grams(prompt[max(len(seen) - N_GRAM + 1, 0) :]))
+        prompt = generation.prompt
+        if seen is None or not prompt.begins_like(seen):
+            seen, known = None, set()
+        n_seen = 0 if seen is None else seen.n_tokens
+        known.update(_grams(prompt.ids[max(n_seen - N_GRAM + 1, 0) :].tolist()))
         yield list(_grams(generation.token_ids)), known
         seen = prompt
 

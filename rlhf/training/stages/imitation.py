@@ -84,7 +84,7 @@ def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: fl
 
 
 def _weights(trajectory: Trajectory) -> tuple[tuple[float, ...], ...]:
-    return tuple((float(turn.valid),) * len(g.token_ids) for turn in trajectory.turns for g in turn.generations)
+    return tuple((float(turn.valid),) * g.n_tokens for turn in trajectory.turns for g in turn.generations)
 
 
 def by_demonstration(samples: Sequence[Sample]) -> list[list[Sample]]:

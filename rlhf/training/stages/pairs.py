@@ -140,8 +140,8 @@ def _of_turns(task_id: str, better: Turn, worse: Turn, margin: float) -> Iterato
     said = _row(worse.generations, f"an action in {task_id}")
     if chosen is None or said is None:
         return
-    begin = len(better.generations[0].prompt.token_ids)
-    own = len(worse.generations[0].prompt.token_ids)
+    begin = better.generations[0].prompt.n_tokens
+    own = worse.generations[0].prompt.n_tokens
     rejected = Side(chosen.token_ids[:begin] + said.token_ids[own:], chosen.mask[:begin] + said.mask[own:])
     if chosen.token_ids != rejected.token_ids:
         yield Pair(task_id, chosen, rejected, margin)
@@ -171,7 +171,7 @@ def _row(generations: Sequence[Generation], where: str) -> Side | None:
     ids: tuple[int, ...] = ()
     mask: list[bool] = []
     for generation in generations:
-        if not generation.token_ids:
+        if not generation.n_tokens:
             continue
         prompt = generation.prompt.token_ids
         if prompt[: len(ids)] != ids:
@@ -182,6 +182,6 @@ def _row(generations: Sequence[Generation], where: str) -> Side | None:
                 expected="an agent whose context only grows, such as {kind: chat} with history: null",
                 hint="compare single actions: pairs.level: state or parting",
             )
-        mask += [False] * (len(prompt) - len(mask)) + [True] * len(generation.token_ids)
+        mask += [False] * (len(prompt) - len(mask)) + [True] * generation.n_tokens
         ids = generation.full_ids
     return Side(ids, tuple(mask)) if ids else None

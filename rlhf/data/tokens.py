@@ -1,0 +1,90 @@
+"""Compact arrays of token ids and log-probs, on the standard library: NumPy sees them without a copy."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlhf.data.foreign import shown
+from rlhf.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: Four bytes hold the ids of any model; ids that no model has, such as those of texts, may need eight.
+_WHOLE, _FRACTIONS = "iqQ", "fd"
+#: Largest log-prob that counts as rounding above 0.
+_MOST = 1e-4
+
+
+class TokenBuffer:
+    """A growing array of token ids; the prompts and generations of a conversation are parts of it.
+
+    It is only ever appended to, so a part never changes.
+    """
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: array[int]) -> None:
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def begins_like(self, ids: array[int]) -> bool:
+        """Whether this begins with `ids`, or `ids` begin with all of this."""
+        n = min(len(self.ids), len(ids))
+        return self.ids.typecode == ids.typecode and self.ids[:n] == ids[:n]
+
+    def append(self, ids: array[int]) -> None:
+        """Put ids of the same type behind the others."""
+        try:
+            self.ids.extend(ids)
+        except BufferError:  # a NumPy array looks at it, and keeps what it has
+            self.ids = self.ids + ids
+
+
+def packed_ids(ids: Iterable[int]) -> array[int]:
+    """Return token ids as an array of its own.
+
+    Raises:
+        DataError: one of them is no whole number.
+    """
+    if isinstance(ids, array):
+        return ids[:]
+    for code in _WHOLE:
+        try:
+            return array(code, ids)
+        except OverflowError:
+            continue
+        except TypeError:
+            break
+    raise DataError("token ids are whole numbers of at most 64 bits", where="token_ids", got=shown(ids))
+
+
+def packed_logprobs(values: Sequence[float]) -> array[float]:
+    """Return log-probs as an array of its own, of four bytes each where that loses nothing.
+
+    Raises:
+        DataError: one of them is not a finite number at most 0, give or take rounding.
+    """
+    if not isinstance(values, tuple | list | array):
+        values = tuple(values)
+    is_right = not values or (max(values) <= _MOST and math.isfinite(sum(values)))
+    if not is_right and (odd := [x for x in values if not (math.isfinite(x) and x <= _MOST)]):
+        raise DataError("a log-prob is not a finite number at most 0", where="Generation.logprobs", got=str(odd[:3]))
+    small, large = (array(code, values) for code in _FRACTIONS)
+    return small if small == large else large
+
+
+def view(values: array[Any], start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+    """Return a part of an array as a NumPy array that cannot be written to."""
+    import numpy as np
+
+    kind: np.dtype[Any] = np.dtype(values.typecode)
+    found: npt.NDArray[Any] = np.frombuffer(values, kind) if values else np.empty(0, kind)
+    found.flags.writeable = False
+    return found[start:stop]
