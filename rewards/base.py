@@ -26,6 +26,11 @@ class Reward(Protocol):
         ...
 
 
+def is_penalty(reward: object) -> bool:
+    """Whether a reward only ever takes away, by its attribute of this name."""
+    return bool(getattr(reward, "is_penalty", False))
+
+
 @runtime_checkable
 class GroupReward(Protocol):
     """A reward that looks at all attempts at a task together, such as a vote. Sync or async; it needs no `__call__`.

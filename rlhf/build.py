@@ -43,8 +43,8 @@ from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
-from rlhf.recipe.opponent_checks import check_seated
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.compatibility import check_seated
+from rlhf.recipe.view import shards_parameters
 from rlhf.rollout.collect import Collector
 from rlhf.rollout.engines import TransformersSettings
 from rlhf.rollout.renderer import Renderer
@@ -226,7 +226,7 @@ async def make_policy(
         if here.is_main:
             Manifest(folder).record_all("base")
     check_alike(policy)
-    if not is_taken_apart(recipe):  # else DeepSpeed moves piece by piece
+    if not shards_parameters(recipe):  # else DeepSpeed moves piece by piece
         policy.model.to(device())
     return policy
 

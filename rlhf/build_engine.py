@@ -14,7 +14,7 @@ import torch
 
 from rlhf.errors import EngineError
 from rlhf.recipe import Recipe
-from rlhf.recipe.trainer_checks import is_taken_apart
+from rlhf.recipe.view import shards_parameters
 from rlhf.rollout.copied_engine import CopiedEngine
 from rlhf.rollout.engine import RolloutEngine
 from rlhf.rollout.engines import VllmSettings, kv_bytes_per_token
@@ -53,7 +53,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
     if not isinstance(settings, VllmSettings):
         engine_of: Any = TransformersEngine
         model = policy.model
-        if is_taken_apart(recipe):
+        if shards_parameters(recipe):
             engine_of, model = CopiedEngine, _whole_copy(policy).to("cuda" if torch.cuda.is_available() else "cpu")
         made: RolloutEngine = engine_of(
             model,

@@ -12,10 +12,8 @@ from rlhf.commands.meta import count, meta_model, parameters_of
 from rlhf.errors import ModelError
 from rlhf.evaluation.statistics import share_interval
 from rlhf.kinds import kind_of
-from rlhf.recipe.checks import supervised_stages
-from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.model_folders import is_local_model
-from rlhf.recipe.stage_checks import paired_stages
+from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe

@@ -14,7 +14,7 @@ from rlhf.recipe import Recipe, load
 from rlhf.recipe.asked import BASELINES, Asked, is_model, is_program
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.model import recipe_of
-from rlhf.recipe.split_checks import check_declared_split
+from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import check_strategy, strategy_said
 from rlhf.recipe.suites import Suite, load_suite, suite_of_recipe
 from rlhf.recipe.text import parse_fields

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import RecipeError, nearest
-from rlhf.sampling.measure import measured
+from rlhf.sampling.measure import measured, unmeasurable
 from rlhf.sampling.shuffled import walk
 from rlhf.settings import STRICT
 
@@ -53,6 +54,10 @@ class Curriculum:
     def __post_init__(self) -> None:
         if self.levels is not None and len(set(self.levels)) < len(self.levels):
             raise ValueError(f"a level is named twice in levels: {list(self.levels)}")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a metric that the rewards do not have."""
+        yield from unmeasurable(self.metric, context)
 
     def start(self, tasks: Sequence[Task], seed: int) -> CurriculumTasks:
         """Return a source that stands at the first level.

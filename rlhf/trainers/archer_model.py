@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.rollout.attention import packed_forward
 from rlhf.settings import STRICT
 from rlhf.trainers.policy import Policy
@@ -54,6 +55,19 @@ class ArcherCritic(OnTrunk):
         if self.trunk == "policy" and self.trains_trunk:
             raise ValueError(
                 "gradient: trunk would move the policy in every update of the critic; use trunk: own, or gradient: head"
+            )
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse, too, a buffer that does not hold one step."""
+        yield from super().check(context)
+        n_episodes = context.stage.tasks_per_step * context.stage.group_size
+        if self.capacity < n_episodes:
+            yield Problem(
+                "the critic's buffer does not hold one step",
+                where=context.at("capacity"),
+                got=f"{self.capacity} turns",
+                expected=f"at least tasks_per_step x group_size = {n_episodes}, for trajectories of one turn",
+                do="raise it to the turns of several steps",
             )
 
     def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> ArcherTrainer:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.errors import TrainingError
 from rlhf.processes import current
 from rlhf.settings import STRICT
@@ -21,16 +23,27 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 @runtime_checkable
 class TrainerKind(Protocol):
-    """A frozen dataclass whose fields are its recipe keys."""
+    """A frozen dataclass whose fields are its recipe keys.
+
+    One that spreads the policy's weights over the processes, so that no engine can share its module, has an attribute
+    `shards_parameters` that is True.
+    """
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return a trainer of `policy` for a stage of `total_updates`."""
         ...
 
 
+def shards_parameters(trainer: object) -> bool:
+    """Whether a trainer spreads the policy's weights over the processes, by its attribute of this name."""
+    return bool(getattr(trainer, "shards_parameters", False))
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Torch:
     """Plain torch in one process, on one device."""
+
+    shards_parameters: ClassVar[bool] = False
 
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
@@ -38,6 +51,17 @@ class Torch:
     compile: bool | Literal["auto"] = "auto"
     """Compile layers by torch.compile, which takes up to a minute in the first step and then trains about twice as
     fast; auto: on a GPU, in 16 bits."""
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse several processes."""
+        key = context.path.replace("[", ".").replace("]", "")
+        yield Problem(
+            "this trainer works in one process",
+            where=context.at("kind"),
+            got=f"torch, and {n} processes were started",
+            expected="deepspeed in every stage",
+            do=f"set '{key}={{kind: deepspeed}}', or start one process",
+        )
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer. Raises TrainingError where several processes would each train a policy of their own."""
@@ -91,6 +115,60 @@ class DeepSpeed:
             raise ValueError("offload_optimizer needs zero: 1, 2 or 3, and zero is 0")
         if self.zero == 0 and self.precision not in (None, "float32"):
             raise ValueError(f"zero: 0 computes in float32 only, and precision is {self.precision}; use zero: 1")
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether weights lie in pieces."""
+        return self.zero == 3
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse critics, references, formats and bases that do not go with it."""
+        from rlhf.trainers.lora import no_base
+
+        stage, policy = context.stage, context.recipe.policy
+        own = getattr(policy, "dtype", "float32")
+        if context.learns and stage.critic is not None:
+            yield from self._beside(stage.critic, context)
+        if self.zero == 3 and policy.lora and context.learns and stage.reference_reset is not None:
+            yield Problem(
+                "adapters in pieces cannot stand in for an older one",
+                where=f"{context.stage_path}.reference_reset",
+                got="a reference that is renewed, with policy.lora and trainer.zero: 3",
+                expected="zero: 0, 1 or 2",
+                do="lower trainer.zero, or remove reference_reset",
+            )
+        if self.zero == 0 and self.precision is None and own != "float32":
+            yield Problem(
+                "ZeRO 0 computes in float32 only",
+                where=context.at("zero"),
+                got=f"0 with policy.dtype: {own}",
+                expected="1, 2 or 3",
+                do="zero: 1 holds the optimiser's state once instead of in every process, and costs no more",
+            )
+        if policy.lora is not None and policy.lora.quantization is not None:
+            whose, expected = f"DeepSpeed in {context.stage_path}", "trainer: {kind: torch}"
+            yield no_base("policy.lora.quantization", policy.lora.quantization, whose, expected)
+
+    def _beside(self, critic: Any, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with a critic."""
+        path = context.stage_path
+        if not getattr(critic, "spans_processes", False):
+            yield Problem(
+                "this critic learns beside the plain trainer only",
+                where=f"{path}.critic.kind",
+                got=f"{context.kind_of('critic', critic)} with {path}.trainer.kind: deepspeed",
+                expected="values",
+                do="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
+            )
+        elif critic.trunk == "policy" and (critic.trains_trunk or self.zero == 3):
+            moved = "the value loss would move weights that DeepSpeed has a copy of"
+            yield Problem(
+                moved if critic.trains_trunk else "the critic would need weights that lie in pieces",
+                where=f"{path}.critic.trunk",
+                got=f"policy, with {path}.trainer.zero: {self.zero}",
+                expected="own" if self.zero == 3 else "own, or gradient: head",
+                do="remove critic.trunk: the critic then has a transformer of its own, whole in each process",
+            )
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer, in this process's part. All processes must start it together."""

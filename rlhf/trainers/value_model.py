@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from rlhf.checking import CheckContext, Problem, no_model
 from rlhf.errors import ModelError
 from rlhf.rollout.attention import use_packed_attention
 from rlhf.settings import STRICT
+from rlhf.trainers.lora import no_base
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.policy import Lora, Policy, load_folder
 
@@ -38,6 +40,21 @@ class OwnModel:
     """How the critic's weights are updated."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a folder without a model, and a copy of a base in 4 bits."""
+        if self.path is not None:
+            do = "remove the key: the critic then begins as a copy of the policy"
+            yield from no_model(self.path, context.at("path"), do)
+        lora = context.recipe.policy.lora
+        if lora is not None and lora.quantization is not None and self.copies_policy:
+            whose, expected = f"{context.path}, a copy of that base", "critic.path, or critic.trunk: policy"
+            yield no_base("policy.lora.quantization", lora.quantization, whose, expected)
+
+    @property
+    def copies_policy(self) -> bool:
+        """Whether the model begins as a copy of the policy's."""
+        return self.path is None
 
     def begun(self, policy: Policy, start: Path | None) -> Any:
         """Return the causal language model that it begins as, without adapters; arguments and errors as `trunk_for`."""
@@ -98,6 +115,11 @@ class OnTrunk(OwnModel):
             raise ValueError("head_lr has no effect where the head alone is trained; set optimizer.lr")
 
     @property
+    def copies_policy(self) -> bool:
+        """Whether the model begins as a copy of the policy's."""
+        return self.path is None and self.trunk == "own"
+
+    @property
     def trains_trunk(self) -> bool:
         """Whether the value loss moves the trunk."""
         return (self.gradient or ("trunk" if self.trunk == "own" else "head")) == "trunk"
@@ -125,12 +147,23 @@ class OnTrunk(OwnModel):
 class Critic(OnTrunk):
     """Learns what the policy may expect of a state, for advantages that are measured against it."""
 
+    #: It learns beside trainers of several processes.
+    spans_processes: ClassVar[bool] = True
+
     bootstrap: bool = True
     """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
     an end, after which nothing comes."""
     clip: Annotated[float, Field(gt=0)] | None = 0.5
     """How far a value may move in one step towards its return before the error stops pulling it, in units of the
     score; None is no bound."""
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a bound on how far values move in a step that moves none."""
+        stage = context.stage
+        is_bound = self.clip is not None and self.clip != type(self)().clip and self.trunk != "policy"
+        if is_bound and stage.epochs * stage.minibatches == 1:
+            why = "makes one update per step, before which no value has moved"
+            yield f"{context.stage_path} {why}: critic.clip has no effect"
 
     def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> CriticTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""

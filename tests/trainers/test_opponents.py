@@ -24,7 +24,7 @@ from rlhf.errors import DeliveryError, RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.rollout.held_engine import HeldEngine, having, held_by
 from rlhf.rollout.players import Player
 from rlhf.rollout.transformers_engine import TransformersEngine

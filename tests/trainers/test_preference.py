@@ -14,7 +14,7 @@ from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingEr
 from rlhf.losses import preference
 from rlhf.losses.preference import sequence_sums
 from rlhf.recipe import load
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.rollout.attention import packed_forward
 from rlhf.trainers.optimizer import AdamW
 from rlhf.trainers.pairs import Pair, Pairs, Side

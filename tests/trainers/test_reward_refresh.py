@@ -21,7 +21,7 @@ from rlhf.errors import CheckpointError, DataError, RecipeError
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.recipe import load as load_recipe
 from rlhf.recipe.checks import cautions
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.rollout.score import Weighted
 from rlhf.trainers.checkpoint import load_trainer
 from rlhf.trainers.optimizer import AdamW
