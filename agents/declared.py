@@ -29,17 +29,17 @@ def roles_of(agent: Any, seats: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def needs_tools(agent: object) -> bool:
-    """Whether an agent needs an environment with tools, by its attribute of this name."""
+    """True if the agent needs an environment with tools (attribute `needs_tools`)."""
     return bool(getattr(agent, "needs_tools", False))
 
 
 def plays_seats(agent: object) -> bool:
-    """Whether an agent keeps a conversation for each seat of a game, by its attribute of this name."""
+    """True if the agent keeps a conversation for each seat of a game (attribute `plays_seats`)."""
     return getattr(agent, "plays_seats", False) is True
 
 
 def can_write(agent: object) -> bool:
-    """Whether an agent can be shown what it did not say: it has a method `write`."""
+    """True if the agent can be shown turns that it did not take (method `write`)."""
     return callable(getattr(agent, "write", None))
 
 

@@ -182,7 +182,7 @@ def properties_of(environment: object) -> Properties:
 
 
 def is_declared(environment: object) -> bool:
-    """Whether the environment declares any properties."""
+    """True if the environment declares any properties."""
     return isinstance(getattr(environment, "properties", None), Properties)
 
 
@@ -192,18 +192,18 @@ def can_demonstrate(environment: object) -> bool:
 
 
 def takes_calls(environment: object) -> bool | None:
-    """Whether the environment takes calls of tools, by its attribute `offers_tools`; None where it does not say."""
+    """True if the environment takes tool calls (attribute `offers_tools`); None where it does not say."""
     said = getattr(environment, "offers_tools", None)
     return None if said is None else bool(said)
 
 
 def has_tools(environment: object) -> bool:
-    """Whether the environment has tools in its attribute `tools`."""
+    """True if the environment has tools (attribute `tools`)."""
     return bool(getattr(environment, "tools", ()))
 
 
 def can_seat_policy(environment: object) -> bool:
-    """Whether the environment's key `opponent` says who has the other seat."""
+    """True if a key `opponent` of the environment says who has the other seat."""
     return hasattr(environment, "opponent")
 
 

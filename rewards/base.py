@@ -26,8 +26,13 @@ class Reward(Protocol):
         ...
 
 
+def reads_tokens(reward: object) -> bool:
+    """True if the reward reads sampled token ids (attribute `reads_tokens`)."""
+    return bool(getattr(reward, "reads_tokens", False))
+
+
 def is_penalty(reward: object) -> bool:
-    """Whether a reward only ever takes away, by its attribute of this name."""
+    """True if the reward is never above 0 (attribute `is_penalty`)."""
     return bool(getattr(reward, "is_penalty", False))
 
 

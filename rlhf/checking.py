@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from rlhf.errors import RecipeError, nearest
 
@@ -105,7 +105,7 @@ class RecipeView:
 
     @property
     def has_weight(self) -> bool:
-        """Whether any reward counts in the score."""
+        """True if any reward has a weight."""
         return any(weighted.weight for weighted in self.rewards.values())
 
 
@@ -138,7 +138,7 @@ class CheckContext:
 
     @property
     def learns(self) -> bool:
-        """Whether the part belongs to a policy-gradient stage."""
+        """True if the part belongs to a policy-gradient stage."""
         return any(stage is self.stage for _, stage in self.recipe.learning)
 
     def kind_of(self, section: str, part: object) -> str:
@@ -146,7 +146,6 @@ class CheckContext:
         return self.recipe.kind_of(section, part)
 
 
-@runtime_checkable
 class Checks(Protocol):
     """A part that checks itself."""
 
@@ -155,7 +154,6 @@ class Checks(Protocol):
         ...
 
 
-@runtime_checkable
 class Cautions(Protocol):
     """A part that says what is legal around it and probably not meant."""
 
@@ -164,7 +162,6 @@ class Cautions(Protocol):
         ...
 
 
-@runtime_checkable
 class ChecksProcesses(Protocol):
     """A part that works in one process only."""
 
@@ -173,7 +170,6 @@ class ChecksProcesses(Protocol):
         ...
 
 
-@runtime_checkable
 class ChecksSeats(Protocol):
     """A part that needs a game with several seats."""
 

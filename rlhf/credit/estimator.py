@@ -19,6 +19,8 @@ class AdvantageEstimator(Protocol):
     """A frozen dataclass whose fields are its recipe keys.
 
     Where its statistics are over all groups of a step, it also has a method `over_batch` (see `BatchEstimator`).
+    Attributes that it may have: `scale`, the units of its advantages (`rlhf.checking.Scale`); `needs_critic`, the kind
+    of critic whose values it needs; `needs_branches`, if it compares attempts that branch off others.
     """
 
     @property
@@ -63,12 +65,12 @@ def critic_of(estimator: object) -> str | None:
 
 
 def may_take(estimator: object, critic: str) -> bool:
-    """Whether an estimator can do with such a critic or without, by its attribute `takes_critic`."""
+    """True if a critic of this kind is optional for the estimator (attribute `takes_critic`)."""
     return str(getattr(estimator, "takes_critic", "")) == critic
 
 
 def needs_branches(estimator: object) -> bool:
-    """Whether an estimator compares attempts that branch off others, by its attribute of this name."""
+    """True if the estimator compares attempts that branch (attribute `needs_branches`)."""
     return bool(getattr(estimator, "needs_branches", False))
 
 

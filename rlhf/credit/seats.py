@@ -82,8 +82,8 @@ class Seats:
             yield from self.check_seats(context)
 
     def check_seats(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a game with one seat."""
-        if len(context.recipe.properties.seats) < 2:
+        """Refuse a game with one seat; where older versions have no seat either, they say so."""
+        if len(context.recipe.properties.seats) < 2 and context.stage.opponents is None:
             yield Problem(
                 "this estimator compares by seats, and the environment has one",
                 where=context.at("kind"),

@@ -164,7 +164,7 @@ class LossTraits:
 
 
 def traits_of(loss: object) -> LossTraits:
-    """What a loss says of itself; what it does not say is no."""
+    """Read the optional attributes of a loss; an absent one is no."""
     return LossTraits(
         needs_ref=bool(getattr(loss, "needs_ref", False)),
         needs_whole=getattr(loss, "needs_whole", None),

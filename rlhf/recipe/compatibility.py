@@ -80,7 +80,7 @@ def _rewards(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 
 def _held_out(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
-    """What is watched is not what is trained on, nor watched twice."""
+    """Refuse watched rewards that are trained on too, or watched twice."""
     plain = plain_rewards(view.rewards) if any(w.watch is not None for w in view.rewards.values()) else {}
     bare = {name: {k: v for k, v in p.items() if k not in ("watch", "weight")} for name, p in plain.items()}
     names = list(bare)
@@ -99,7 +99,7 @@ def _held_out(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 
 def _holds(outer: Any, inner: Mapping[str, Any]) -> bool:
-    """Whether the plain values of a reward are those of another, or hold them."""
+    """True if the plain values of a reward are, or contain, those of another."""
     if outer == inner:
         return True
     values = outer.values() if isinstance(outer, Mapping) else outer if isinstance(outer, list) else ()

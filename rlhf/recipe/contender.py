@@ -60,7 +60,8 @@ def contender(asked: Asked) -> Contender:
         RecipeError: it is nothing that can be evaluated, or not with these keys.
     """
     found = _contender(asked)
-    check_strategy(found.suite, found.has_tokens, found.name)
+    environments = {part.name: part.environment for part in found.suite.parts}
+    check_strategy(found.suite.strategy, environments, found.has_tokens, found.name)
     return found
 
 

@@ -59,7 +59,7 @@ def _stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def shards_parameters(recipe: Recipe) -> bool:
-    """Whether a stage spreads the policy's weights over the processes, so that no engine can share its module."""
+    """True if the trainer of any stage shards the policy's weights, so that no engine can share its module."""
     return any(_sharded(recipe))
 
 
@@ -70,12 +70,12 @@ def _sharded(recipe: Recipe) -> Iterator[str]:
 
 
 def view_of(recipe: Recipe) -> RecipeView:
-    """What a part of `recipe` may look at when it checks itself."""
+    """The view of `recipe` that its parts check themselves against."""
     from agents.chat import ChatAgent
     from agents.declared import roles_of
     from rewards.base import is_penalty
     from rewards.parts import with_parts
-    from rlhf.rollout.engines import TransformersSettings
+    from rlhf.rollout.engines import shares_policy
 
     properties, sharded = declared_by(recipe.environment), tuple(_sharded(recipe))
     chatting = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ChatAgent))
@@ -96,7 +96,7 @@ def view_of(recipe: Recipe) -> RecipeView:
         is_silent=any(agent.think == "off" for agent in chatting),
         without_tools=lambda: list(_without_tools("environment", recipe.environment)),
         sharded=sharded,
-        shares_policy=isinstance(recipe.engine, TransformersSettings) and not sharded,
+        shares_policy=shares_policy(recipe.engine) and not sharded,
         kind_of=kind_of,
         is_listed=_is_listed,
     )

@@ -25,6 +25,11 @@ class TransformersSettings:
     """Most tokens of one forward pass; a longer prompt is computed in pieces."""
 
 
+def shares_policy(engine: object) -> bool:
+    """True if an engine of these settings samples with the trainer's own weights (attribute `shares_policy`)."""
+    return bool(getattr(engine, "shares_policy", False))
+
+
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
 _OF_START = (
     *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),

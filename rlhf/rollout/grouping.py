@@ -46,7 +46,7 @@ class Grouping(Protocol):
 
 
 def replays(part: object) -> bool:
-    """Whether episodes of a sampler, or of a way to make attempts, begin in the middle, by its attribute `replays`."""
+    """True if episodes of this sampler or rollout begin with a replay (attribute `replays`)."""
     return bool(getattr(part, "replays", False))
 
 

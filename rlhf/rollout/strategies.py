@@ -72,6 +72,17 @@ class Strategy(Protocol):
         ...
 
 
+def needs_tokens(strategy: object) -> bool:
+    """True if the strategy reads log-probs (attribute `needs_tokens`)."""
+    return bool(getattr(strategy, "needs_tokens", False))
+
+
+def judge_of(strategy: object) -> object | None:
+    """The reward in the key `judge` of a strategy; None without one."""
+    found: object | None = getattr(strategy, "judge", None)
+    return found
+
+
 def unseen(task: Task, candidates: Sequence[Trajectory]) -> tuple[Task, list[Trajectory]]:
     """Return both without what a policy at work would not know: the reference, success and rewards."""
     return replace(task, reference=None), [

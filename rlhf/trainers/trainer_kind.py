@@ -35,7 +35,7 @@ class TrainerKind(Protocol):
 
 
 def shards_parameters(trainer: object) -> bool:
-    """Whether a trainer spreads the policy's weights over the processes, by its attribute of this name."""
+    """True if the trainer shards the policy's weights (attribute `shards_parameters`)."""
     return bool(getattr(trainer, "shards_parameters", False))
 
 
@@ -118,7 +118,7 @@ class DeepSpeed:
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether weights lie in pieces."""
+        """True under ZeRO 3."""
         return self.zero == 3
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

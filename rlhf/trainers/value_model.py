@@ -53,7 +53,7 @@ class OwnModel:
 
     @property
     def copies_policy(self) -> bool:
-        """Whether the model begins as a copy of the policy's."""
+        """True if the model begins as a copy of the policy's."""
         return self.path is None
 
     def begun(self, policy: Policy, start: Path | None) -> Any:
@@ -116,7 +116,7 @@ class OnTrunk(OwnModel):
 
     @property
     def copies_policy(self) -> bool:
-        """Whether the model begins as a copy of the policy's."""
+        """True if the model begins as a copy of the policy's."""
         return self.path is None and self.trunk == "own"
 
     @property
