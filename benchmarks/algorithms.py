@@ -4,7 +4,8 @@
     python benchmarks/algorithms.py all --seeds 0 1 2       # all, an hour on a core
     python benchmarks/algorithms.py all --seeds 0 1 2 --write
 
-The task is `environments/keyhole.py` in houses of 3 x 3 rooms. For each seed a model is made from scratch and imitates
+The task is `environments/games/key_door.py` in houses of 3 x 3 rooms. For each seed a model is made from scratch and
+imitates
 spoilt demonstrations; every run of that seed starts from it and is stopped once it has had its budget of environment
 steps. Success is measured on fixed tasks that no run trains on. Nothing is tuned for a single algorithm: all have one
 learning rate. Every run leaves a file under `--out` and is not repeated, so the whole can be stopped and started again.
@@ -30,7 +31,7 @@ import yaml
 from credit import Curve, curve_of, points, share
 from rich.console import Console
 
-from rlhf.build import train
+from rlhf.build.train import train
 from rlhf.evaluation.statistics import mean_interval
 from rlhf.recipe import load
 

@@ -11,7 +11,8 @@ it, but a planner from one that imitated as many with subgoals. Success is measu
 steps go by, and each run is stopped once it has had its budget of them. Every run leaves a file under `--out` and is
 not repeated, so the whole can be stopped and started again; runs of another task are not taken for those that are
 wanted, and need another folder. `--tune SEED` tries the learning rates of `RATES` instead.
-`rooms-4` is `environments/keyhole.py` in houses of 4 x 4 rooms, `rooms-3` for what needs too many steps there, and
+`rooms-4` is `environments/games/key_door.py` in houses of 4 x 4 rooms, `rooms-3` for what needs too many steps
+there, and
 `cooking` a meal of TextWorldExpress, for which nothing but eating it is rewarded. `NAME@LR` is an arm with another
 learning rate than its own.
 """

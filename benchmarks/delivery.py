@@ -33,11 +33,11 @@ from rollout import save_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlhf.data import PolicyWeights
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.rollout.vllm_server import ServerInstance
-from rlhf.rollout.vllm_start import StartOptions, server_arguments, server_environment
-from rlhf.trainers.publish import adapter_config, adapter_parameters, parameters
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.inference.vllm.server import ServerInstance
+from rlhf.inference.vllm.start import StartOptions, server_arguments, server_environment
+from rlhf.training.publisher import adapter_config, adapter_parameters, parameters
 
 #: Shapes by millions of parameters.
 SHAPES = {

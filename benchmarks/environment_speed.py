@@ -34,13 +34,13 @@ from typing import Any
 import psutil
 
 from environments.base import most_at_once, properties_of
-from environments.pool import Processes
 from environments.transcript import awaited
-from rlhf.catalog import CATALOG
+from environments.workers.pool import Processes
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.recipe.builder import build_part
+from rlhf.recipe.catalog import CATALOG
 from rlhf.rollout.episode import lanes_of
-from rlhf.rollout.workers import Lanes
+from rlhf.rollout.executors import CallExecutor
 
 #: Keys that a kind cannot do without, or that make it the size of a recipe.
 KEYS: Mapping[str, Mapping[str, Any]] = {
@@ -118,7 +118,7 @@ class Way:
         await lanes.close()
         return sum(done)
 
-    async def _player(self, task: Any, left: Iterable[str], lanes: Lanes) -> int:
+    async def _player(self, task: Any, left: Iterable[str], lanes: CallExecutor) -> int:
         n = 0
         for number in left:
             lane = lanes.open()

@@ -11,7 +11,7 @@ long on average and 8,192 at most. A step is everything from rows with advantage
 - `compiled`: a plain loop: varlen flash attention, cross-entropy in chunks, fused AdamW in bfloat16, no masters, each
   layer compiled; `bare`: not compiled.
 
-MFU is that of `rlhf.trainers.throughput`: 6 FLOPs a weight and token, 4 where the weight is frozen, causal attention
+MFU is that of `rlhf.training.throughput`: 6 FLOPs a weight and token, 4 where the weight is frozen, causal attention
 and the output layer on policy tokens, not what is computed twice, over the GPU's peak in bfloat16. Medians of
 `--repeats` steps after warm-up with other lengths.
 """
@@ -75,7 +75,7 @@ def make_model(name: str, device: str) -> Any:
 
 
 def flops(model: Any, rows: list[dict[str, Any]]) -> float:
-    from rlhf.trainers.throughput import ModelFlops
+    from rlhf.training.throughput import ModelFlops
 
     found = ModelFlops.of(model)
     assert found is not None
@@ -93,10 +93,10 @@ def ours(arm: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> tupl
     from rlhf.batching.pack import pack_minibatches
     from rlhf.losses.ppo_clip import PPOClip
     from rlhf.losses.reduction import Reduction
-    from rlhf.trainers.lora import Lora
-    from rlhf.trainers.optimizer import AdamW
-    from rlhf.trainers.policy import FromScratch, Policy
-    from rlhf.trainers.trainer import TorchTrainer
+    from rlhf.training.backends.optimizer import AdamW
+    from rlhf.training.backends.torch import TorchTrainer
+    from rlhf.training.policy.lora import Lora
+    from rlhf.training.policy.model import FromScratch, Policy
 
     tokenizer = FromScratch(vocab_size=300).build(0, ["a few words"]).tokenizer
     policy = Policy.of(make_model(args.model, args.device), tokenizer, Lora(rank=16) if arm == "lora" else None)
@@ -186,7 +186,7 @@ def plain(arm: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> tup
 
 
 def measure(arm: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    from rlhf.trainers.throughput import peak_flops
+    from rlhf.training.throughput import peak_flops
 
     begin = time.perf_counter()
     step, model = (plain if arm in ("compiled", "bare") else ours)(arm, args, rows)

@@ -22,11 +22,11 @@ import torch
 import yaml
 
 from environments.base import Properties, StepResult
-from rlhf.build import train
+from rlhf.build.train import train
 from rlhf.data import Task
 from rlhf.evaluation.reliability import reliability_chart
 from rlhf.recipe import load
-from rlhf.trainers.checkpoint import latest
+from rlhf.training.checkpoints.store import latest
 
 WORDS, N_WORDS, STEPS = ("red", "green", "blue", "white"), 2, 8
 _FIRST_SEED = {"train": 0, "test": 2000}

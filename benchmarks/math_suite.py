@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rewards.maths import Maths
+from rewards.answers.maths import Maths
 from rewards.suite import Case, Judged, by_category, load, run
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "rewards.md"

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 import yaml
 
-from rlhf.build import train
-from rlhf.build_evaluation import evaluate
+from rlhf.build.evaluate import evaluate
+from rlhf.build.train import train
 from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
-from rlhf.recipe.asked import Asked
+from rlhf.recipe.evaluation_request import EvaluationRequest
 
 MARK = "<!-- memory -->"
 #: The checkpoint before the first update of a run.
@@ -138,7 +138,7 @@ def measure(task: str, memory: str, seed: int, out: Path) -> None:
         folder = out / f"{name}-{when}"
         if not (folder / "summary.json").is_file():
             target, checkpoint = recipe_and_checkpoint(str(run / FIRST if when == "untrained" else run), None)
-            asked = Asked(target=target, checkpoint=str(checkpoint), suite=str(judged), n=N_TASKS[when])
+            asked = EvaluationRequest(target=target, checkpoint=str(checkpoint), suite=str(judged), n=N_TASKS[when])
             evaluate(asked, out=folder)
 
 

@@ -24,7 +24,7 @@ from rlhf.evaluation.paired import compare
 from rlhf.evaluation.statistics import mean_interval
 from rlhf.evaluation.store import read_trajectories
 from rlhf.sinks import read_metrics
-from rlhf.trainers.checkpoint import latest
+from rlhf.training.checkpoints.store import latest
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "recipes" / "quickstart.yaml"
 FORMATS = ("float32", "bfloat16")

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import gcd
 
-from rewards.maths import Maths
+from rewards.answers.maths import Maths
 
 #: reference, answer, whether it is right
 Pair = tuple[str, str, bool]

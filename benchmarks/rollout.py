@@ -37,12 +37,12 @@ import torch
 from rollout_transformers import N_EPISODES, N_NEW, N_OBSERVATION, N_PROMPT, N_VOCAB, generate, make_model
 
 from rlhf.data import Finish, Prompt, SamplingParams
-from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.transformers_engine import TransformersEngine
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_instance import Sampled
-from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.rollout.vllm_start import StartOptions, engine_environment
+from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.instance import Sampled
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.inference.vllm.start import StartOptions, engine_environment
 
 MAX_CONTEXT, KV_BYTES = 2048, 512 * 2**20
 
@@ -158,11 +158,11 @@ def episode_overhead(turns: int) -> float:
     from agents.chat import ChatAgent
     from environments.base import Properties, StepResult
     from rlhf.data import Message, Role, Task
+    from rlhf.inference.scripted import ScriptedEngine
     from rlhf.rollout.group import run_groups
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.renderer import Renderer
-    from rlhf.rollout.scripted import ScriptedEngine
-    from rlhf.trainers.tokenizer import train_tokenizer
+    from rlhf.training.policy.tokenizer import train_tokenizer
 
     class Walk:
         n, opening = 0, StepResult("you see a door, a key and a ball")
@@ -258,7 +258,7 @@ def ratio(rates: dict[tuple[str, str], list[float]], load: str, name: str) -> fl
 
 def save_tokenizer(folder: Path) -> None:
     """VLLM wants a tokenizer beside the model, though only ids go in and out."""
-    from rlhf.trainers.tokenizer import train_tokenizer
+    from rlhf.training.policy.tokenizer import train_tokenizer
 
     train_tokenizer(["a b c"], vocab_size=300, max_context=MAX_CONTEXT).save_pretrained(folder)
 

@@ -26,7 +26,7 @@ import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlhf.data import Generation, Prompt, SamplingParams
-from rlhf.rollout.transformers_engine import TransformersEngine
+from rlhf.inference.embedded.engine import TransformersEngine
 
 N_EPISODES, N_PROMPT, N_OBSERVATION, N_NEW, N_VOCAB = 64, 32, 16, 24, 512
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from environments.base import Properties, StepResult
-from rlhf.build import train
+from rlhf.build.train import train
 from rlhf.data import Task
 from rlhf.recipe import load
 

@@ -26,13 +26,13 @@ from typing import Any
 
 import yaml
 
-from rlhf.build_evaluation import evaluate
+from rlhf.build.evaluate import evaluate
 from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.errors import RlhfError
 from rlhf.evaluation.leaderboard import COLUMNS, boards, cells, title_of
 from rlhf.recipe import list_recipes
-from rlhf.recipe.asked import Asked
 from rlhf.recipe.builder import plain_part
+from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.model import plain_rewards
 from rlhf.recipe.suites import Suite, list_suites, load_suite
 
@@ -175,9 +175,9 @@ def evaluated(name: str, policy: str, out: Path, n: int | None = None) -> bool:
             if run is None:
                 return False
             target, checkpoint = recipe_and_checkpoint(str(run / FIRST if policy == "untrained" else run), None)
-            asked = Asked(target=target, checkpoint=str(checkpoint), suite=name, n=n)
+            asked = EvaluationRequest(target=target, checkpoint=str(checkpoint), suite=name, n=n)
         else:
-            asked = Asked(target=policy, suite=name, n=n)
+            asked = EvaluationRequest(target=policy, suite=name, n=n)
         evaluate(asked, out=folder)
     except RlhfError as error:
         print(f"{name} {policy}: {error}", file=sys.stderr, flush=True)

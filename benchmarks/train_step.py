@@ -76,7 +76,7 @@ def make_policy(vocabulary: int) -> Any:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from rlhf.trainers.policy import FromScratch, Policy
+    from rlhf.training.policy.model import FromScratch, Policy
 
     tokenizer = FromScratch(vocab_size=300).build(0, ["a few words"]).tokenizer
     torch.manual_seed(0)
@@ -135,8 +135,8 @@ def rlhf_steps(args: argparse.Namespace, rows: list[dict[str, Any]]) -> Steps:
     from rlhf.batching.pack import pack_minibatches
     from rlhf.losses.ppo_clip import PPOClip
     from rlhf.losses.reduction import Reduction
-    from rlhf.trainers.optimizer import AdamW
-    from rlhf.trainers.trainer import TorchTrainer
+    from rlhf.training.backends.optimizer import AdamW
+    from rlhf.training.backends.torch import TorchTrainer
 
     trainer = TorchTrainer(make_policy(args.vocabulary), AdamW(lr=LR, max_grad_norm=BOUND), total_updates=100)
     samples, rng = scored(trainer, samples_of(rows), args.budget), np.random.default_rng(0)
@@ -152,7 +152,7 @@ def torch_steps(args: argparse.Namespace, rows: list[dict[str, Any]]) -> Steps:
     import torch.nn.functional as F
 
     from rlhf.batching.pack import collate, pack
-    from rlhf.rollout.attention import packed_forward
+    from rlhf.inference.embedded.attention import packed_forward
 
     model, samples = make_policy(args.vocabulary).model.train(), samples_of(rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.0, foreach=True)
@@ -264,8 +264,8 @@ def work(args: argparse.Namespace) -> None:
     """Make a step for every line that comes in."""
     import torch
 
-    from rlhf.rollout import attention
-    from rlhf.trainers import reading
+    from rlhf.inference.embedded import attention
+    from rlhf.training.backends import token_stats
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     rows = make_rows(args.groups, min(args.vocabulary, 300))
@@ -286,7 +286,7 @@ def work(args: argparse.Namespace) -> None:
     if args.work != "rlhf":
         attention.SHORTEST_SHARED = MAX_LENGTH + 1
     if args.work == "whole":
-        reading._head = lambda model: None
+        token_stats._head = lambda model: None
     steps = torch_steps(args, rows) if args.work == "torch" else rlhf_steps(args, rows)
     while True:
         wait()

@@ -3,7 +3,8 @@
     python benchmarks/trees.py                          # one seed, in minutes
     python benchmarks/trees.py --seeds 0 1 2 --write    # the table of docs/strategies.md
 
-Houses of 3 x 3 rooms of `environments/keyhole.py`, as in `benchmarks/algorithms.py`: all runs of a seed start from one
+Houses of 3 x 3 rooms of `environments/games/key_door.py`, as in `benchmarks/algorithms.py`: all runs of a seed start
+from one
 policy, which imitated spoilt demonstrations, and are stopped once they have sampled their budget of tokens. What
 several attempts share was sampled once and counts once. Success is measured on fixed tasks that no run trains on. Every
 run leaves a file under `--out` and is not repeated.

@@ -15,31 +15,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agents.stores.typed import Core, Episodic, Procedural, Semantic
+from agents.stores.contrib.typed import Core, Episodic, Procedural, Semantic
 from rlhf.batching.filters import Filters
-from rlhf.catalog import CATALOG
 from rlhf.evaluation.evaluate import Evaluation
-from rlhf.kinds import kind_of
-from rlhf.losses.correction import Criterion
+from rlhf.losses.importance_correction import Criterion
 from rlhf.losses.reduction import Reduction
 from rlhf.recipe.builder import plain
+from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.describe import expected
 from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.text import to_text
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.watch import Watch
-from rlhf.trainers.attempts import Attempts
-from rlhf.trainers.expert import Expert
-from rlhf.trainers.judge_renewal import JudgeRenewal
-from rlhf.trainers.merging import Merging
-from rlhf.trainers.opponents import Opponents
-from rlhf.trainers.optimizer import AdamW
-from rlhf.trainers.pairs import Pairs
-from rlhf.trainers.policy import Lora
-from rlhf.trainers.reference import ReferenceReset
-from rlhf.trainers.relift import Relift
-from rlhf.trainers.replay import Replay
-from rlhf.trainers.reward_refresh import RewardRefresh
+from rlhf.rollout.reward_watch import Watch
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal
+from rlhf.training.contrib.node_merging import Merging
+from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
+from rlhf.training.hooks.demonstrations_in_groups import Expert
+from rlhf.training.hooks.imitate_failed_tasks import Relift
+from rlhf.training.hooks.opponent_settings import Opponents
+from rlhf.training.hooks.reference_reset import ReferenceReset
+from rlhf.training.hooks.replay import Replay
+from rlhf.training.policy.model import Lora
+from rlhf.training.stages.expert_iteration import Attempts
+from rlhf.training.stages.pairs import Pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.base import StepResult, properties_of
-from environments.pool_wire import packed, unpacked
+from environments.workers.protocol import packed, unpacked
 from rlhf.data import Task
 from rlhf.data.report import shorten
 

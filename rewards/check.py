@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from rewards.base import GroupReward
+from rewards.code.sandboxed_reward import Sandboxed
 from rewards.gate import checked_verdict
-from rewards.sandboxed import Sandboxed
 from rewards.verified import is_verifier
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
 from rlhf.data.report import Report, Walk, shorten

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
+from rewards.answers.text import last_action, last_answer, last_reply
 from rewards.base import Verifier
-from rewards.text import last_action, last_answer, last_reply
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RecipeError, RewardError
 
@@ -57,7 +57,8 @@ def is_verifier(part: Any) -> bool:
 class Verified:
     """Asks `verifier` whether the answer of the last action matches the task's reference; no action at all earns 0.
 
-    The answer is the argument of a call such as `answer[x]` (see `rewards.calls`), else the text of the action; or, for
+    The answer is the argument of a call such as `answer[x]` (see `rewards.answers.calls`), else the text of the
+    action; or, for
     a verifier with an attribute `reads_reply`, the whole reply without its thoughts, which may have many lines.
 
     A recipe names the verifier itself: `kind: ./my_verifier.py:judge`.

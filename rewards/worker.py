@@ -1,4 +1,5 @@
-"""A worker process of `rewards.workers`: reads a call per line, answers with a line, and dies when a call is too long.
+"""A worker process of `rewards.worker_pool`: reads a call per line, answers with a line, and dies when a call is too
+long.
 
     python -m rewards.worker module:function
 

@@ -17,15 +17,14 @@ from rlhf.commands import (
     environments,
     evaluate,
     export,
-    extrapolate,
+    memory_store,
     new,
-    play,
-    remembered,
     score,
     serve,
     show,
     train,
 )
+from rlhf.commands.contrib import extrapolate, play
 from rlhf.commands.output import STATE, report
 from rlhf.commands.usage import usage_error
 
@@ -94,7 +93,7 @@ app.command("play")(play.play)
 app.command("new")(new.new)
 app.command("recipes")(browse.recipes)
 app.command("trajectories")(browse.trajectories)
-app.command("memory")(remembered.memory)
+app.command("memory")(memory_store.memory)
 app.command("report")(browse.report)
 app.command("version")(browse.version)
 

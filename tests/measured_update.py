@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf.batching.pack import PackedBatch, collate
 from rlhf.batching.samples import Sample
 from rlhf.losses.ppo_clip import PPOClip
-from rlhf.trainers.optimizer import AdamW
-from rlhf.trainers.policy import Policy
-from rlhf.trainers.trainer import TorchTrainer
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.policy.model import Policy
 
 
 def batch(n_tokens: int, n_sampled: int) -> PackedBatch:

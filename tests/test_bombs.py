@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.errors import RecipeError
-from rlhf.recipe.bombs import MOST_VALUES
+from rlhf.recipe.size_limits import MOST_VALUES
 from rlhf.recipe.text import parse, read
 
 LISTS = "\n".join([f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]" for i in range(10)])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rewards.check import check_reward
-from rewards.sandboxed import Sandboxed
+from rewards.code.sandboxed_reward import Sandboxed
 from rewards.verified import Verified
 from rlhf.data import Outcome, Task, Trajectory, Verdict
 from rlhf.data.report import Report

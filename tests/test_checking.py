@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from rewards.model_folder import ModelReward
-from rewards.reward_model import OutcomeModelScore, ProcessModelScore
-from rlhf.catalog import CATALOG
+from rewards.models.model_folder import ModelReward
+from rewards.models.reward_model import OutcomeModelScore, ProcessModelScore
 from rlhf.errors import MissingPackageError, RecipeError
-from rlhf.kinds import resolve
 from rlhf.recipe import load
+from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.checks import cautions, problems
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.model import recipe_of
+from rlhf.recipe.registry import resolve
 from rlhf.recipe.text import read
 from rlhf.recipe.view import places
-from rlhf.trainers.reward_refresh import RewardRefresh
+from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from tests import recipe_parts
 
 STRANGER = """
 from dataclasses import dataclass, field
 from rewards.base import Reward
-from rewards.outcome import Outcome
+from rewards.shaping.outcome import Outcome
 from rlhf.checking import Problem
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import pytest
 import typer
 
 import rlhf
-from rlhf.commands.arithmetic import arithmetic
 from rlhf.commands.output import command, print_json
+from rlhf.estimate.arithmetic import arithmetic
 from rlhf.recipe import load
 from tests import recipe_parts
 from tests.commands import last_json, run

@@ -16,13 +16,13 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
-from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.commands.new import texts_of
 from rlhf.evaluation.store import read_trajectories
 from rlhf.losses.regularized import Regularized
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
+from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.model import KEYS
 from rlhf.recipe.text import parse
 from rlhf.sinks import read_metrics
@@ -165,7 +165,7 @@ def test_the_readme_shows_the_last_line_of_a_run() -> None:
 
 
 def test_the_batch_arithmetic_of_the_page_is_that_of_its_recipe(tmp_path: Path) -> None:
-    from rlhf.commands.arithmetic import arithmetic
+    from rlhf.estimate.arithmetic import arithmetic
 
     # The example of the table: a recipe of the page, with two minibatches.
     recipe = load(written(DOCS / "recipes.md", tmp_path / "page") / "gotoobj.yaml", ["stages.1.minibatches=2"])

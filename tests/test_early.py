@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from rewards.parts import compared_in
-from rlhf.build import train
-from rlhf.build_early import refuse_without_references, try_once
-from rlhf.commands.ready import models_of, refuse_unreachable_models
+from rewards.combinators.parts import compared_in
+from rlhf.build.preflight import refuse_without_references, try_once
+from rlhf.build.train import train
+from rlhf.commands.check_availability import models_of, refuse_unreachable_models
 from rlhf.data import Task
 from rlhf.errors import EnvError, ModelError, RecipeError, RewardError
 from rlhf.recipe import load
-from tests.trainers import runs
+from tests.training import runs
 
 STAGES = [
     {"kind": "supervised", "n_demonstrations": 4, "epochs": 1},

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.build_pairs import check_parts
-from rlhf.credit.hicra import HICRA
-from rlhf.credit.task_normalised import TaskNormalised
+from rlhf.build.pair_data import check_parts
+from rlhf.credit.contrib.hicra import HICRA
+from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from tests import recipe_parts

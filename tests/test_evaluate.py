@@ -17,7 +17,7 @@ from rlhf.recipe.suites import dump_suite, load_suite
 from tests import recipe_parts
 from tests.commands import last_json, run
 from tests.environments import troubled
-from tests.trainers import runs
+from tests.training import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = """

@@ -15,10 +15,10 @@ from typer.testing import Result
 from agents.stores import copies
 from agents.stores.copies import content_hash
 from agents.stores.store import Store
-from rlhf.build import policy_of, recipe_of
+from rlhf.build.train import policy_of, recipe_of
 from tests.commands import last_json, run
-from tests.trainers import runs
-from tests.trainers.words import WORDS
+from tests.training import runs
+from tests.training.words import WORDS
 
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 64, "epochs": 6, "batch_size": 8, "optimizer": {"lr": 1.0e-2}}
 STAGE = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 4, "group_size": 4, "optimizer": {"lr": 1.0e-2}}

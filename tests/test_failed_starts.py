@@ -9,7 +9,7 @@ import pytest
 
 from agents.stores import copies
 from agents.stores.store import Origin, Store
-from rlhf.build_resume import telling_what_is_there, without_empty
+from rlhf.build.resume import telling_what_is_there, without_empty
 from tests import recipe_parts
 from tests.commands import run
 

@@ -13,9 +13,9 @@ from rlhf.cli import app
 from rlhf.data import Outcome
 from rlhf.errors import TrainingError
 from rlhf.evaluation.store import read_failures, read_trajectories
-from rlhf.trainers.policy import FromScratch
-from tests.trainers import children, runs
-from tests.trainers.words import WORDS
+from rlhf.training.policy.model import FromScratch
+from tests.training import children, runs
+from tests.training.words import WORDS
 
 FAULTS = '''
 """Parts that go wrong to order."""
@@ -27,7 +27,7 @@ import torch
 
 from environments.base import Properties, StepResult
 from rlhf.losses.ppo_clip import PPOClip
-from tests.trainers.words import Words, WordsEpisode
+from tests.training.words import Words, WordsEpisode
 
 NEVER = threading.Event()
 

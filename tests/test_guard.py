@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlhf.build_guard import in_both
+from rlhf.build.contamination import in_both
 from rlhf.data import Task
 from rlhf.errors import RecipeError
 from tests.commands import last_json, run
-from tests.trainers import runs
+from tests.training import runs
 
 STAGES = [{"kind": "supervised", "n_demonstrations": 16, "epochs": 1}]
 IMPROVE = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 2, "group_size": 2, "evaluate_every": 1}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.test_resume import POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal
-from tests.trainers import children, runs
-from tests.trainers.test_archer_runs import CRITIC as ARCHER
+from tests.training import children, runs
+from tests.training.test_archer_runs import CRITIC as ARCHER
 
 #: How often a run is killed: once in writing and once at any moment, or at length.
 KILLS = (2, pytest.param(10, marks=pytest.mark.extended))

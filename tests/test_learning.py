@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rlhf.catalog import CATALOG
+from rlhf.recipe.catalog import CATALOG
 from tests.combinations import (
     ACTS,
     CRITIC,
@@ -27,7 +27,7 @@ from tests.combinations import (
     stage_of_loss,
 )
 from tests.environments import toytext
-from tests.trainers import errands, runs
+from tests.training import errands, runs
 
 #: Demonstrations of which most actions are random: the policy that comes of them knows the words and little else.
 SUPERVISED = {

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rewards.check import check_reward
-from rewards.majority import Majority
+from rewards.judges.majority import Majority
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
-from rlhf.rollout.score import Weighted, score_group
-from tests.trainers import runs
+from rlhf.rollout.scoring import Weighted, score_group
+from tests.training import runs
 
 TASK = Task("t")
 

@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rewards.combine import Combine
-from rewards.combine import Part as Shared
-from rewards.judge import Grade
-from rewards.reward_model import RewardModelScore
+from rewards.combinators.combine import Combine
+from rewards.combinators.combine import Part as Shared
+from rewards.judges.judge import Grade
+from rewards.models.reward_model import RewardModelScore
 from rlhf.cli import app
-from rlhf.commands.dry_run import Pass, peak_bytes
-from rlhf.commands.fits import check, free_memory, refuse_too_large
-from rlhf.commands.memory import Estimate, Part, estimates, trainer_bytes
-from rlhf.commands.meta import Parameter, config_of, shaped
 from rlhf.errors import RecipeError
+from rlhf.estimate.dry_run import Pass, peak_bytes
+from rlhf.estimate.memory import Estimate, Part, estimates, trainer_bytes
+from rlhf.estimate.memory_preflight import check, free_memory, refuse_too_large
+from rlhf.estimate.meta import Parameter, config_of, shaped
 from rlhf.recipe import Recipe, load
-from rlhf.rollout.score import Weighted
-from rlhf.trainers.judge_renewal import JudgeRenewal
-from rlhf.trainers.policy import Pretrained
-from rlhf.trainers.reward_refresh import RewardRefresh
-from rlhf.trainers.trainer_kind import DeepSpeed, Torch
+from rlhf.rollout.scoring import Weighted
+from rlhf.training.backends.settings import DeepSpeed, Torch
+from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal
+from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
+from rlhf.training.policy.model import Pretrained
 from tests import recipe_parts
 
 SEVEN_B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
@@ -220,7 +220,7 @@ def test_layers_that_are_left_out_are_added() -> None:
     def model_of(given: Any) -> Any:
         return shaped(given, "float32", None)
 
-    from rlhf.commands.dry_run import _peak
+    from rlhf.estimate.dry_run import _peak
 
     assert peak_bytes(config, model_of, asked) == _peak(model_of(config), asked)
     again = replace(asked, recomputes=True)

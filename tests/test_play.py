@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from environments.base import properties_of
-from environments.keyhole import Keyhole
-from rlhf.catalog import CATALOG
+from environments.games.key_door import Keyhole
 from rlhf.cli import app
+from rlhf.commands.env_summary import glance, kept, variant
 from rlhf.commands.environments import cells, described
-from rlhf.commands.glance import glance, kept, variant
 from rlhf.data import Task
+from rlhf.recipe.catalog import CATALOG
 from tests.commands import last_json, run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -347,7 +347,7 @@ def test_the_list_of_kinds_has_clear_columns() -> None:
 
 
 def test_the_list_of_kinds_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf.commands.glance.find_spec", lambda name: None)  # as where no extra is installed
+    monkeypatch.setattr("rlhf.commands.env_summary.find_spec", lambda name: None)  # as where no extra is installed
     lines = run("environments").stdout.splitlines()
     assert max(len(line) for line in lines if " is absent: " not in line) <= 80
     assert "*reasoning-gym is absent: pip install 'rlhf-agents[reasoning-gym]'" in lines

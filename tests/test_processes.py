@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.build_processes import stopped_by_term
+from rlhf.build.processes import stopped_by_term
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.processes import ProcessError, Processes, current, in_turn, n_wanted, reasons_in
-from tests.trainers.together import together
+from tests.training.together import together
 
 COUNTS = st.integers(0, 40)
 

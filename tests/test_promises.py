@@ -23,23 +23,23 @@ from agents.memory.window import Window
 from environments.base import Environment, Properties
 from rlhf.batching.samples import make_samples
 from rlhf.cli import app
-from rlhf.commands.arithmetic import arithmetic
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Outcome, SamplingParams, ScoredGroup, Task, Trajectory
 from rlhf.errors import RecipeError
+from rlhf.estimate.arithmetic import arithmetic
 from rlhf.evaluation.evaluate import Evaluation, evaluate
 from rlhf.evaluation.store import TrajectoryRecord, read_trajectories
 from rlhf.evaluation.transcript import load_tokenizer
+from rlhf.inference.scripted import ScriptedEngine
 from rlhf.recipe import load
-from rlhf.rollout.collect import Collected, Collector
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted
-from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.rollout.runner import RolloutBatch, RolloutRunner
+from rlhf.rollout.scoring import Weighted
 from rlhf.sinks import read_metrics
 from tests import stairs
 from tests.rollout.small_world import CHATML, INLINE, THINKING, Corridor, tokenizer
-from tests.trainers.tiny import ones
+from tests.training.tiny import ones
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "promises.md"
@@ -219,7 +219,7 @@ def collect(
     template: str = CHATML,
     group_size: int = 3,
     n_tasks: int = 4,
-) -> Collected:
+) -> RolloutBatch:
     made = collector(environment, agent, say, rewards=rewards, limits=limits, template=template)
     tasks = list(environment.tasks("train"))[:n_tasks]
     sampling = SamplingParams(max_tokens=32)
@@ -235,8 +235,8 @@ def collector(
     limits: Limits | None = None,
     template: str = CHATML,
     seeded: bool = False,
-) -> Collector:
-    return Collector(
+) -> RolloutRunner:
+    return RolloutRunner(
         environment=environment,
         agent=agent,
         rewards=rewards or {"solved": Weighted("solved", 1.0, lambda task, trajectory: float(trajectory.solved))},

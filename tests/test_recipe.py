@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rlhf.errors import MissingPackageError, RecipeError
-from rlhf.losses.correction import Bypass, Masked, corrected
+from rlhf.losses.importance_correction import Bypass, Masked, corrected
 from rlhf.losses.mismatch import CorrectionInputs
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce

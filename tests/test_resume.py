@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rlhf.evaluation.store import read_trajectories
-from rlhf.trainers.run import Interrupted
-from tests.trainers import children, runs, words
+from rlhf.training.run import Interrupted
+from tests.training import children, runs, words
 
 LORA = {"rank": 2, "dropout": 0.2}
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 12, "random_share": 0.5, "epochs": 2, "batch_size": 4}

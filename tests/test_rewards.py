@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rewards.answers.exact import ExactMatch
 from rewards.check import check_reward
-from rewards.exact import ExactMatch
-from rewards.outcome import EnvironmentReward, Outcome
-from rewards.penalties import InvalidActionPenalty, Overlong, TurnCost
+from rewards.shaping.outcome import EnvironmentReward, Outcome
+from rewards.shaping.penalties import InvalidActionPenalty, Overlong, TurnCost
 from rewards.verified import Verified, is_verifier
-from rlhf.catalog import CATALOG
 from rlhf.data import Action, Finish, Generation, Prompt, Task, Trajectory, Turn
 from rlhf.data import Outcome as End
 from rlhf.errors import RewardError
 from rlhf.recipe.builder import build_part
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.recipe.catalog import CATALOG
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rewards import shipped
 from tests.test_catalog import MODELS, NEEDED
 
@@ -156,7 +156,7 @@ def test_rewards_keep_their_promises(reward):
 CATALOGUE = {
     kind: build_part("reward", {"kind": kind, **NEEDED.get(("reward", kind), {})}, kind, base=Path())
     for kind in CATALOG["reward"]
-    if kind not in MODELS  # a model has no bounds that are known beforehand: tests/trainers/test_reward_model.py
+    if kind not in MODELS  # a model has no bounds that are known beforehand: tests/training/test_reward_model.py
 }
 #: The least and the most of an episode of `K` turns that earned `r`; of all others, 0 and 1.
 BOUNDS = {

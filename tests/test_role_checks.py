@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from agents.critic import ACTOR, CRITIC
+from agents.contrib.critic import ACTOR, CRITIC
 from rlhf.errors import RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
 from tests import test_self_play as self_play
 from tests.commands import run
-from tests.trainers import runs
+from tests.training import runs
 
 AGENT = {"kind": "critic", "critic_system": "", "actor": {"system": ""}, "max_rounds": 1}
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 24, "random_share": 0.5, "epochs": 3, "batch_size": 4}

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf.evaluation.store import read_trajectories
 from tests.combinations import ACTS, LOSSES
-from tests.trainers import errands, runs
+from tests.training import errands, runs
 
 SUPERVISED = {
     "kind": "supervised",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlhf.commands.arithmetic import arithmetic
 from rlhf.errors import RecipeError
+from rlhf.estimate.arithmetic import arithmetic
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.checks import cautions
-from tests.trainers import runs
+from tests.training import runs
 
 PENALISED = {"words": {"kind": "environment"}, "short": {"kind": "turn_cost", "cost": 0.1}}
 

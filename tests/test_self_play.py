@@ -17,7 +17,7 @@ from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
 from tests.combinations import ACTS
 from tests.environments import heap
-from tests.trainers import runs
+from tests.training import runs
 
 SUPERVISED = {
     "kind": "supervised",

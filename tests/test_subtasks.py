@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.check import check_reward
-from rewards.subtasks import Subtask
+from rewards.contrib.subtasks import Subtask
 from rewards.verified import is_verifier
 from rlhf.errors import RewardError
 

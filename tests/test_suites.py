@@ -15,14 +15,14 @@ import yaml
 from typer.testing import CliRunner
 
 from environments.base import can_demonstrate, properties_of
-from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
 from rlhf.recipe import load
+from rlhf.recipe.catalog import CATALOG
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.suites import Suite, list_suites, load_suite
-from rlhf.trainers.demonstrations import play
-from rlhf.trainers.tokenizer import train_tokenizer
+from rlhf.training.policy.tokenizer import train_tokenizer
+from rlhf.training.stages.demonstrations import play
 from tests.test_catalog import SERVERS
 
 ROOT = Path(__file__).resolve().parent.parent

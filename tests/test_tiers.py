@@ -31,7 +31,7 @@ def test_files_of_one_name_are_collected_together() -> None:
 def test_fast_is_what_is_in_fast_folders_and_not_slow() -> None:
     assert all((HERE / name).is_dir() for name in FAST)
     found = collected("-m", "fast", str(HERE / "sampling"), str(HERE / "trainers"))
-    assert found and all(line.startswith("tests/sampling/") for line in found)
+    assert found and all(line.startswith("tests/tasks/") for line in found)
 
 
 def test_what_starts_groups_of_processes_runs_alone() -> None:

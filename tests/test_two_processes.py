@@ -14,10 +14,10 @@ import pytest
 
 from rlhf.digests import MANIFEST, Manifest, verify
 from rlhf.evaluation.folder import is_evaluation
-from rlhf.trainers import checkpoint
+from rlhf.training.checkpoints import store
 from tests.test_resume import everything
-from tests.trainers import children, runs
-from tests.trainers.test_spoilt import KINDS, recipe
+from tests.training import children, runs
+from tests.training.test_spoilt import KINDS, recipe
 
 WORDS = ("train", "resume", "evaluate")
 MIXES = list(combinations_with_replacement(WORDS, 2))
@@ -86,7 +86,7 @@ def assert_whole(out: Path, made: Path) -> None:
         assert (out / "summary.json").read_text() == (made / "evaluation" / "summary.json").read_text()
         assert not (out / "recipe.yaml").exists()
         return
-    for folder in checkpoint.every(out / "checkpoints"):
+    for folder in store.every(out / "checkpoints"):
         assert verify(folder)
     assert everything(out) == everything(made / "whole")
     assert not (out / "evaluation.yaml").exists()
@@ -115,7 +115,7 @@ def test_a_run_that_is_killed_is_resumed_and_its_lock_taken_over(made: Path, tmp
 
 def test_a_run_without_a_name_takes_the_next_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlhf import locks
-    from rlhf.build_resume import run_folder
+    from rlhf.build.resume import run_folder
     from rlhf.recipe import load
     from tests.test_locks import holder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlhf.build import train
+from rlhf.build.train import train
 from rlhf.recipe import load
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "your_data.md").read_text("utf-8")
@@ -53,7 +53,7 @@ def test_its_other_recipes_load(folder: Path) -> None:
 
 
 def test_its_keys_are_those_of_the_environment() -> None:
-    from environments.dataset import Dataset
+    from environments.tasks.dataset import Dataset
 
     table = PAGE.partition("## Files and columns")[2].partition("##")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}

@@ -13,10 +13,10 @@ from pydantic.dataclasses import dataclass
 from agents.base import Agent, History, PolicyHandle, Reply
 from agents.chat import ChatAgent
 from agents.memory.base import MEMORY, Shown
+from agents.policy_proxy import PolicyProxy
 from agents.stores.cases import Cases
 from agents.stores.kind import ENTRIES, RECALLED, Follows, Hears, Recollection, StoreKind, asks_in_turns
 from agents.stores.store import Store
-from agents.through import Through
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Message
 from rlhf.settings import STRICT
@@ -137,7 +137,7 @@ class Bound:
 
 
 @plain_dataclass
-class _Listening(Through):
+class _Listening(PolicyProxy):
     """The policy as the inner agent sees it: without what it says to the store, which is left as notes.
 
     Attributes:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from rewards.sandbox.run import in_turn
-from rewards.workers import Pool, TooSlow
+from rewards.worker_pool import Pool, TooSlow
 
 #: Processor seconds for what one process of a program returned.
 LIMIT_S = 1.0

@@ -134,7 +134,7 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
-    from rlhf.build_early import lacking_reference  # loads torch: after what may be wrong is told
+    from rlhf.build.preflight import lacking_reference  # loads torch: after what may be wrong is told
 
     reports = [_named(name, name, getattr(recipe, name)) for name in ("environment", "agent")]
     records = _records(recipe)
@@ -158,9 +158,9 @@ def _named(path: str, section: str, part: Any, records: list[tuple[Task, Traject
 
 def _kind(section: str, part: Any) -> str:
     """What a recipe calls a part, under the workers that it may be in, or as the verifier that it asks."""
-    from environments.pool import Processes
+    from environments.workers.pool import Processes
     from rewards.verified import Verified
-    from rlhf.kinds import kind_of
+    from rlhf.recipe.registry import kind_of
 
     part = part.environment if isinstance(part, Processes) else part
     kind = kind_of(section, part.verifier if isinstance(part, Verified) else part)

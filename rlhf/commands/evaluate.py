@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.commands.check_availability import refuse_absent_engine
 from rlhf.commands.output import (
     TO_MEND,
     AsJson,
@@ -20,12 +21,11 @@ from rlhf.commands.output import (
     quiet_libraries,
     results,
 )
-from rlhf.commands.ready import refuse_absent_engine
 from rlhf.commands.tables import show_summary
 from rlhf.errors import CheckpointError, RecipeError, nearest
 
 if TYPE_CHECKING:
-    from rlhf.recipe.asked import Asked
+    from rlhf.recipe.evaluation_request import EvaluationRequest
 
 #: Sections of a recipe that an evaluation looks at; `seed` draws what a checkpoint does not hold.
 SECTIONS = ("seed", "name", "environment", "agent", "rewards", "limits", "engine", "evaluation", "policy")
@@ -89,9 +89,9 @@ def evaluate(
     Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
     --suite babyai --attempts 4 --out evaluations/qwen
     """
-    from rlhf.recipe.asked import Asked
+    from rlhf.recipe.evaluation_request import EvaluationRequest
 
-    asked = Asked(
+    asked = EvaluationRequest(
         target=target,
         overrides=tuple(overrides or ()),
         suite=suite,
@@ -112,17 +112,17 @@ def evaluate(
     _refuse_half(asked)
     _refuse_idle(asked, checkpoint, priced)
     asked = _resolved(asked, checkpoint)
-    from rlhf.recipe.contender import contender
+    from rlhf.recipe.evaluation_target import contender
 
     found = contender(asked)
-    from rlhf.build_evaluation import evaluate as measure  # loads torch: after what may be wrong is told
+    from rlhf.build.evaluate import evaluate as measure  # loads torch: after what may be wrong is told
 
     quiet_libraries()
     summary = measure(asked, found=found, out=out, price_in=price_in, price_out=price_out, console=errors())
     _report(summary, asked, out, as_json)
 
 
-def _report(summary: dict[str, Any], asked: Asked, out: Path | None, as_json: bool) -> None:
+def _report(summary: dict[str, Any], asked: EvaluationRequest, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({**_short(summary, asked.checkpoint), "out": out and str(out), "summary": summary})
     else:
@@ -136,7 +136,7 @@ def _verify(folder: Path, as_json: bool) -> None:
     from rlhf.evaluation.folder import refuse_unfinished
 
     refuse_unfinished(folder, f"--verify {folder}")  # before anything loads
-    from rlhf.build_verify import verify
+    from rlhf.build.verify import verify
 
     quiet_libraries()
     found = verify(folder, console=errors())
@@ -157,9 +157,9 @@ def _verify(folder: Path, as_json: bool) -> None:
         raise typer.Exit(TO_MEND)
 
 
-def _resolved(asked: Asked, checkpoint: Path | None) -> Asked:
+def _resolved(asked: EvaluationRequest, checkpoint: Path | None) -> EvaluationRequest:
     """What is asked for, with recipe and checkpoint found; what cannot be is refused before anything loads."""
-    from rlhf.recipe.asked import is_model, is_program
+    from rlhf.recipe.evaluation_request import is_model, is_program
 
     if asked.endpoint or is_program(asked.target) or (asked.suite and is_model(asked.target)):
         return asked
@@ -175,9 +175,9 @@ def _resolved(asked: Asked, checkpoint: Path | None) -> Asked:
     return replace(asked, target=name, checkpoint=None if folder is None else str(folder))
 
 
-def _refuse_half(asked: Asked) -> None:
+def _refuse_half(asked: EvaluationRequest) -> None:
     """Raise RecipeError where no policy is named, or half of one."""
-    from rlhf.recipe.asked import is_program
+    from rlhf.recipe.evaluation_request import is_program
 
     if bool(asked.endpoint) != bool(asked.model) or not (asked.target or asked.endpoint):
         raise RecipeError(
@@ -197,9 +197,9 @@ def _refuse_half(asked: Asked) -> None:
         )
 
 
-def _refuse_misspelt(asked: Asked) -> None:
+def _refuse_misspelt(asked: EvaluationRequest) -> None:
     """Raise RecipeError for a name that is no recipe and nearly that of a policy without a model."""
-    from rlhf.recipe.asked import BASELINES
+    from rlhf.recipe.evaluation_request import BASELINES
     from rlhf.recipe.files import list_recipes
 
     names = {recipe.name for recipe in list_recipes()}
@@ -214,9 +214,9 @@ def _refuse_misspelt(asked: Asked) -> None:
         )
 
 
-def _refuse_idle(asked: Asked, checkpoint: Path | None, priced: bool) -> None:
+def _refuse_idle(asked: EvaluationRequest, checkpoint: Path | None, priced: bool) -> None:
     """Raise RecipeError for an option that would do nothing for this policy, or an address that is none."""
-    from rlhf.recipe.asked import is_model, is_program
+    from rlhf.recipe.evaluation_request import is_model, is_program
 
     if asked.endpoint and not asked.endpoint.startswith(("http://", "https://")):
         raise RecipeError(
@@ -244,7 +244,7 @@ def _refuse_idle(asked: Asked, checkpoint: Path | None, priced: bool) -> None:
             )
 
 
-def _refuse_beside_verify(asked: Asked, checkpoint: Path | None, out: Path | None, priced: bool) -> None:
+def _refuse_beside_verify(asked: EvaluationRequest, checkpoint: Path | None, out: Path | None, priced: bool) -> None:
     """Raise RecipeError for anything that would say again, or otherwise, what the folder says already."""
     given = [f"--{name}".replace("_", "-").replace("--target", "POLICY") for name in asked.plain]
     given += ["--checkpoint"] * (checkpoint is not None) + ["--out"] * (out is not None) + ["a price"] * priced
@@ -315,7 +315,7 @@ def newest(run: Path) -> Path | None:
     """Return the newest checkpoint where `run` is the folder of a run; None for a recipe."""
     if not (run / "recipe.yaml").is_file():
         return None
-    from rlhf.trainers.checkpoint import latest
+    from rlhf.training.checkpoints.store import latest
 
     found = latest(run / "checkpoints")
     if found is None:

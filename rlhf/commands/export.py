@@ -86,8 +86,8 @@ def _copy_store(folder: Path, into: Path) -> int | None:
 
 def _checkpoint(asked: Path) -> Path:
     """The whole checkpoint that was asked for, the newest of a run that was, or that whose policy was."""
-    from rlhf.trainers.checkpoint import every
-    from rlhf.trainers.snapshot import damage
+    from rlhf.training.checkpoints.snapshot import damage
+    from rlhf.training.checkpoints.store import every
 
     folder = asked.parent if (asked.parent / "state.json").is_file() else asked
     if (folder / "recipe.yaml").is_file():
@@ -112,8 +112,8 @@ def _checkpoint(asked: Path) -> Path:
 
 
 def _merge(folder: Path, into: Path) -> None:
-    from rlhf.build import policy_of, recipe_of
-    from rlhf.trainers.extrapolate import merged
+    from rlhf.build.train import policy_of, recipe_of
+    from rlhf.training.contrib.weight_extrapolation import merged
 
     policy = policy_of(recipe_of(folder.parent.parent), folder)
     merged(policy).save_pretrained(into)

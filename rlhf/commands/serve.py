@@ -32,7 +32,7 @@ def serve(
     recipe, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(recipe, overrides or [])
     refuse_ignored(overrides or [], folder, "a server", ("seed", "name", "limits", "engine", "policy"))
-    from rlhf.build_server import serve as run
+    from rlhf.serving.vllm import serve as run
 
     quiet_libraries()
     run(loaded, checkpoint=folder, host=host, port=port, console=errors())
@@ -69,7 +69,7 @@ def serve_environment(
             expected="the extra 'servers'",
             hint="pip install 'rlhf-agents[servers]'",
         ) from error
-    from rlhf.rollout.openenv_server import Server
+    from rlhf.serving.openenv import Server
 
     console = errors()
 

@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.commands.fits import size_of
+from rlhf.commands.check_availability import refuse_absent_models
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
-from rlhf.commands.ready import refuse_absent_models
+from rlhf.estimate.memory_preflight import size_of
 from rlhf.evaluation.wording import duration_text
 from rlhf.terminal import CleanConsole
 
@@ -43,7 +43,7 @@ def show(
     console = results()
     if not as_json:  # the figures take a model's shapes, whose code takes seconds to load: there is something to read
         console.print(dump(loaded), markup=False, soft_wrap=True)
-    from rlhf.commands.arithmetic import arithmetic
+    from rlhf.estimate.arithmetic import arithmetic
 
     figures, warnings = arithmetic(loaded, nproc), cautions(loaded)
     measured = _tried(loaded, trial, nproc) if trial else None
@@ -57,9 +57,9 @@ def show(
 
 
 def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:
-    from rlhf.commands.memory import estimates, total
     from rlhf.commands.trial import try_out
     from rlhf.errors import ModelError
+    from rlhf.estimate.memory import estimates, total
 
     found = try_out(recipe, n_steps, n_processes)
     try:

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from rlhf.commands.fits import refuse_too_large
+from rlhf.commands.check_availability import (
+    refuse_absent_engine,
+    refuse_absent_models,
+    refuse_absent_quantization,
+    refuse_unreachable_models,
+)
 from rlhf.commands.output import (
     STATE,
     AsJson,
@@ -25,13 +30,8 @@ from rlhf.commands.output import (
     quiet_libraries,
     results,
 )
-from rlhf.commands.ready import (
-    refuse_absent_engine,
-    refuse_absent_models,
-    refuse_absent_quantization,
-    refuse_unreachable_models,
-)
 from rlhf.errors import RecipeError, UsageError
+from rlhf.estimate.memory_preflight import refuse_too_large
 from rlhf.evaluation.folder import no_run
 from rlhf.processes import n_here, n_wanted, take_one_gpu
 
@@ -118,10 +118,10 @@ def train(
 
 
 def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | None) -> dict[str, Any]:
-    from rlhf.build import train as run
-    from rlhf.build_processes import joined
-    from rlhf.build_resume import run_folder
-    from rlhf.trainers.run import Interrupted
+    from rlhf.build.processes import joined
+    from rlhf.build.resume import run_folder
+    from rlhf.build.train import train as run
+    from rlhf.training.run import Interrupted
 
     quiet_libraries()
     folder = out or Path("runs")
@@ -146,7 +146,7 @@ def _check_profile(n: int) -> None:
 
 
 def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool) -> None:
-    from rlhf.build_resume import run_folder
+    from rlhf.build.resume import run_folder
     from rlhf.commands.launch import launch
     from rlhf.recipe.compatibility import check_processes
 

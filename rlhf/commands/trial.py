@@ -50,7 +50,7 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
 
 def shortened(recipe: Recipe, n_steps: int) -> list[str]:
     """Return overrides that leave `n_steps` of every stage, and next to nothing of evaluations."""
-    from rlhf.trainers.supervised import Supervised
+    from rlhf.training.stages.supervised import Supervised
 
     found = [f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
     for i, stage in enumerate(recipe.stages):

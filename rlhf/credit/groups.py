@@ -2,7 +2,8 @@
 
 Everything here is pure Python on short lists: a group has a handful of trajectories and a step has tens of thousands of
 state groups, where the fixed cost of an array library would dominate; what looks at every token is in
-`rlhf.credit.tokens`. Sums are exact (`math.fsum`), so the order of a group's trajectories does not matter, not even in
+`rlhf.credit.flat_tokens`. Sums are exact (`math.fsum`), so the order of a group's trajectories does not matter, not
+even in
 the last bit.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.tokens import TokenLine, credits_of, scan, whitened
+from rlhf.credit.flat_tokens import TokenLine, credits_of, scan, whitened
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 

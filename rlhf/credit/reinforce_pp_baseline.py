@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.credit.flat_tokens import silenced, whiten
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise, with_counters
-from rlhf.credit.tokens import silenced, whiten
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 

@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.from_values import FromValues
-from rlhf.credit.tokens import Floats, TokenLine, following, scan
+from rlhf.credit.flat_tokens import Floats, TokenLine, following, scan
+from rlhf.credit.value_based import FromValues
 from rlhf.settings import STRICT
 
 

@@ -138,7 +138,7 @@ class Generation:
 def calls_of(generations: Sequence[Generation]) -> list[tuple[Generation, ...]]:
     """Gather the pieces of each call: a piece begins where the one before it ended, with nothing read in between.
 
-    A call is one piece, unless attempts part within it; see `rlhf.rollout.forks`.
+    A call is one piece, unless attempts part within it; see `rlhf.rollout.branching`.
     """
     calls: list[tuple[Generation, ...]] = []
     for g in generations:

@@ -9,14 +9,14 @@ from typing import Any
 
 from agents.base import History, PolicyHandle
 from environments.base import Environment, can_demonstrate
-from environments.pool import Processes
-from environments.several import Several
+from environments.core.composite_properties import CompositeEnvironment
+from environments.workers.pool import Processes
 from rlhf.data import Action, Message, Role, Task
 from rlhf.errors import AgentError, EnvError
+from rlhf.rollout.env_session import Ended, EnvSession
 from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.executors import CallError, CallExecutor, CallTimeout
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.live import Ended, LiveEpisode
-from rlhf.rollout.workers import CallError, CallTimeout, Lanes
 
 #: Tasks of an environment whose oracle's actions are borrowed, the first of those judged.
 N_BORROWED = 20
@@ -83,9 +83,9 @@ class RandomAgent:
         plans = self.borrowed.get(member_of(self.environment, task), {})
         return tuple(action for other, plan in plans.items() if other != task.id for action in plan)
 
-    async def _lists(self, task: Task, limits: Limits, lanes: Lanes) -> bool:
+    async def _lists(self, task: Task, limits: Limits, lanes: CallExecutor) -> bool:
         """Whether what is possible is listed as `task` opens; also where it does not open, as its episodes will say."""
-        live = LiveEpisode(self.environment, task, limits, lanes.open())
+        live = EnvSession(self.environment, task, limits, lanes.open())
         try:
             return bool((await live.start()).admissible_actions)
         except Ended:
@@ -93,7 +93,7 @@ class RandomAgent:
         finally:
             await live.close([])
 
-    async def _plans(self, tasks: Sequence[Task], limits: Limits, lanes: Lanes) -> dict[str, tuple[str, ...]]:
+    async def _plans(self, tasks: Sequence[Task], limits: Limits, lanes: CallExecutor) -> dict[str, tuple[str, ...]]:
         planner: Any = self.environment
         lane, plans = lanes.open(), {}
         try:
@@ -116,7 +116,7 @@ class RandomAgent:
 def member_of(environment: Environment, task: Task) -> str:
     """Which of the environments that `environment` is made of a task is of, by their numbers; empty of a single one."""
     inner = environment.environment if isinstance(environment, Processes) else environment
-    if not isinstance(inner, Several):
+    if not isinstance(inner, CompositeEnvironment):
         return ""
     member, own = inner.own(task)
     number = next(i for i, one in enumerate(inner.members()) if one is member)

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem, unused
 from rlhf.evaluation.statistics import success_estimate
-from rlhf.rollout.collect import Collected, Collector
+from rlhf.rollout.runner import RolloutBatch, RolloutRunner
 from rlhf.rollout.tasks import tasks_of
 from rlhf.settings import STRICT
 
@@ -63,7 +63,7 @@ class EvaluationResult:
     return_mean: float
     n_turns_mean: float
     split: str
-    collected: Collected
+    collected: RolloutBatch
 
     @property
     def record(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class EvaluationResult:
 
 
 async def evaluate(
-    collector: Collector, settings: Evaluation, *, split: str | None = None, n_tasks: int | None = None
+    collector: RolloutRunner, settings: Evaluation, *, split: str | None = None, n_tasks: int | None = None
 ) -> EvaluationResult:
     """Attempt the first `n_tasks` tasks of `split` and count."""
     split = split or settings.split

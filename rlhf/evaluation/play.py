@@ -12,10 +12,10 @@ from rlhf.evaluation.baselines import Planned
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
-from rlhf.rollout.collect import Collector
-from rlhf.rollout.grouping import Independent
+from rlhf.rollout.group_structure import Independent
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.score import check_failures
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import check_failures
 from rlhf.rollout.strategies import Strategy
 
 #: Step number that keeps the seeds of evaluations apart from those of training, and equal between evaluations.
@@ -49,7 +49,7 @@ def block_size(attempts: int, limits: Limits) -> int:
 async def play_part(
     name: str,
     tasks: Sequence[Task],
-    collector: Collector,
+    collector: RolloutRunner,
     folder: Path,
     *,
     attempts: int,

@@ -13,7 +13,7 @@ import numpy as np
 from rlhf.data import Failure, ScoredGroup, Task
 from rlhf.evaluation.rows import TrajectoryRecord
 from rlhf.evaluation.statistics import Estimate, mean_interval, usual_range
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.rollout.scoring import Weighted, score_group
 
 #: Name under which the reward is asked.
 _NAME = "again"

@@ -131,7 +131,8 @@ def mean_interval(
 ) -> Estimate:
     """Estimate a mean: within a range with `bounded_interval`, else with Student's t on the variance clustered by task.
 
-    x̄ ± t √(m/(m−1) Σ_c (Σ_{i∈c} (x_i − x̄))²) / N with m tasks and m − 1 degrees of freedom. One attempt per task gives
+    x̄ ± t √(m/(m−1) Σ_c (Σ_{i∈c} (x_i − x̄))²) / N with m tasks and m − 1 degrees of freedom. One attempt per task
+    gives
     the textbook interval x̄ ± t s/√N. With fewer than two tasks, or where nothing differs, it is (−∞, ∞). In a range
     the interval is that of the effective number of values; see `effective_n`.
 

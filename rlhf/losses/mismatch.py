@@ -5,7 +5,8 @@ trainer computes for it. With μ the distribution that was sampled from, π_old 
 
     w = π_old / μ = exp(log π_old − log μ),  the exponent clamped to ±20 nats
 
-an expectation under μ of w · f is that under π_old of f: w is the importance weight that `rlhf.losses.correction`
+an expectation under μ of w · f is that under π_old of f: w is the importance weight that
+`rlhf.losses.importance_correction`
 bounds. A sequence is a trajectory, in however many rows it lies. All arrays are flat over the policy tokens, `[N]`;
 what is computed here is float64, so that the order of tokens and rows does not show.
 """

@@ -29,7 +29,7 @@ class LossInputs:
         entropy: of the current policy's distribution at each token, or None; carries the gradient.
         advantages: one number per token.
         weights: reduction coefficients (`rlhf.losses.reduction`), computed over the whole minibatch, times the factor
-            for the difference of trainer and engine (`rlhf.losses.correction`).
+            for the difference of trainer and engine (`rlhf.losses.importance_correction`).
         sequence_ids: int64, which trajectory a token belongs to.
         trajectories: figures of the whole trajectories that the tokens belong to, or None when the loss looks at single
             tokens.

@@ -19,13 +19,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError, RlhfError, nearest
-from rlhf.kinds import kind_of, resolve, section_of_type
 from rlhf.recipe.aliases import ours
+from rlhf.recipe.catalog import CATALOG, DEFAULT_KIND
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
+from rlhf.recipe.registry import kind_of, resolve, section_of_type
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 
 
@@ -109,7 +109,7 @@ def build_environment(values: Any, path: str, *, base: Path) -> Any:
     environment = build_part("environment", values, path, base=base)
     if not declared_by(environment, path).isolated:
         return environment
-    from environments.pool import Processes
+    from environments.workers.pool import Processes
 
     return Processes(environment=environment)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from agents.declared import needs_tools, plays_seats
 from environments.base import has_tools, step_limit
 from rewards.base import GroupReward
-from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.checking import Problem, RecipeView, no_effect, no_split
-from rlhf.kinds import resolve
+from rlhf.recipe.catalog import CATALOG, DEFAULT_KIND
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.model import plain_rewards
+from rlhf.recipe.registry import resolve
 from rlhf.recipe.view import Place, places
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _wrapped(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 def _branches(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     from rlhf.credit.estimator import needs_branches, without
-    from rlhf.rollout.grouping import Independent, Retry
+    from rlhf.rollout.group_structure import Independent, Retry
 
     for place in found:
         if place.section != "advantage" or place.context.is_trained or not needs_branches(place.part):
@@ -263,8 +263,8 @@ def cut(view: RecipeView) -> Iterator[str]:
 
 def one_for_all(view: RecipeView) -> Iterator[str]:
     """Tell of seats whose credit is one. An estimator that is not listed may read the notes that say who had a turn."""
-    from rewards.parts import with_parts
-    from rlhf.credit.seats import Seats
+    from rewards.combinators.parts import with_parts
+    from rlhf.credit.contrib.self_play import Seats
 
     for path, stage in view.learning if len(view.properties.seats) > 1 else ():
         kind = view.kind_of("advantage", stage.advantage)

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from agents.base import Agent
     from environments.base import Environment
     from rlhf.evaluation.evaluate import Evaluation
-    from rlhf.rollout.engines import TransformersSettings, VllmSettings
+    from rlhf.inference.settings import TransformersSettings, VllmSettings
     from rlhf.rollout.limits import Limits
-    from rlhf.rollout.score import Weighted
-    from rlhf.rollout.watch import Watch
-    from rlhf.trainers.policy import FromScratch, Pretrained
-    from rlhf.trainers.policy_gradient import PolicyGradient
-    from rlhf.trainers.preference import Preference
-    from rlhf.trainers.reward_model import RewardModel
-    from rlhf.trainers.supervised import Supervised
+    from rlhf.rollout.reward_watch import Watch
+    from rlhf.rollout.scoring import Weighted
+    from rlhf.training.policy.model import FromScratch, Pretrained
+    from rlhf.training.stages.policy_gradient import PolicyGradient
+    from rlhf.training.stages.preference import Preference
+    from rlhf.training.stages.reward_model import RewardModel
+    from rlhf.training.stages.supervised import Supervised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weight
     Raises:
         RecipeError: there are several rewards, and nothing says which of them decides.
     """
-    from rewards.parts import compared_in
+    from rewards.combinators.parts import compared_in
 
     if not declared_by(environment).judged_by_rewards or any(w.solved_at is not None for w in rewards.values()):
         return rewards
@@ -217,7 +217,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weight
 
 def _reward(name: str, values: Any, base: Path) -> Weighted:
     from rewards.verified import Verified, is_verifier
-    from rlhf.rollout.score import Weighted
+    from rlhf.rollout.scoring import Weighted
 
     path = join("rewards", name)
     settings = dict(values) if isinstance(values, Mapping) else values
@@ -256,7 +256,7 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
 
 def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
     """Take the key `watch` out of a reward's settings: true, false, or a mapping of its keys. Raises RecipeError."""
-    from rlhf.rollout.watch import Watch
+    from rlhf.rollout.reward_watch import Watch
 
     values = settings.pop("watch", False)
     if values is False:

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
-from rlhf.kinds import kind_of
 from rlhf.recipe.builder import build_part
+from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.declared import declared_by
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.text import parse
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def check_strategy(
         policy: names it.
     """
     from rewards.base import reads_tokens
-    from rlhf.rollout.grouping import replays
+    from rlhf.rollout.group_structure import replays
     from rlhf.rollout.strategies import judge_of, needs_tokens
 
     if strategy is None:

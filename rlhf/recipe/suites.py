@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from environments.base import Environment
     from rlhf.data import Task
     from rlhf.rollout.limits import Limits
-    from rlhf.rollout.score import Weighted
+    from rlhf.rollout.scoring import Weighted
     from rlhf.rollout.strategies import Strategy
 
 _OF_PARTS = ("agent", "rewards", "limits", "tasks")

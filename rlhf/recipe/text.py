@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.errors import RecipeError
-from rlhf.recipe.bombs import refuse_long_references, refuse_many_nodes, refused
+from rlhf.recipe.size_limits import refuse_long_references, refuse_many_nodes, refused
 
 _NUMBER_STARTS = list("-+.0123456789")
 _CORE: tuple[tuple[str, str, list[str]], ...] = (

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf.catalog import CATALOG
 from rlhf.checking import CheckContext, RecipeView
-from rlhf.kinds import kind_of
+from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.keys import holds_objects, keys_of, section_in
+from rlhf.recipe.registry import kind_of
 from rlhf.recipe.values import join
 
 if TYPE_CHECKING:
@@ -35,21 +35,21 @@ class Place:
 
 def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each policy-gradient stage."""
-    from rlhf.trainers.policy_gradient import PolicyGradient
+    from rlhf.training.stages.policy_gradient import PolicyGradient
 
     return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, PolicyGradient))
 
 
 def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each supervised stage."""
-    from rlhf.trainers.supervised import Supervised
+    from rlhf.training.stages.supervised import Supervised
 
     return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, Supervised))
 
 
 def paired_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each stage that learns from pairs."""
-    from rlhf.trainers.on_pairs import OnPairs
+    from rlhf.training.stages.pair_settings import OnPairs
 
     return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, OnPairs))
 
@@ -64,7 +64,7 @@ def shards_parameters(recipe: Recipe) -> bool:
 
 
 def _sharded(recipe: Recipe) -> Iterator[str]:
-    from rlhf.trainers.trainer_kind import shards_parameters as shards
+    from rlhf.training.backends.settings import shards_parameters as shards
 
     return (path for path, stage in _stages(recipe) if shards(stage.trainer))
 
@@ -74,8 +74,8 @@ def view_of(recipe: Recipe) -> RecipeView:
     from agents.chat import ChatAgent
     from agents.declared import roles_of
     from rewards.base import is_penalty
-    from rewards.parts import with_parts
-    from rlhf.rollout.engines import shares_policy
+    from rewards.combinators.parts import with_parts
+    from rlhf.inference.settings import shares_policy
 
     properties, sharded = declared_by(recipe.environment), tuple(_sharded(recipe))
     chatting = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ChatAgent))

@@ -20,22 +20,22 @@ from environments.base import Environment, StepResult, properties_of
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
 from rlhf.data.foreign import told
 from rlhf.errors import ContextFull, EngineError
-from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.forks import Branch, Head
-from rlhf.rollout.handle import EpisodePolicy, Phase, Watch
+from rlhf.inference.engine import RolloutEngine
+from rlhf.rollout.branching import Branch, SharedPrefix
+from rlhf.rollout.env_session import Ended, EnvSession, checked
+from rlhf.rollout.executors import CallError, CallExecutor, InlineLane
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.live import Ended, LiveEpisode, checked
-from rlhf.rollout.players import Player
+from rlhf.rollout.opponent_engine import OpponentEngine
+from rlhf.rollout.policy_client import EpisodeMonitor, EpisodePolicy, EpisodeStatus
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.workers import CallError, InlineLane, Lanes
 
 
-def lanes_of(environment: Environment) -> Lanes:
-    """Where the calls of the environment's episodes run, by its declared properties; see `rlhf.rollout.workers`."""
+def lanes_of(environment: Environment) -> CallExecutor:
+    """Where the calls of the environment's episodes run, by its declared properties; see `rlhf.rollout.executors`."""
     declared = properties_of(environment)
     inline = declared.inline or getattr(environment, "inline", False) is True
     limited = getattr(environment, "keeps_limits", False) is True
-    return Lanes(
+    return CallExecutor(
         inline=inline,
         shared=not declared.thread_safe,
         limited=limited,
@@ -56,9 +56,9 @@ async def run_episode(
     branch: Branch | None = None,
     seed: int = 0,
     session: str = "episode",
-    lanes: Lanes | None = None,
-    watch: Watch | None = None,
-    players: Mapping[str, Player] = MappingProxyType({}),
+    lanes: CallExecutor | None = None,
+    watch: EpisodeMonitor | None = None,
+    players: Mapping[str, OpponentEngine] = MappingProxyType({}),
 ) -> Trajectory:
     """Attempt `task` once.
 
@@ -86,17 +86,17 @@ async def run_episode(
     """
     own = lanes or lanes_of(environment)
     clock = time.monotonic()
-    watch = watch or Watch()
+    watch = watch or EpisodeMonitor()
     policy = EpisodePolicy(engine, renderer, limits, sampling, seed, attempt, session, watch, players)
     begun = branch.turns if branch else task.prefix
     told = replace(task, messages=(*task.messages, *branch.messages)) if branch else task
     run = _Run(agent, limits, policy, watch, told, begun, branch.head if branch else None)
-    live = LiveEpisode(environment, task.beginning, limits, own.open())
+    live = EnvSession(environment, task.beginning, limits, own.open())
     notes: list[str] = []
     try:
         outcome, detail = await run.play(live)
     finally:
-        watch.enter(Phase.ENVIRONMENT)
+        watch.enter(EpisodeStatus.ENVIRONMENT)
         try:
             await live.close(notes)
         finally:
@@ -126,10 +126,10 @@ class _Run:
         agent: Agent,
         limits: Limits,
         policy: EpisodePolicy,
-        watch: Watch,
+        watch: EpisodeMonitor,
         task: Task,
         begun: Sequence[Turn],
-        head: Head | None,
+        head: SharedPrefix | None,
     ) -> None:
         self._agent, self._limits, self._policy, self._watch = agent, limits, policy, watch
         self._task = replace(task, reference=None)
@@ -141,7 +141,7 @@ class _Run:
         self.opening = ""
         self.turns: list[Turn] = []
 
-    async def play(self, live: LiveEpisode) -> tuple[Outcome, str]:
+    async def play(self, live: EnvSession) -> tuple[Outcome, str]:
         """Outcome, and what to tell the reader about it."""
         limit = self._limits.episode_timeout_s
         try:
@@ -152,7 +152,7 @@ class _Run:
         except TimeoutError:
             return Outcome.TIMEOUT, f"the episode took longer than {limit:g} s; it waited for the {self._watch.phase}"
 
-    async def _play(self, live: LiveEpisode) -> tuple[Outcome, str]:
+    async def _play(self, live: EnvSession) -> tuple[Outcome, str]:
         now = await live.start()
         self.opening = now.reply
         for turn in self._begun:
@@ -169,7 +169,7 @@ class _Run:
             return Outcome.FAILED, ""
         return Outcome.TURN_LIMIT, "the environment's own step limit"
 
-    async def _replay(self, live: LiveEpisode, turn: Turn, now: StepResult) -> StepResult:
+    async def _replay(self, live: EnvSession, turn: Turn, now: StepResult) -> StepResult:
         """Do what was done in `turn`. Raises Ended unless the environment answers as it did then."""
         after = now
         try:
@@ -190,7 +190,7 @@ class _Run:
         history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, shown, seats)
         head = self._head if len(self.turns) == len(self._begun) else None
         self._policy.begin_turn(len(self.turns), head, now.seat)
-        self._watch.enter(Phase.AGENT)
+        self._watch.enter(EpisodeStatus.AGENT)
         try:
             action: Action = await self._lane.call(self._acted, history, timeout_s=None)
         except CallError as failed:
@@ -217,12 +217,12 @@ class _Run:
             return Ended(Outcome.ENGINE_ERROR, str(error))
         return Ended(Outcome.AGENT_ERROR, f"act: {said}")
 
-    async def _take(self, live: LiveEpisode, action: Action, now: StepResult) -> StepResult:
+    async def _take(self, live: EnvSession, action: Action, now: StepResult) -> StepResult:
         if action.error is not None:
             turn = Turn(action, action.error, state_key=now.state_key, valid=False, duration_s=self._lap_s())
             self._add(turn, now)
             return now
-        self._watch.enter(Phase.ENVIRONMENT)
+        self._watch.enter(EpisodeStatus.ENVIRONMENT)
         after = await _do(live, action)
         self._add(Turn(action, after.reply, after.reward, now.state_key, after.valid, self._lap_s()), now)
         return after
@@ -238,7 +238,7 @@ class _Run:
         self._seats.append(before.seat)
 
 
-async def _do(live: LiveEpisode, action: Action) -> StepResult:
+async def _do(live: EnvSession, action: Action) -> StepResult:
     """Do all parts of an action, until the environment ends the episode. Raises Ended.
 
     Replies are joined, rewards added up, and a turn is valid where all of its parts are.

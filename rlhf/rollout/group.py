@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from agents.base import Agent
 from environments.base import Environment, most_at_once
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
+from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.blocking import Watchdog
-from rlhf.rollout.engine import RolloutEngine
+from rlhf.rollout.branching import Branch, split_generations
 from rlhf.rollout.episode import lanes_of, run_episode
-from rlhf.rollout.forks import Branch, parted
-from rlhf.rollout.grouping import Grouping, Independent
-from rlhf.rollout.handle import Phase, Watch
+from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.players import Players
+from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.policy_client import EpisodeMonitor, EpisodeStatus
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.seeds import stable_seed
 
 #: Failures that a fresh try may mend. A timeout is not among them: it has used up its time already.
 RETRYABLE = frozenset({Outcome.ENV_ERROR, Outcome.ENGINE_ERROR})
@@ -84,11 +84,11 @@ class _Board:
     n_failed: int = 0
     n_retries: int = 0
     n_tokens: int = 0
-    live: dict[str, Watch] = field(default_factory=dict)
+    live: dict[str, EpisodeMonitor] = field(default_factory=dict)
 
     def progress(self) -> Progress:
         phases = [w.phase for w in self.live.values()]
-        name, oldest = min(self.live.items(), key=lambda item: item[1].since, default=("", Watch()))
+        name, oldest = min(self.live.items(), key=lambda item: item[1].since, default=("", EpisodeMonitor()))
         return Progress(
             n_episodes=self.n_episodes,
             n_done=self.n_done,
@@ -96,8 +96,8 @@ class _Board:
             n_failed=self.n_failed,
             n_retries=self.n_retries,
             n_running=len(phases),
-            n_waiting_environment=phases.count(Phase.ENVIRONMENT),
-            n_waiting_engine=phases.count(Phase.ENGINE),
+            n_waiting_environment=phases.count(EpisodeStatus.ENVIRONMENT),
+            n_waiting_engine=phases.count(EpisodeStatus.ENGINE),
             n_tokens=self.n_tokens + sum(w.n_tokens for w in self.live.values()),
             longest_wait_s=time.monotonic() - oldest.since if name else 0.0,
             waits_for=f"the {oldest.phase} of {name}" if name else "",
@@ -134,7 +134,7 @@ async def run_groups(
     seed: int,
     step: int = 0,
     earlier: Sequence[str] = (),
-    grouping: Grouping = Independent(),  # noqa: B008  it holds nothing
+    grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
     players: Players | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[Trajectory]]:
@@ -220,17 +220,17 @@ class _Rollout:
         self.board.n_failed += trajectory.outcome.is_failure_of_a_part
         return replace(trajectory, n_retries=retry)
 
-    def branches(self, job: _Job, group: list[Trajectory], grouping: Grouping, number: int) -> list[_Job]:
+    def branches(self, job: _Job, group: list[Trajectory], grouping: GroupStructure, number: int) -> list[_Job]:
         """Return the attempts of a round of branches at the task of `job`, numbered behind those of its group.
 
         Replies of the group within which one of them leaves are recorded in pieces from then on.
         """
         rng = random.Random(stable_seed(self._seed, self._step, job.task.id, job.occurrence, "branches", number))
-        group[:], found = parted(group, grouping.branches(group, rng))
+        group[:], found = split_generations(group, grouping.branches(group, rng))
         return [replace(job, attempt=attempt, branch=branch) for attempt, branch in enumerate(found, start=len(group))]
 
     async def _once(self, job: _Job, retry: int) -> Trajectory:
-        watch = self.board.live[job.name] = Watch()
+        watch = self.board.live[job.name] = EpisodeMonitor()
         seed = stable_seed(self._seed, self._step, job.task.id, job.occurrence)
         try:
             return await run_episode(

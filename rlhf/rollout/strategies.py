@@ -17,15 +17,15 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.base import GroupReward, Reward
-from rewards.majority import Majority
-from rewards.outcome import EnvironmentReward
-from rewards.outcome import Outcome as OutcomeReward
+from rewards.judges.majority import Majority
+from rewards.shaping.outcome import EnvironmentReward
+from rewards.shaping.outcome import Outcome as OutcomeReward
 from rewards.verified import Verified, is_verifier
 from rlhf.data import Outcome, Task, Trajectory
 from rlhf.errors import RecipeError, RewardError
-from rlhf.rollout.grouping import Grouping, Independent, Retry, Tree
+from rlhf.rollout.group_structure import GroupStructure, Independent, Retry, Tree
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.settings import STRICT
 
 _TIMEOUT_S = Limits().reward_timeout_s
@@ -54,7 +54,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def rollout(self) -> Grouping:
+    def rollout(self) -> GroupStructure:
         """How the candidates come about."""
         ...
 
@@ -115,7 +115,7 @@ class BestOfN:
     judge: Reward | GroupReward | None = None
     """A reward, with its kind and keys; null goes by the log-probs of the policy."""
 
-    rollout: ClassVar[Grouping] = Independent()
+    rollout: ClassVar[GroupStructure] = Independent()
 
     def __post_init__(self) -> None:
         """Refuse a judge that knows whether an attempt was right."""
@@ -165,7 +165,7 @@ class SelfConsistency:
     """A regular expression; the last match in the last action is the answer, or its first group where it has one. Null
     takes the whole text."""
 
-    rollout: ClassVar[Grouping] = Independent()
+    rollout: ClassVar[GroupStructure] = Independent()
     needs_tokens: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -197,7 +197,7 @@ class TreeSearch:
     """Leaves of all trees of one answer."""
     judge: Reward | GroupReward | None = None
     """A reward, with its kind and keys; null goes by the log-probs of the policy."""
-    rollout: Grouping = Field(default_factory=Tree)
+    rollout: GroupStructure = Field(default_factory=Tree)
     """How they branch: a kind of `rollout`, with its keys."""
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from rlhf.data import (
     Trajectory,
     Turn,
 )
-from rlhf.rollout.collect import Collected
+from rlhf.rollout.runner import RolloutBatch
 from tests.agents.spoken import Speaks
 
 
@@ -149,7 +149,7 @@ def test_an_old_list_of_possible_actions_is_not_shown_again() -> None:
 
 
 def test_two_who_name_subgoals_are_refused() -> None:
-    from agents.memory.subgoals import Subgoals
+    from agents.memory.contrib.subgoals import Subgoals
 
     with pytest.raises(ValueError, match=r"executor\.memory is of kind subgoals"):
         agent(executor=ChatAgent(memory=Subgoals()))
@@ -157,8 +157,8 @@ def test_two_who_name_subgoals_are_refused() -> None:
 
 def test_a_demonstrated_executor_says_done_also_after_it_was_asked_for_a_summary() -> None:
     from rlhf.rollout.renderer import Renderer
-    from rlhf.trainers.demonstrations import Demonstration, render
-    from tests.trainers.tiny import policy
+    from rlhf.training.stages.demonstrations import Demonstration, render
+    from tests.training.tiny import policy
 
     turns = tuple(Turn(Action(text), "seen") for text in ("go", "take", "open"))
     played = Trajectory("t", 0, "opening", turns, Outcome.SOLVED)
@@ -183,7 +183,7 @@ def test_subgoals_that_were_reached_are_counted() -> None:
     )  # fmt: skip
     tried = [Trajectory("t", i, "", found, Outcome.FAILED) for i, found in enumerate((turns, turns[:1]))]
     group = ScoredGroup("t", tuple(tried), tuple(Score({}, (0.0,) * len(t.turns), 0.0) for t in tried))
-    metrics = Collected((group,), 1.0).metrics()
+    metrics = RolloutBatch((group,), 1.0).metrics()
     assert metrics["agent/n_subgoals_reached"] == 2 / 2 and metrics["agent/n_subgoal"] == 4 / 2
     plain = replace(group, trajectories=tuple(replace(t, turns=(turn(""),) * len(t.turns)) for t in tried))
-    assert "agent/n_subgoals_reached" not in Collected((plain,), 1.0).metrics()
+    assert "agent/n_subgoals_reached" not in RolloutBatch((plain,), 1.0).metrics()

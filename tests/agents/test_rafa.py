@@ -10,8 +10,8 @@ import pytest
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
+from agents.contrib.rafa import IMAGINE, PLANNED, PROPOSE, VALUE, ReasonForFuture
 from agents.memory.window import Window
-from agents.rafa import IMAGINE, PLANNED, PROPOSE, VALUE, ReasonForFuture
 from rlhf.data import Action, Finish, Generation, Prompt, Task, Turn
 from tests.agents.spoken import Says
 

@@ -9,9 +9,9 @@ import pytest
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
+from agents.contrib.self_play import SelfPlay
 from agents.memory.base import Shown
 from agents.memory.window import Window
-from agents.self_play import SelfPlay
 from rlhf.data import Task, Turn
 from rlhf.errors import AgentError
 from tests.agents.spoken import Speaks

@@ -11,11 +11,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlhf.batching.correct import correct
+from rlhf.batching.importance_correction import correct
 from rlhf.batching.pack import collate, minibatches, pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.errors import DataError
-from rlhf.losses.correction import Clipped, Criterion, Masked, Rejection, Truncated
+from rlhf.losses.importance_correction import Clipped, Criterion, Masked, Rejection, Truncated
 from rlhf.losses.mismatch import CorrectionOutput
 from rlhf.losses.policy_loss import LossInputs
 from rlhf.losses.ppo_clip import PPOClip

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.credit.archer import ArCHer
+from rlhf.credit.contrib.archer import ArCHer
+from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.estimator import credit_of
-from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.data import Values
 from rlhf.errors import DataError
 from tests.credit.credit_groups import critic, group, per_token

@@ -9,14 +9,14 @@ import pytest
 
 from environments.base import Properties
 from rlhf.checking import CheckContext, scale_of
-from rlhf.credit.archer import ArCHer
+from rlhf.credit.contrib.archer import ArCHer
+from rlhf.credit.contrib.progress import Progress
+from rlhf.credit.contrib.self_play import Seats
+from rlhf.credit.contrib.task_normalised import TaskNormalised
+from rlhf.credit.contrib.treerl import TreeRL
 from rlhf.credit.estimator import critic_of, may_take, needs_branches
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.progress import Progress
-from rlhf.credit.seats import Seats
-from rlhf.credit.task_normalised import TaskNormalised
-from rlhf.credit.treerl import TreeRL
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.checks import problems

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.with_demonstrations import Guided
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.guided import Guided
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn
 from rlhf.data.generation import DEMONSTRATED
 

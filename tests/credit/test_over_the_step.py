@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.lite_ppo import LitePPO
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import credit_of
-from rlhf.credit.lite_ppo import LitePPO
+from rlhf.credit.flat_tokens import TokenLine, scan, whiten
 from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.credit.reinforce_pp_baseline import ReinforcePPBaseline
-from rlhf.credit.tokens import TokenLine, scan, whiten
 from rlhf.data import Credit
 from tests.credit.credit_groups import group, group_of, outcome_group, per_token, per_trajectory, turn
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
+from rlhf.credit.contrib.actor_critic_agents import Reviews
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.reviews import Reviews
 from rlhf.data import Prompt, ScoredGroup, Turn
 from tests.credit.credit_groups import call, group_of, turn_of
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.hrpo import HRPO
+from rlhf.credit.contrib.self_play import Seats, seat_of
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.gae import GAE
-from rlhf.credit.hrpo import HRPO
-from rlhf.credit.seats import Seats, seat_of
 from rlhf.data import ScoredGroup, Trajectory, Verdict
 from tests.credit.credit_groups import call, group_of, turn_of
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.credit.sweet import SWEET
+from rlhf.credit.contrib.sweet import SWEET
 from rlhf.data import Values
 from rlhf.errors import DataError
 from tests.credit.credit_groups import group, per_token

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rlhf.credit.contrib.grpo_lead import GRPOLead
+from rlhf.credit.contrib.lightning import Lightning
+from rlhf.credit.contrib.stratified import Stratified
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.grpo_lead import GRPOLead
-from rlhf.credit.lightning import Lightning
 from rlhf.credit.loop import LOOP
 from rlhf.credit.rloo import RLOO
-from rlhf.credit.stratified import Stratified
 from tests.credit.credit_groups import group, group_of, outcome_group, per_trajectory, turn
 
 returns = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=8)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.tree import members, node_values, path, tree_grpo_advantages, tree_of, treerl_rewards, trees
+from rlhf.credit.contrib.tree_grpo import TreeGRPO
+from rlhf.credit.contrib.treerl import TreeRL
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.rloo import RLOO
-from rlhf.credit.tree import members, node_values, path, tree_grpo_advantages, tree_of, treerl_rewards, trees
-from rlhf.credit.tree_grpo import TreeGRPO
-from rlhf.credit.treerl import TreeRL
 from rlhf.data import Action, Finish, Generation, Prompt, Turn
 from rlhf.errors import DataError
 from tests.credit.credit_groups import group_of, outcome_group, per_token, per_trajectory

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.hgpo import HGPO
+from rlhf.credit.contrib.hrpo import HRPO
+from rlhf.credit.contrib.progress import Progress, grounded
+from rlhf.credit.contrib.step_grpo import StepGRPO
 from rlhf.credit.estimator import credit_of
 from rlhf.credit.gigpo import GiGPO
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.hgpo import HGPO
-from rlhf.credit.hrpo import HRPO
-from rlhf.credit.progress import Progress, grounded
-from rlhf.credit.step_grpo import StepGRPO
 from rlhf.data import Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
 from tests.credit.credit_groups import group, group_of, per_token, per_trajectory, per_turn, score, turn

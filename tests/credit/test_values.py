@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.credit.archer import ArCHer
-from rlhf.credit.bilevel_gae import BiLevelGAE
-from rlhf.credit.duration_aware import DurationAware
+from rlhf.credit.contrib.archer import ArCHer
+from rlhf.credit.contrib.bilevel_gae import BiLevelGAE
+from rlhf.credit.contrib.duration_aware import DurationAware
+from rlhf.credit.contrib.hicra import HICRA
+from rlhf.credit.contrib.ktae import KTAE
+from rlhf.credit.contrib.sweet import SWEET
+from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.estimator import credit_of
 from rlhf.credit.gae import GAE
-from rlhf.credit.hicra import HICRA
-from rlhf.credit.ktae import KTAE
 from rlhf.credit.returns import discounted_returns
-from rlhf.credit.sweet import SWEET
-from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.credit.turn_gae import TurnGAE
 from rlhf.data import Action, Credit, Generation, Outcome, Prompt, ScoredGroup, Values
 from rlhf.errors import DataError

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlhf.credit.duration_aware import DurationAware
+from rlhf.credit.contrib.actor_critic_agents import Reviews
+from rlhf.credit.contrib.duration_aware import DurationAware
+from rlhf.credit.contrib.hicra import HICRA
+from rlhf.credit.contrib.ktae import KTAE, fisher_p, information_gain
+from rlhf.credit.contrib.lite_ppo import LitePPO
+from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.estimator import AdvantageEstimator, credit_of
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.hicra import HICRA
-from rlhf.credit.ktae import KTAE, fisher_p, information_gain
-from rlhf.credit.lite_ppo import LitePPO
 from rlhf.credit.reinforce_pp import ReinforcePP
-from rlhf.credit.reviews import Reviews
-from rlhf.credit.task_normalised import TaskNormalised
 from rlhf.data import Credit
 from rlhf.errors import RecipeError
 from tests.credit.credit_groups import group, group_of, outcome_group, per_token, per_trajectory, taking, turn

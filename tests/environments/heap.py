@@ -17,7 +17,7 @@ SEATS = ("first", "second")
 ACTIONS = ("one", "two")
 FIRST_SEED = {"train": 0, "dev": 1000, "test": 2000}
 
-#: Called in every step of every episode; see `tests.trainers.words.on_every_step`.
+#: Called in every step of every episode; see `tests.training.words.on_every_step`.
 ON_STEP: list[Callable[[], object]] = []
 
 

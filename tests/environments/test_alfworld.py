@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from environments import alfworld_data
-from environments.alfworld import ALFWorld
-from environments.alfworld_make import TASK_TYPES, TREATMENTS, make, type_of
-from environments.alfworld_plan import Goal, State, names_of, plan
+from environments.alfworld import data
+from environments.alfworld.environment import ALFWorld
+from environments.alfworld.generate import TASK_TYPES, TREATMENTS, make, type_of
+from environments.alfworld.oracle import Goal, State, names_of, plan
 from environments.base import Environment, Oracle
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
@@ -103,7 +103,7 @@ print(json.dumps({{one: found.demangle_alfred_name(one) for one in ids}}))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, alfworld_data.VARIABLE: str(tmp_path)},
+        env={**os.environ, data.VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
@@ -156,7 +156,7 @@ def test_scenes_are_those_of_the_split_and_rooms_those_of_the_task() -> None:
 
 
 def test_a_seed_is_one_game_in_every_process() -> None:
-    code = "from environments.alfworld_make import *; print(*(fingerprint(make('test', i).game) for i in range(3)))"
+    code = "from environments.alfworld.generate import *; print(*(fingerprint(make('test', i).game) for i in range(3)))"
     shown = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -200,7 +200,7 @@ def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     missing = folder / "pick_and_place_simple-Mug-None-Shelf-8" / "trial_T8"
     make("train", 0).write(missing)
     (missing / "game.tw-pddl").unlink()
-    monkeypatch.setenv(alfworld_data.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
     return root
 
 
@@ -231,11 +231,11 @@ def test_an_official_game_that_has_changed_is_refused(official: Path) -> None:
 def test_without_official_games_the_message_says_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(alfworld_data.VARIABLE, raising=False)
+    monkeypatch.delenv(data.VARIABLE, raising=False)
     with pytest.raises(EnvError, match="alfworld-download"):
         ALFWorld(games="official").tasks("test")
     assert ALFWorld().tasks("test")[0].id.startswith("alfworld-generated-")
-    monkeypatch.setenv(alfworld_data.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
     with pytest.raises(EnvError, match="no games of ALFWorld are there"):
         ALFWorld().tasks("test")
 
@@ -256,7 +256,7 @@ def test_without_the_planner_a_game_says_what_to_install() -> None:
     code = """
 import sys
 sys.modules["fast_downward"] = None
-from environments.alfworld import ALFWorld
+from environments.alfworld.environment import ALFWorld
 from rlhf.errors import MissingPackageError
 environment = ALFWorld(games="generated")
 try:

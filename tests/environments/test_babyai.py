@@ -21,7 +21,7 @@ pytest.importorskip("minigrid")
 import gymnasium
 from minigrid.core.world_object import Box, Door, Key, Wall, WorldObj
 
-from environments.babyai import ACTIONS, BabyAI, describe, levels, read_action
+from environments.babyai.environment import ACTIONS, BabyAI, describe, levels, read_action
 from environments.base import StepResult
 from environments.check import check_environment
 from rlhf.errors import EnvError
@@ -361,14 +361,14 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_banner_is_printed() -> None:
-    assert run_python("from environments.babyai import levels; levels()").stdout == ""
+    assert run_python("from environments.babyai.environment import levels; levels()").stdout == ""
 
 
 def test_a_missing_package_names_the_extra() -> None:
     code = """
 import sys
 sys.modules["minigrid"] = None  # Python's own way of saying that a module cannot be imported
-from environments.babyai import BabyAI
+from environments.babyai.environment import BabyAI
 from rlhf.errors import MissingPackageError
 environment = BabyAI(level="PickupLoc-v0")
 try:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.bandit import Bandit, BanditEpisode, Levers, chance, play, thompson, ucb
-from environments.matrix_game import CHOICES, SCRIPTS, Match, MatrixGame, MatrixGameEpisode, value
+from environments.contrib.bandit import Bandit, BanditEpisode, Levers, chance, play, thompson, ucb
+from environments.contrib.matrix_game import CHOICES, SCRIPTS, Match, MatrixGame, MatrixGameEpisode, value
 
 LEVERS = Levers(("blue", "red"), ((0.2, 0.8),), noise=7)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from environments.base import Environment, Oracle, StepResult, properties_of
-from environments.bfcl import BFCL, CATEGORIES, Category, _entries, _reference
-from environments.bfcl_apis import Apis
-from environments.bfcl_calls import Call, NoCall, decode
+from environments.bfcl.apis import Apis
+from environments.bfcl.calls import Call, NoCall, decode
+from environments.bfcl.environment import BFCL, CATEGORIES, Category, _entries, _reference
 from environments.check import check_environment
-from environments.pool import Processes
+from environments.workers.pool import Processes
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
 from tests.environments.play import play, total

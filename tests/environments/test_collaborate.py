@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.check import check_environment
-from environments.collaborate import POINTS, Collaborate, CollaborateEpisode, Wish, draw
+from environments.contrib.collaborate import POINTS, Collaborate, CollaborateEpisode, Wish, draw
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from tests.environments.worlds import figures, is_shown, openings, page, play, transcript

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from environments.check import check_environment
-from environments.dataset import Dataset
-from rlhf.build import train
-from rlhf.build_early import try_references
+from environments.tasks.dataset import Dataset
+from rlhf.build.preflight import try_references
+from rlhf.build.train import train
 from rlhf.errors import CheckpointError, EnvError, RecipeError
 from rlhf.recipe import load
-from tests.trainers import runs
+from tests.training import runs
 
 SUMS = [{"question": f"What is {a} + {b}?", "answer": a + b} for a in range(12) for b in range(12)]
 

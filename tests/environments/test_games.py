@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 import pytest
 
-from environments.bandit import Bandit
 from environments.base import StepResult
 from environments.check import check_environment
-from environments.countdown import Countdown
-from environments.drawn import Drawn, split_of
-from environments.knights import Knights
-from environments.matrix_game import MatrixGame
-from environments.sat import Sat
-from environments.sokoban import Sokoban
-from environments.twenty_questions import THINGS, TwentyQuestions
-from environments.wordle import Wordle
-from environments.wordle_words import WORDS
-from environments.words import plain_words
+from environments.contrib.bandit import Bandit
+from environments.contrib.knights import Knights
+from environments.contrib.matrix_game import MatrixGame
+from environments.contrib.sat import Sat
+from environments.contrib.twenty_questions import THINGS, TwentyQuestions
+from environments.contrib.wordle import Wordle
+from environments.contrib.wordle_words import WORDS
+from environments.core.normalise import plain_words
+from environments.core.procedural import Drawn, split_of
+from environments.games.countdown import Countdown
+from environments.games.sokoban import Sokoban
 from rlhf.data import Task
 from rlhf.errors import EnvError
 

@@ -10,10 +10,10 @@ import pytest
 
 from environments.base import Episode, Properties, properties_of
 from environments.check import check_environment
-from environments.graded import Graded
+from environments.wrappers.difficulty_levels import Graded
 from rlhf.data import Task
 from rlhf.errors import EnvError
-from tests.trainers.words import Words
+from tests.training.words import Words
 
 
 @dataclass(frozen=True)

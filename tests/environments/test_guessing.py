@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.twenty_questions import _TABLE as TABLE
-from environments.twenty_questions import THINGS, TwentyQuestions, answer, best_question, guess, read_question
-from environments.wordle import Wordle, best_guess, marks, read_guess
-from environments.wordle_words import WORDS
+from environments.contrib.twenty_questions import _TABLE as TABLE
+from environments.contrib.twenty_questions import THINGS, TwentyQuestions, answer, best_question, guess, read_question
+from environments.contrib.wordle import Wordle, best_guess, marks, read_guess
+from environments.contrib.wordle_words import WORDS
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from environments.base import StepResult
 from environments.check import check_environment
-from environments.keyhole import WAYS, Cell, House, Keyhole, KeyholeEpisode, direction, draw, read_action
+from environments.games.key_door import WAYS, Cell, House, Keyhole, KeyholeEpisode, direction, draw, read_action
 from rlhf.data import Task
 from rlhf.errors import EnvError
 

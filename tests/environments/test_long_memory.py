@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.check import check_environment
-from environments.long_memory import LongMemory, LongMemoryEpisode, Question, Story
-from environments.worlds import draw_for
+from environments.contrib.long_memory import LongMemory, LongMemoryEpisode, Question, Story
+from environments.core.seeded_worlds import draw_for
 from rlhf.errors import EnvError
 from rlhf.recipe.builder import build_part
 from tests.environments.worlds import figures, is_shown, openings, page, play, transcript

@@ -17,10 +17,10 @@ import pytest
 from pydantic import ValidationError
 
 from environments.base import Environment, can_demonstrate, most_at_once
-from environments.minihack import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
-from environments.minihack_play import SHELF, Cells, View
-from environments.pool import SHARED, Processes
+from environments.minihack.environment import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
+from environments.minihack.game import SHELF, Cells, View
 from environments.transcript import awaited
+from environments.workers.pool import SHARED, Processes
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
 from tests.environments.play import play, play_at_random, total

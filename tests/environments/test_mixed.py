@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from environments.base import properties_of
 from environments.check import check_environment
-from environments.keyhole import Keyhole
-from environments.long_memory import LongMemory
-from environments.mixed import Mixed, Share
-from rewards.of_part import OfPart
-from rewards.outcome import Outcome as OutcomeReward
+from environments.contrib.long_memory import LongMemory
+from environments.games.key_door import Keyhole
+from environments.wrappers.mixed import Mixed, Share
+from rewards.combinators.of_part import OfPart
+from rewards.shaping.outcome import Outcome as OutcomeReward
 from rlhf.data import Outcome, Score, ScoredGroup, Task, Trajectory
 from rlhf.errors import EnvError
 from rlhf.metrics import METRICS
-from rlhf.rollout.collect import Collected
+from rlhf.rollout.runner import RolloutBatch
 
 ROOMS, STORY = Keyhole(rows=2, columns=2, n_train=40), LongMemory(n_train=40)
 
@@ -91,9 +91,9 @@ def test_success_is_kept_for_each_part() -> None:
         return ScoredGroup(task_id, trajectories, tuple(Score({}, (), 0.0) for _ in ends))
 
     groups = (group("rooms/1", True, False), group("rooms/2", True, True), group("story/1", False, False))
-    found = {k: v for k, v in Collected(groups, 1.0).metrics().items() if k.startswith("success_of/")}
+    found = {k: v for k, v in RolloutBatch(groups, 1.0).metrics().items() if k.startswith("success_of/")}
     assert found == {"success_of/rooms": 0.75, "success_of/story": 0.0} and "success_of/*" in METRICS
-    assert not any(k.startswith("success_of/") for k in Collected(groups[:2], 1.0).metrics())
+    assert not any(k.startswith("success_of/") for k in RolloutBatch(groups[:2], 1.0).metrics())
 
 
 def test_a_reward_of_one_part_is_nothing_to_the_others() -> None:

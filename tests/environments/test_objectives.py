@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from environments.base import StepResult
 from environments.check import check_environment
-from environments.graded import Graded
-from environments.keyhole import Keyhole
-from environments.objectives import Facts, LookUps, Objective, Objectives
-from environments.objectives_chain import tasks_of
+from environments.contrib.composite_episode import tasks_of
+from environments.contrib.composite_tasks import Facts, LookUps, Objective, Objectives
+from environments.games.key_door import Keyhole
+from environments.wrappers.difficulty_levels import Graded
 from rlhf.data import Message, Role, Task
 from rlhf.errors import EnvError
 from tests.environments.worlds import figures, is_shown, openings, oracle_play, page, play, transcript

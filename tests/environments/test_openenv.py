@@ -22,11 +22,11 @@ from openenv.core.env_server.interfaces import Environment as TheirEnvironment
 from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.generic_client import GenericEnvClient
 
-from environments.keyhole import Keyhole
-from environments.openenv import OpenEnv
+from environments.games.key_door import Keyhole
+from environments.remote.openenv import OpenEnv
 from rlhf.data import Outcome, SamplingParams
 from rlhf.errors import EnvError
-from rlhf.rollout.openenv_server import Server
+from rlhf.serving.openenv import Server
 
 
 class Guess(Action):
@@ -145,11 +145,11 @@ def test_errors_of_the_server_are_errors_of_the_environment(theirs: str) -> None
 
 def test_a_rollout_goes_through_their_server(theirs: str) -> None:
     from agents.chat import ChatAgent
+    from rlhf.inference.scripted import ScriptedEngine
     from rlhf.rollout.episode import run_episode
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.renderer import Renderer
-    from rlhf.rollout.scripted import ScriptedEngine
-    from tests.trainers.tiny import policy
+    from tests.training.tiny import policy
 
     environment, tokenizer = settings(theirs), policy().tokenizer
     task = environment.tasks("train")[2]

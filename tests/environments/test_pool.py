@@ -21,20 +21,20 @@ import pytest
 
 from environments.base import CallHung, StepResult, can_demonstrate, most_at_once, properties_of
 from environments.check import check_environment
-from environments.graded import Graded
-from environments.pool import Processes
-from environments.pool_wire import Raised
-from environments.pool_worker import WorkerLost
+from environments.workers.pool import Processes
+from environments.workers.protocol import Raised
+from environments.workers.worker import WorkerLost
+from environments.wrappers.difficulty_levels import Graded
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError, MissingPackageError, RecipeError
 from rlhf.evaluation.baselines import Planned
 from rlhf.recipe.builder import build_environment
+from rlhf.rollout.env_session import Ended, EnvSession
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.live import Ended, LiveEpisode
 from tests.environments.troubled import Troubled
-from tests.trainers import runs
-from tests.trainers.words import Words
+from tests.training import runs
+from tests.training.words import Words
 
 TASK = Task("troubled/train/7", seed=7)
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def ended(pool: Processes, *actions: str, **limits: Any) -> Ended:
     """How a rollout sees the attempt end."""
 
     async def attempt() -> None:
-        live = LiveEpisode(pool, TASK, Limits(**limits), lanes_of(pool).open())
+        live = EnvSession(pool, TASK, Limits(**limits), lanes_of(pool).open())
         try:
             await live.start()
             for action in actions:
@@ -237,7 +237,7 @@ def test_a_hung_step_costs_others_a_retry_and_no_timeout() -> None:
     pool = served()
 
     async def attempt(*actions: str) -> Outcome:
-        live = LiveEpisode(pool, TASK, Limits(step_timeout_s=0.5), lanes_of(pool).open())
+        live = EnvSession(pool, TASK, Limits(step_timeout_s=0.5), lanes_of(pool).open())
         try:
             await live.start()
             for action in actions:
@@ -491,7 +491,7 @@ def test_cancelled_starts_are_closed_behind_ones_back() -> None:
 
 SCRIPT = """
 import asyncio, os, signal, sys, time
-from environments.pool import Processes
+from environments.workers.pool import Processes
 from rlhf.data import Task
 from tests.environments.troubled import Troubled
 
@@ -552,7 +552,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.trainers.words import Words, WordsEpisode
+from tests.training.words import Words, WordsEpisode
 
 N = [0]
 

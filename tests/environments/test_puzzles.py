@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments import countdown, knights, sat
-from environments.countdown import Countdown, Numbers, value_of
-from environments.knights import Knights, Puzzle, Statement, read_answer, solutions
-from environments.sat import Sat, difficulty, read_values, satisfied
+from environments.contrib import knights, sat
+from environments.contrib.knights import Knights, Puzzle, Statement, read_answer, solutions
+from environments.contrib.sat import Sat, difficulty, read_values, satisfied
+from environments.games import countdown
+from environments.games.countdown import Countdown, Numbers, value_of
 
 seeds = st.integers(0, 30_000_000)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from environments.base import Scribe
-from environments.long_memory import LongMemory, worth_keeping
-from environments.objectives import Objectives
+from environments.contrib.composite_tasks import Objectives
+from environments.contrib.long_memory import LongMemory, worth_keeping
 
 
 async def play(episode: Any, actions: list[str]) -> str:

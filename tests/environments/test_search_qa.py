@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.bm25 import Index
 from environments.check import check_environment
-from environments.search_qa import (
+from environments.contrib.search_qa import (
     Library,
     Question,
     SearchQA,
@@ -23,6 +22,7 @@ from environments.search_qa import (
     read_action,
     ways,
 )
+from environments.core.bm25 import Index
 from rlhf.errors import EnvError
 from tests.environments.worlds import figures, is_shown, page, play, transcript
 

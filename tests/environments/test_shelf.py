@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from environments.shelf import Shelf
+from environments.core.instance_pool import InstancePool
 
 
 @dataclass(eq=False)
@@ -20,8 +20,8 @@ class Book:
         self.closed.append(True)
 
 
-def shelf(*, most: int = 2, any_will_do: bool = False) -> Shelf[str, Book]:
-    return Shelf(
+def shelf(*, most: int = 2, any_will_do: bool = False) -> InstancePool[str, Book]:
+    return InstancePool(
         Book,
         lambda book: book.name,
         most=most,

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.check import check_environment
-from environments.shop import Catalogue, Shop, ShopEpisode
-from environments.shop_catalogue import Goal, Product, alike, draw, reward, type_reward, upper_price
+from environments.contrib.shop import Catalogue, Shop, ShopEpisode
+from environments.contrib.shop_catalogue import Goal, Product, alike, draw, reward, type_reward, upper_price
 from rlhf.errors import EnvError
 from tests.environments.worlds import figures, is_shown, openings, page, play, transcript
 

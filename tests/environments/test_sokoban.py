@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.base import StepResult
-from environments.sokoban import Position, Room, Sokoban, SokobanEpisode, moved, pulled, read_move, solve
+from environments.games.sokoban import Position, Room, Sokoban, SokobanEpisode, moved, pulled, read_move, solve
 from rlhf.data import Task
 from rlhf.errors import EnvError
 

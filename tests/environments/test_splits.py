@@ -13,8 +13,8 @@ import yaml
 from environments.base import Properties, StepResult
 from environments.check import check_environment
 from environments.check_splits import kept_apart
-from environments.drawn import Drawn
-from environments.splits import Seeded, split_in, split_of
+from environments.core.procedural import Drawn
+from environments.core.seed_splits import Seeded, split_in, split_of
 from rlhf.data import Task
 from rlhf.data.report import Walk
 from rlhf.errors import DataError, EnvError

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from environments.base import StepResult
 from environments.check import check_environment
-from environments.sql_queries import cost, is_quick
-from environments.text_to_sql import Problem, TextToSql, TextToSqlEpisode, draw
-from environments.worlds import draw_for
-from rewards.sql import SqlResult
+from environments.contrib.sql_queries import cost, is_quick
+from environments.contrib.text_to_sql import Problem, TextToSql, TextToSqlEpisode, draw
+from environments.core.seeded_worlds import draw_for
+from rewards.answers.sql import SqlResult
 from rlhf.errors import EnvError
 from tests.environments.worlds import is_shown, openings, oracle_figures, page, play, transcript
 

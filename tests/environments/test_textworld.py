@@ -16,12 +16,12 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from environments import textworld_make
 from environments.base import Environment, Oracle
 from environments.check import check_environment
-from environments.pool import SHARED
-from environments.textworld import PARAMETERS, TextWorld
-from environments.textworld_play import NOT_UNDERSTOOD, SHELF, Play, clean, readable
+from environments.textworld import generate
+from environments.textworld.environment import PARAMETERS, TextWorld
+from environments.textworld.game import NOT_UNDERSTOOD, SHELF, Play, clean, readable
+from environments.workers.pool import SHARED
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
 from tests.environments.play import play, play_at_random, total
@@ -156,7 +156,7 @@ def test_a_game_is_made_once_and_a_damaged_one_again() -> None:
 
 def test_what_the_generator_says_is_in_the_message() -> None:
     with pytest.raises(EnvError, match="cannot be generated") as caught:
-        textworld_make.game("coin_collector", {"level": 999}, {}, 0)
+        generate.game("coin_collector", {"level": 999}, {}, 0)
     assert "Expected level to be within" in caught.value.got
     assert not list(Path(os.environ["RLHF_CACHE"]).rglob(".making-*"))
 

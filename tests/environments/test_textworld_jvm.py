@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from environments import textworld_sessions as sessions
-from environments.jvm import Jvm, find_java
-from environments.textworld_express import TextWorldExpress
+from environments.core.jvm import Jvm, find_java
+from environments.textworld_express import sessions
+from environments.textworld_express.environment import TextWorldExpress
 from rlhf.errors import EnvError, MissingPackageError
 
 COIN = TextWorldExpress(game="coin", params={"numLocations": 3})
@@ -168,7 +168,7 @@ USE_IT = """
 import sys
 for name in sys.argv[1:]:
     sys.modules[name] = None  # as if it were not installed
-from environments.textworld_express import TextWorldExpress
+from environments.textworld_express.environment import TextWorldExpress
 from rlhf.errors import MissingPackageError
 environment = TextWorldExpress(game="coin")
 try:

@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from environments import textworld_oracle
-from environments.textworld_express import Game, TextWorldExpress
-from environments.textworld_sessions import borrowed, close_jvm
+from environments.textworld_express import oracle
+from environments.textworld_express.environment import Game, TextWorldExpress
+from environments.textworld_express.sessions import borrowed, close_jvm
 from tests.environments.play import play
 from tests.environments.textworld_games import FIVE_ROOMS, seed_of
 
@@ -50,8 +50,8 @@ def test_plans_are_the_same_in_every_machine(game: Game) -> None:
     tasks = environment.tasks("train")[20:30]
     plans = [environment.plan(task, ()) for task in tasks]
     close_jvm()
-    textworld_oracle.walkthrough.cache_clear()
-    textworld_oracle._from_the_start.cache_clear()
+    oracle.walkthrough.cache_clear()
+    oracle._from_the_start.cache_clear()
     assert [environment.plan(task, ()) for task in tasks] == plans
     assert all(plan is not None and len(plan) <= 45 for plan in plans)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.check import check_environment
-from environments.tools import Problem, Tools, ToolsEpisode, calculated, draw_for, read_call, same_number, written
-from environments.tools import draw as draw_problem
+from environments.tasks.tools import Problem, Tools, ToolsEpisode, calculated, draw_for, read_call, same_number, written
+from environments.tasks.tools import draw as draw_problem
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from tests.environments.worlds import is_shown, oracle_figures, page, play, transcript

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from environments.check import check_environment
-from environments.toy_text import ACTIONS, BlackjackEpisode, Start, ToyText, ToyTextEpisode
+from environments.contrib.toy_text import ACTIONS, BlackjackEpisode, Start, ToyText, ToyTextEpisode
 from tests.environments.toytext import ToyText as Exact
 from tests.environments.toytext import optimal_value
 

@@ -14,12 +14,12 @@ from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Scor
 from rlhf.evaluation.answers import Spent, answers_of, spent_on
 from rlhf.evaluation.attempts import read_attempts
 from rlhf.evaluation.store import read_trajectories
-from rlhf.rollout.grouping import Grouping, Independent, Tree
+from rlhf.rollout.group_structure import GroupStructure, Independent, Tree
 from rlhf.rollout.strategies import Choice
-from rlhf.trainers.scoring_models import save, scoring_model
-from rlhf.trainers.tokenizer import train_tokenizer
+from rlhf.training.policy.tokenizer import train_tokenizer
+from rlhf.training.reward_model_training import save, scoring_model
 from tests.commands import last_json, run
-from tests.trainers import tiny
+from tests.training import tiny
 
 TASK = Task("door/1")
 
@@ -29,7 +29,7 @@ class Last:
     """Takes the last candidate."""
 
     n: int = 2
-    rollout: Grouping = field(default_factory=Independent)
+    rollout: GroupStructure = field(default_factory=Independent)
 
     async def choose(self, task: Task, candidates: Sequence[Trajectory], *, timeout_s: float = 1.0) -> Choice:
         return Choice(len(candidates) - 1, "it is the last")

@@ -12,10 +12,10 @@ import pytest
 
 from agents.base import History
 from environments.base import Properties, StepResult
-from environments.countdown import Countdown
-from environments.graded import Graded
-from environments.keyhole import Keyhole
-from environments.pool import Processes
+from environments.games.countdown import Countdown
+from environments.games.key_door import Keyhole
+from environments.workers.pool import Processes
+from environments.wrappers.difficulty_levels import Graded
 from rlhf.data import Prompt, SamplingParams, Task
 from rlhf.errors import AgentError, EnvError
 from rlhf.evaluation.baselines import Dice

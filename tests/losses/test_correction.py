@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlhf.catalog import CATALOG
 from rlhf.errors import DataError
-from rlhf.kinds import resolve
-from rlhf.losses.correction import Bypass, Clipped, Correction, Criterion, Masked, Rejection, Truncated, corrected
+from rlhf.losses.importance_correction import (
+    Bypass,
+    Clipped,
+    Correction,
+    Criterion,
+    Masked,
+    Rejection,
+    Truncated,
+    corrected,
+)
 from rlhf.losses.mismatch import (
     CorrectionInputs,
     CorrectionOutput,
@@ -29,6 +36,8 @@ from rlhf.losses.mismatch import (
 )
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
+from rlhf.recipe.catalog import CATALOG
+from rlhf.recipe.registry import resolve
 from tests.losses.loss_inputs import gradient, inputs
 
 KINDS = [

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from rlhf.errors import DataError
 from rlhf.losses.cispo import CISPO
-from rlhf.losses.cpgd import CPGD
-from rlhf.losses.min_entropy import MinEntropy
-from rlhf.losses.nft import NFT
+from rlhf.losses.contrib.cpgd import CPGD
+from rlhf.losses.contrib.min_entropy import MinEntropy
+from rlhf.losses.contrib.nft import NFT
+from rlhf.losses.contrib.rover import ROVER
+from rlhf.losses.contrib.stable_reinforce import StableReinforce
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
-from rlhf.losses.rover import ROVER
-from rlhf.losses.stable_reinforce import StableReinforce
 from tests.losses.loss_inputs import gradient, inputs
 
 log_ratios = st.lists(st.floats(-3, 3), min_size=1, max_size=6)

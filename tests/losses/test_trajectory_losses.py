@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.losses.a_lol import ALoL
+from rlhf.losses.contrib.a_lol import ALoL
+from rlhf.losses.contrib.rebel import REBEL
 from rlhf.losses.gspo import GSPO
-from rlhf.losses.rebel import REBEL
 from rlhf.losses.trajectories import trajectories_of
 from tests.losses.loss_inputs import gradient, inputs
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.losses.contrib.rover import ROVER
+from rlhf.losses.contrib.shiq import ShiQ
 from rlhf.losses.policy_loss import LossInputs, whole_of
-from rlhf.losses.rover import ROVER
-from rlhf.losses.shiq import ShiQ
 from rlhf.losses.trajectories import next_in, sums_from, sums_to
 from tests.losses.loss_inputs import gradient, inputs
 

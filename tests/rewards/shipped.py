@@ -10,12 +10,12 @@ from typing import Any
 
 from rewards.verified import Verified, is_verifier
 from rlhf.data import SamplingParams, Task, Trajectory
+from rlhf.inference.scripted import ScriptedEngine
 from rlhf.recipe.builder import build_part
 from rlhf.rollout.episode import run_episode
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted, score_group
-from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rollout.small_world import tokenizer
 
 SEARCH: dict[str, Any] = {"kind": "search_qa"}

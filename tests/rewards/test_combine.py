@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rewards.ask import ask
+from rewards.answers.exact import ExactMatch
+from rewards.answers.maths import Maths
+from rewards.answers.tags import Format
 from rewards.check import check_reward
-from rewards.combine import Combine, Part, Schedule
-from rewards.exact import ExactMatch
-from rewards.maths import Maths
-from rewards.outcome import Outcome
-from rewards.penalties import InvalidActionPenalty, TurnCost
-from rewards.ranked import Factor, Ranked, decided_at
-from rewards.tags import Format
+from rewards.combinators.ask import ask
+from rewards.combinators.combine import Combine, Part, Schedule
+from rewards.contrib.ranked import Factor, Ranked, decided_at
+from rewards.shaping.outcome import Outcome
+from rewards.shaping.penalties import InvalidActionPenalty, TurnCost
 from rlhf.data import Verdict
 from rlhf.errors import RewardError
 from rlhf.recipe import dump, load
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rewards.played import played, task
 
 RECIPE = """

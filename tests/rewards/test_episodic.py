@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rewards.embedding import embedded
-from rewards.episodes import Shelf, exploit, explore, normalised
-from rewards.episodic import EpisodicMemory, answer_of, query_of, remembering
+from rewards.contrib.episode_memory import Shelf, exploit, explore, normalised
+from rewards.contrib.episodic_memory import EpisodicMemory, answer_of, query_of, remembering
+from rewards.models.embedding import embedded
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.recipe.builder import build_part
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rewards.answers.exact import ExactMatch
+from rewards.answers.page_action import PageAction
+from rewards.answers.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
+from rewards.answers.tags import SEARCH_R1, Format, FormatOutcome, well_formed
 from rewards.check import check_reward
-from rewards.exact import ExactMatch
-from rewards.fluency import LanguageConsistency, Repetition, in_script, repeated
-from rewards.length import Budget, Concise, concise
-from rewards.page_action import PageAction
-from rewards.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
-from rewards.tags import SEARCH_R1, Format, FormatOutcome, well_formed
+from rewards.shaping.fluency import LanguageConsistency, Repetition, in_script, repeated
+from rewards.shaping.length import Budget, Concise, concise
 from rlhf.data import Outcome
 from rlhf.errors import RewardError
 from tests.rewards.played import played, task

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rewards.asking import RULES, Unreadable, asked, marked, record_of
-from rewards.judge import Grade, Judge, Principles, preferred, yes_over_no
-from rewards.local_model import LocalChat
+from rewards.judges.asking import RULES, Unreadable, asked, marked, record_of
+from rewards.judges.judge import Grade, Judge, Principles, preferred, yes_over_no
+from rewards.models.local_model import LocalChat
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import ModelError, RewardError
 from rlhf.recipe.builder import build_part
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.test_endpoint import completion, served
-from tests.trainers import tiny
+from tests.training import tiny
 
 TASK = Task("t", reference="forty-two")
 FENCED = re.compile(r"(?:Attempt(?: [AB])?|Reference):\nBEGIN (\w+)\n(.*?)\nEND \1(?:\n|$)", re.DOTALL)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rewards import extract, math_numbers
-from rewards.math_compare import shape, split
-from rewards.math_size import is_huge
-from rewards.math_text import normal
-from rewards.maths import Maths
+from rewards.answers import extract, math_numbers
+from rewards.answers.math_compare import shape, split
+from rewards.answers.math_size import is_huge
+from rewards.answers.math_text import normal
+from rewards.answers.maths import Maths
 from rewards.suite import load, run
 from rlhf.cli import app
 from rlhf.errors import RecipeError

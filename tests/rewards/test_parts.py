@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rewards.numeric import Numeric
-from rewards.outcome import Outcome
-from rewards.parts import with_parts
+from rewards.answers.numeric import Numeric
+from rewards.combinators.parts import with_parts
+from rewards.shaping.outcome import Outcome
 from rewards.verified import Verified
 
 

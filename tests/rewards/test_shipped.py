@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.memory.base import Shown
-from rewards.calls import answer_in, calls_in
-from rlhf.catalog import CATALOG
+from rewards.answers.calls import answer_in, calls_in
 from rlhf.data import Action
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.recipe.catalog import CATALOG
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rewards.shipped import (
     CALLS,
     CHAT,
@@ -36,7 +36,7 @@ from tests.rewards.test_judge import listed, shown
 from tests.test_endpoint import completion, served
 
 #: What a model says that was trained on attempts has no maximum: that it prefers what it was trained to prefer is
-#: tested where it is trained, `tests/trainers/test_reward_model.py` and `test_step_models.py`.
+#: tested where it is trained, `tests/training/test_reward_model.py` and `test_step_models.py`.
 TRAINED = ("reward_model", "outcome_model", "process_model")
 ORACLE = "oracle"
 PROGRAM = "So:\n```python\ndef double(x):\n    y = 2 * x\n    return y\n```"

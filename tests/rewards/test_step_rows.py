@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.step_rows import StepRow, aggregated, step_rows, telescoped
+from rewards.models.step_rows import StepRow, aggregated, step_rows, telescoped
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.errors import DataError
 

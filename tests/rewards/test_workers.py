@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.workers import Pool, TooSlow
+from rewards.worker_pool import Pool, TooSlow
 from rlhf.errors import MissingPackageError, RewardError
 
 ENDLESS = "9**9**9"  # never comes back to Python: only the end of its process stops it

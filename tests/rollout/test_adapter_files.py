@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.rollout import adapter_files
-from rlhf.rollout.adapter_files import FOLDER, open_adapter, remove_adapter, write_adapter
+from rlhf.inference import adapter_files
+from rlhf.inference.adapter_files import FOLDER, open_adapter, remove_adapter, write_adapter
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from rlhf.errors import ModelError
-from rlhf.rollout import attention
-from rlhf.rollout.attention import RowPlan, packed_forward, shared_prefixes, use_packed_attention
-from rlhf.rollout.kv_cache import KVCache, SlotPlan
+from rlhf.inference.embedded import attention
+from rlhf.inference.embedded.attention import RowPlan, packed_forward, shared_prefixes, use_packed_attention
+from rlhf.inference.embedded.kv_cache import KVCache, SlotPlan
 from tests.rollout.tiny_models import FAMILIES, N_VOCAB, blas_keeps_rows, lora_model, tiny_model
 
 LENGTHS = [5, 17, 1, 100, 64, 63, 5]

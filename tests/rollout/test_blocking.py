@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from environments.base import StepResult
-from environments.pool import Processes
+from environments.workers.pool import Processes
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
+from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.blocking import ON_LOOP, Watchdog
+from rlhf.rollout.executors import CallError, CallTimeout, InlineLane
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted, score_group
-from rlhf.rollout.scripted import ScriptedEngine
-from rlhf.rollout.workers import CallError, CallTimeout, InlineLane
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rollout.garbage import Endless
 from tests.rollout.small_world import INLINE, THREADS, Corridor, Plain, tokenizer
 from tests.rollout.trouble import Troubled

@@ -14,11 +14,11 @@ from agents.chat import ChatAgent
 from environments.base import StepResult
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, SamplingParams, Task
 from rlhf.errors import ContextFull, EngineError
+from rlhf.inference.scripted import ScriptedEngine
+from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.episode import Watch, run_episode
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scripted import ScriptedEngine
-from rlhf.rollout.seeds import stable_seed
 from tests.rollout.small_world import CHATML, INLINE, ONE_THREAD, THINKING, THREADS, Corridor, Plain, tokenizer, user
 from tests.rollout.trouble import Synchronous, Troubled, blocks, is_slow, raises, waits
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.rollout import fingerprint as subject
-from rlhf.rollout.fingerprint import Digest
+from rlhf.inference import fingerprint as subject
+from rlhf.inference.fingerprint import Digest
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float64, torch.bool]
 

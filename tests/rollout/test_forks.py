@@ -14,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.chat import ChatAgent
-from rewards.outcome import Outcome as OutcomeReward
+from rewards.shaping.outcome import Outcome as OutcomeReward
 from rlhf.batching.samples import make_samples
+from rlhf.credit.contrib.tree import tree_of, trees
+from rlhf.credit.contrib.treerl import TreeRL
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.tree import tree_of, trees
-from rlhf.credit.treerl import TreeRL
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, ScoredGroup, Trajectory, Turn
 from rlhf.data.generation import calls_of, joined, piece_of
 from rlhf.evaluation.answers import spent_on
-from rlhf.rollout.collect import Collected
-from rlhf.rollout.forks import Fork
+from rlhf.inference.scripted import Said, ScriptedEngine
+from rlhf.rollout.branching import Fork
 from rlhf.rollout.group import run_groups
-from rlhf.rollout.grouping import Tree
+from rlhf.rollout.group_structure import Tree
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted, score_group
-from rlhf.rollout.scripted import Said, ScriptedEngine
+from rlhf.rollout.runner import RolloutBatch
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rollout.small_world import Corridor, tokenizer
 from tests.rollout.test_group import LIMITS, told
 
@@ -88,7 +88,7 @@ def test_a_tree_that_branches_within_replies(n, rounds, choose, seed):
     found = tree_of(scored(group))
     assert len(trees(found.parents_V, found.leaves_G)) == 1
     distinct = {id(g): len(g.token_ids) for t in group for g in t.generations}
-    assert Collected((scored(group),), 1.0).metrics()["rollout/n_tokens"] == sum(distinct.values())
+    assert RolloutBatch((scored(group),), 1.0).metrics()["rollout/n_tokens"] == sum(distinct.values())
     assert spent_on(group, 0, "").n_tokens == sum(distinct.values())
 
 

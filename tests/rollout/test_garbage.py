@@ -11,14 +11,14 @@ import pytest
 
 from environments.base import StepResult
 from environments.gate import checked_result
-from environments.pool import Processes
+from environments.workers.pool import Processes
 from rlhf.data import Action, Outcome, SamplingParams, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import EnvError
+from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted, score_group
-from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rollout.garbage import LONG, NO_TRUTH, Garbage, Leaving, Trouble, Unwilling, broken_verdict
 from tests.rollout.small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
 

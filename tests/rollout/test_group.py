@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import Outcome, SamplingParams
+from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.group import Progress, run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scripted import ScriptedEngine
 from tests.rollout.small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
 from tests.rollout.trouble import Troubled, blocks, raises, waits
 

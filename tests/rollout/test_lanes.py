@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.rollout.workers import CallError, CallTimeout, InlineLane
+from rlhf.rollout.executors import CallError, CallTimeout, InlineLane
 
 
 def called(function: Callable[..., Any], *args: Any, timeout_s: float = 10.0) -> Any:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.rollout.sampling import SamplingRows, distributions, request_key, sample, uniforms
+from rlhf.inference.embedded.sampling import SamplingRows, distributions, request_key, sample, uniforms
 
 
 def rows(n, *, temperature=1.0, top_p=1.0, top_k=0, uniform=None):

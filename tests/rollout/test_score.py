@@ -14,8 +14,8 @@ from rewards.verified import Verified
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import DataError, TrainingError
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.score import Weighted, check_failures, error_fraction, score_group
-from rlhf.rollout.watch import Watch
+from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.scoring import Weighted, check_failures, error_fraction, score_group
 
 TASK = Task("t", reference="gold")
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from rlhf.data import Finish, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import ContextFull, DeliveryError, EngineError
-from rlhf.rollout.engine import RolloutEngine
+from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.scripted import Said, ScriptedEngine
+from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scripted import Said, ScriptedEngine
-from rlhf.rollout.seeds import stable_seed
 from tests.rollout.small_world import tokenizer, user
 
 PROMPT = Prompt((1, 2, 3), stop_ids=(9, 8))

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from rlhf.build_engine import start_engine
+from rlhf.build.engine import start_engine
 from rlhf.data import Finish, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import EngineError
+from rlhf.inference.engine import RestingEngine
+from rlhf.inference.settings import VllmSettings
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.instance import Sampled
+from rlhf.inference.vllm.start import StartOptions
 from rlhf.recipe import load
-from rlhf.rollout.engine import RestingEngine
-from rlhf.rollout.engines import VllmSettings
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_instance import Sampled
-from rlhf.rollout.vllm_start import StartOptions
 from tests import recipe_parts
-from tests.trainers import tiny
+from tests.training import tiny
 
 
 class Sleeper:

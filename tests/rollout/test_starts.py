@@ -11,21 +11,21 @@ import pytest
 
 from agents.chat import ChatAgent
 from environments.base import StepResult
-from rewards.outcome import EnvironmentReward
-from rewards.penalties import TurnCost
+from rewards.shaping.outcome import EnvironmentReward
+from rewards.shaping.penalties import TurnCost
 from rlhf.batching.samples import make_samples
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, Score, Task, Turn
 from rlhf.errors import DataError
 from rlhf.evaluation.store import TrajectoryRecord
 from rlhf.evaluation.transcript import transcript
-from rlhf.rollout.collect import Collected
+from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.episode import Branch, run_episode
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted, score_group
-from rlhf.rollout.scripted import ScriptedEngine
+from rlhf.rollout.runner import RolloutBatch
+from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.terminal import CleanConsole
 from rlhf.viewer.terminal import show_trajectory
 from tests.rollout.small_world import Corridor, CorridorEpisode, tokenizer
@@ -183,11 +183,11 @@ class PaidEpisode(CorridorEpisode):
         return replace(await super().step(action), reward=1.0)
 
 
-def collected(start: Task, n: int = 2) -> Collected:
+def collected(start: Task, n: int = 2) -> RolloutBatch:
     parts = (Paid(length=5), AGENT, engine(), Renderer(tokenizer()), LIMITS, SamplingParams())
     [attempts] = asyncio.run(run_groups([start], *parts, group_size=n, seed=0))
     rewards = {"env": Weighted("env", 1.0, EnvironmentReward()), "cost": Weighted("cost", 1.0, TurnCost(cost=0.1))}
-    return Collected((asyncio.run(score_group(start, attempts, rewards)),), 1.0)
+    return RolloutBatch((asyncio.run(score_group(start, attempts, rewards)),), 1.0)
 
 
 def test_given_turns_earn_nothing():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.penalties import TurnCost
+from rewards.shaping.penalties import TurnCost
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe.builder import build_part

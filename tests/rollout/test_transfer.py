@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.rollout.fingerprint import Digest
-from rlhf.rollout.transfer import Copy, Inbox, Outbox, Slice, memory_folder, token_digest, write_token
+from rlhf.inference.fingerprint import Digest
+from rlhf.inference.transfer import Copy, Inbox, Outbox, Slice, memory_folder, token_digest, write_token
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64, torch.bool]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -155,7 +155,7 @@ def test_another_process_reads_it(folder):
     outbox = Outbox(folder / "weights", 1000)
     (slices,) = outbox.fill([("x", torch.arange(6.0).bfloat16().view(2, 3))], Digest())
     program = (
-        "from pathlib import Path\nfrom rlhf.rollout.transfer import Inbox, Slice\nimport sys\n"
+        "from pathlib import Path\nfrom rlhf.inference.transfer import Inbox, Slice\nimport sys\n"
         f"print(list(Inbox(Path(sys.argv[1])).read([{slices[0]!r}]))[0][1].tolist())"
     )
     done = subprocess.run([sys.executable, "-c", program, str(folder / "weights")], capture_output=True, text=True)
@@ -177,7 +177,7 @@ def test_what_is_sent_in_pieces_arrives_in_order_and_to_the_bit(kinds, max_bytes
     folder = memory_folder()
     outbox, copy, sent, received, found = Outbox(folder / "weights", max_bytes), Copy(), Digest(), Digest(), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlhf.rollout.transfer.PIECE_BYTES", piece)
+        patch.setattr("rlhf.inference.transfer.PIECE_BYTES", piece)
         for slices in outbox.fill(tensors, sent):
             for place, data in outbox.pieces(slices):
                 assert 0 < len(data) <= piece  # no message is larger, however large a tensor is
@@ -235,7 +235,7 @@ def test_a_full_disk_is_an_error_and_no_fatal_signal(folder):
     # A limit on the size of files stands for a disk without room: both refuse what the buffer asks for.
     program = (
         "import resource, signal, sys, torch\nfrom pathlib import Path\n"
-        "from rlhf.rollout.fingerprint import Digest\nfrom rlhf.rollout.transfer import Outbox\n"
+        "from rlhf.inference.fingerprint import Digest\nfrom rlhf.inference.transfer import Outbox\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "outbox = Outbox(Path(sys.argv[1]), 10**6)\n"
         "list(outbox.fill([('small', torch.ones(100))], Digest()))\n"

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.errors import EngineError
-from rlhf.rollout import transfer_cuda, vllm_delivery
-from rlhf.rollout.fingerprint import Digest
-from rlhf.rollout.transfer_cuda import DeviceInbox, DeviceOutbox, gpu_of
-from rlhf.rollout.vllm_delivery import Deliverer
+from rlhf.inference import transfer_cuda
+from rlhf.inference.fingerprint import Digest
+from rlhf.inference.transfer_cuda import DeviceInbox, DeviceOutbox, gpu_of
+from rlhf.inference.vllm import delivery
+from rlhf.inference.vllm.delivery import Deliverer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -92,7 +93,7 @@ class Somewhere:
 
 
 def test_an_engine_on_another_gpu_gets_weights_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_delivery, "gpu_of", lambda: "GPU-1")
+    monkeypatch.setattr(delivery, "gpu_of", lambda: "GPU-1")
     instance: Any = Somewhere()
     here = {("auto", "GPU-1"), ("cuda_ipc", "GPU-1")}
     for way, gpu in [*here, ("auto", "GPU-2"), ("auto", ""), ("shared_memory", "GPU-1"), ("http", "GPU-1")]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlhf.data import Finish, Prompt, SamplingParams
 from rlhf.errors import ContextFull, EngineError, ModelError
-from rlhf.rollout.engine import RolloutEngine
-from rlhf.rollout.sampling import SamplingRows, distributions, request_key, uniforms
+from rlhf.inference.embedded.sampling import SamplingRows, distributions, request_key, uniforms
+from rlhf.inference.engine import RolloutEngine
 from tests.rollout.tiny_models import (
     FAMILIES,
     N_VOCAB,

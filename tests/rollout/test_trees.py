@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.chat import ChatAgent
-from rewards.outcome import Outcome as OutcomeReward
+from rewards.shaping.outcome import Outcome as OutcomeReward
 from rlhf.batching.samples import make_samples
-from rlhf.credit.tree import tree_of, trees
-from rlhf.credit.tree_grpo import TreeGRPO
-from rlhf.credit.treerl import TreeRL
+from rlhf.credit.contrib.tree import tree_of, trees
+from rlhf.credit.contrib.tree_grpo import TreeGRPO
+from rlhf.credit.contrib.treerl import TreeRL
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, Score, ScoredGroup, Trajectory, Turn
-from rlhf.rollout.collect import Collected
 from rlhf.rollout.group import run_groups
-from rlhf.rollout.grouping import Independent, Tree
+from rlhf.rollout.group_structure import Independent, Tree
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.rollout.runner import RolloutBatch
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.rollout.small_world import Corridor, tokenizer
 from tests.rollout.test_group import LIMITS, coin, told
 
@@ -208,7 +208,7 @@ def first_of(group: ScoredGroup, ids: tuple[int, ...]) -> Generation:
 
 def test_what_is_shared_is_counted_once():
     [attempts] = grow(Tree(branches_per_round=2, rounds=2), 5, tasks=Corridor().tasks("test")[:1])
-    metrics = Collected((scored(attempts),), 1.0).metrics()
+    metrics = RolloutBatch((scored(attempts),), 1.0).metrics()
     distinct = {id(g): g for t in attempts for g in t.generations}.values()
     assert metrics["rollout/n_tokens"] == sum(len(g.token_ids) for g in distinct) < sum(t.n_tokens for t in attempts)
     assert metrics["rollout/n_replayed_turns"] == sum(t.n_shared for t in attempts) > 0

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlhf.rollout.attention import RowPlan, shared_prefixes
-from rlhf.rollout.varlen import VarlenPlan, lay_out, takes_varlen
+from rlhf.inference.embedded.attention import RowPlan, shared_prefixes
+from rlhf.inference.embedded.varlen import VarlenPlan, lay_out, takes_varlen
 from tests.rollout.test_attention import tiny_model
 
 HEADS, GROUPS, WIDTH = 4, 2, 8

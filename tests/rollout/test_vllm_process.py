@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.rollout.vllm_process import detached
+from rlhf.inference.vllm.process import detached
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import time
-from rlhf.rollout.vllm_process import detach
+from rlhf.inference.vllm.process import detach
 detach()
 print("ready", flush=True)
 time.sleep(60)
 """
 PARENT = f"""
 import os, subprocess, sys
-from rlhf.rollout.vllm_process import detached
+from rlhf.inference.vllm.process import detached
 with detached() as variables:
     child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], env=os.environ | variables, stdout=subprocess.PIPE)
 child.stdout.readline()

@@ -12,11 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from rlhf.cli import app
-from rlhf.commands.arithmetic import arithmetic
 from rlhf.errors import RecipeError
+from rlhf.estimate.arithmetic import arithmetic
+from rlhf.inference.settings import VllmSettings
+from rlhf.inference.vllm.start import StartOptions, server_arguments
 from rlhf.recipe import dump, load
-from rlhf.rollout.engines import VllmSettings
-from rlhf.rollout.vllm_start import StartOptions, server_arguments
 from tests import recipe_parts
 
 SERVERS = "engine.servers=[http://127.0.0.1:8000, http://127.0.0.1:8001]"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rlhf.data import Generation, Prompt
-from rlhf.rollout.transformers_engine import TransformersEngine
+from rlhf.inference.embedded.engine import TransformersEngine
 
 N_VOCAB = 97
 

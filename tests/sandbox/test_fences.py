@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.fences import fenced
-from rewards.sandboxed import program_of
+from rewards.answers.fences import fenced
+from rewards.code.sandboxed_reward import program_of
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rewards.code.sandboxed_reward import sandbox_record
+from rewards.code.unit_tests import UnitTests
 from rewards.sandbox.probe import reached
-from rewards.sandboxed import sandbox_record
-from rewards.unit_tests import UnitTests
 from rewards.verified import Verified
-from rlhf.build import programs_record, write_record
+from rlhf.build.train import programs_record, write_record
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
-from rlhf.rollout.score import Weighted
+from rlhf.rollout.scoring import Weighted
 
 RECIPE = """
 policy: {kind: from_scratch}

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rewards.code.sandboxed_reward import sandbox_record
+from rewards.code.unit_tests import UnitTests
 from rewards.sandbox.level import Level, Way
 from rewards.sandbox.probe import Reached, reached
 from rewards.sandbox.run import Bounds, Ending, Finished, SandboxError, run, run_blocking
-from rewards.sandboxed import sandbox_record
-from rewards.unit_tests import UnitTests
 from rlhf.errors import RecipeError, RewardError
 from tests.sandbox.attacks import in_command_lines, system_python
 

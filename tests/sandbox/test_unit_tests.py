@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.check import check_reward
+from rewards.code.unit_tests import UnitTests
 from rewards.sandbox.asserts import parse
 from rewards.sandbox.calls import Call, call_all
 from rewards.sandbox.harness import decode, encode
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds
-from rewards.unit_tests import UnitTests
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RewardError
-from rlhf.rollout.score import Weighted, score_group
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.sandbox.attacks import in_command_lines
 from tests.standing import standing
 

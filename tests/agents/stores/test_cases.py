@@ -22,7 +22,7 @@ from agents.stores.kind import ENTRIES, RECALLED, Recollection, recalled
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
-from rlhf.rollout.collect import Collected
+from rlhf.rollout.runner import RolloutBatch
 
 
 def attempt(task: str, opening: str, actions: str, solved: bool, shown: str = "") -> Trajectory:
@@ -177,12 +177,12 @@ def test_a_recall_that_found_nothing_is_not_counted(store: Store) -> None:
     agent = Remembering(inner=ChatAgent(system=""), store=Cases(k=1))
     before = played()
     assert dict(before.turns[0].action.notes) == {RECALLED: "", ENTRIES: ""}, "the store was asked"
-    figures = Collected((group(before),), 1.0).metrics()
+    figures = RolloutBatch((group(before),), 1.0).metrics()
     assert figures["agent/n_recalled"] == figures["agent/n_recalled_entries"] == 0
     assert "agent/chars_recalled" not in figures
     Cases().learn(store, [group(attempt("b", "red key", "n", True))], "train")
     after = played()
-    figures = Collected((group(before, after, after),), 1.0).metrics()
+    figures = RolloutBatch((group(before, after, after),), 1.0).metrics()
     assert figures["agent/n_recalled"] == figures["agent/n_recalled_entries"] == 2 / 3
     assert figures["agent/chars_recalled"] == len(after.turns[0].action.notes[RECALLED]) > 0
 

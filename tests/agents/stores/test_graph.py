@@ -17,10 +17,10 @@ from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.memory.base import Shown
 from agents.memory.window import Window
+from agents.stores.contrib.facts import Fact, Pattern, applied, around, fact, nearest_episodes
+from agents.stores.contrib.graph import FACTS, REFUSED, Graph, _World
 from agents.stores.copies import content_hash
-from agents.stores.facts import Fact, Pattern, applied, around, fact, nearest_episodes
 from agents.stores.faults import StoreFull, StoreLocked
-from agents.stores.graph import FACTS, REFUSED, Graph, _World
 from agents.stores.kind import ENTRIES, RECALLED, Follows, StoreKind, asks_policy
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store

@@ -13,15 +13,15 @@ import pytest
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.memory.base import Shown
-from agents.memory.managed import Managed, bank_of
+from agents.memory.contrib.managed import Managed, bank_of
 from environments.base import StepResult
-from environments.long_memory import LongMemory
+from environments.contrib.long_memory import LongMemory
 from rlhf.data import Message, Task, Turn
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.trainers import demonstrations
+from rlhf.training.stages import demonstrations
 from tests.agents.spoken import Says, Speaks
-from tests.trainers.tiny import policy as tiny_policy
+from tests.training.tiny import policy as tiny_policy
 
 
 def two(manager: list[str], agent: list[str]) -> Speaks:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agents.base import History
+from agents.stores.contrib.notes import Notes
 from agents.stores.entry import Link
 from agents.stores.kind import Asks, Recollection, StoreKind
-from agents.stores.notes import Notes
 from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull, EngineError

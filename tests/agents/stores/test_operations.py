@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.stores.operations import BadOperation, Bank, Operation, parsed, written
+from agents.stores.contrib.operations import BadOperation, Bank, Operation, parsed, written
 
 REX = Bank(((1, "has a dog, Rex"),), 1)
 

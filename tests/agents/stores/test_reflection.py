@@ -18,13 +18,13 @@ from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.stores import copies
+from agents.stores.contrib.reflection import AMONG, CITED, UNKNOWN, Reflection, weights_of
+from agents.stores.contrib.rerank import Weights, draw, gradient, log_prob, scores, vector
 from agents.stores.copies import content_hash
 from agents.stores.entry import Origin
 from agents.stores.faults import StoreLeak
 from agents.stores.kind import ENTRIES, RECALLED, Asks, Hears, StoreKind, asks_policy
-from agents.stores.reflection import AMONG, CITED, UNKNOWN, Reflection, weights_of
 from agents.stores.remembering import Remembering
-from agents.stores.rerank import Weights, draw, gradient, log_prob, scores, vector
 from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull

@@ -12,13 +12,13 @@ from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.stores.asking import best_attempts, news
+from agents.stores.contrib.facts import Pattern
+from agents.stores.contrib.typed import Core, Episodic, Procedural, Semantic, Typed, recent_and_like
 from agents.stores.entry import Entry, Origin
-from agents.stores.facts import Pattern
 from agents.stores.faults import StoreLeak
 from agents.stores.kind import Asks, StoreKind, asks_policy
 from agents.stores.remembering import Remembering
 from agents.stores.store import Store
-from agents.stores.typed import Core, Episodic, Procedural, Semantic, Typed, recent_and_like
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull, EngineError
 from tests.agents.spoken import Speaks

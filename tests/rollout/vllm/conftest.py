@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.trainers.policy import Policy
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.training.policy.model import Policy
 from tests.rollout.vllm.real_vllm import lora_policy, policy_like, start_instance
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlhf.build_engine import SHAPES, save_merged
+from rlhf.build.engine import SHAPES, save_merged
 from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import EngineError
-from rlhf.rollout.sampling import SamplingRows, distributions
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.rollout.vllm_start import StartOptions
-from rlhf.trainers.policy import FromScratch, Lora, Policy
-from rlhf.trainers.publish import adapter_config, adapter_parameters, parameters
+from rlhf.inference.embedded.sampling import SamplingRows, distributions
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.inference.vllm.start import StartOptions
+from rlhf.training.policy.model import FromScratch, Lora, Policy
+from rlhf.training.publisher import adapter_config, adapter_parameters, parameters
 
 MAX_CONTEXT = 512
 

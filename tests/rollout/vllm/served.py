@@ -18,11 +18,11 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from rlhf.build_engine import SHAPES
+from rlhf.build.engine import SHAPES
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.server import ServerInstance
 from rlhf.rollout.group import Progress
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_server import ServerInstance
-from rlhf.trainers.policy import Policy
+from rlhf.training.policy.model import Policy
 from tests import recipe_parts
 from tests.rollout.vllm.real_vllm import MAX_CONTEXT
 

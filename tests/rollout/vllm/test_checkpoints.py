@@ -10,10 +10,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from rlhf.data import SamplingParams
-from rlhf.rollout.vllm_instance import Adapter
-from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.trainers import checkpoint
-from rlhf.trainers.checkpoint import State
+from rlhf.inference.vllm.instance import Adapter
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.training.checkpoints import store
+from rlhf.training.checkpoints.store import State
 from tests.rollout.vllm.real_vllm import lora_policy, policy_like, prompt_of
 
 #: Nats between two implementations of one model in float32.
@@ -23,9 +23,7 @@ TOLERANCE = 1e-4
 def test_vllm_and_peft_read_the_adapter_of_a_checkpoint_alike(runner: Any, adapted: LocalInstance, tmp_path: Path):
     policy = lora_policy(5)
     policy.save_base(tmp_path)
-    folder = (
-        checkpoint.save(tmp_path / "checkpoints", State(0, "policy_gradient", 3, False, 1), policy, None) / "policy"
-    )
+    folder = store.save(tmp_path / "checkpoints", State(0, "policy_gradient", 3, False, 1), policy, None) / "policy"
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=2)
     prompts = [prompt_of(20 + n, seed=n).token_ids for n in range(4)]
 

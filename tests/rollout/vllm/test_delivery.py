@@ -11,9 +11,9 @@ import torch
 
 from rlhf.data import Finish, Generation, PolicyWeights, SamplingParams
 from rlhf.errors import EngineError
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_instance import InstanceDownError
-from rlhf.trainers.policy import Policy
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.instance import InstanceDownError
+from rlhf.training.policy.model import Policy
 from tests.rollout.vllm.real_vllm import (
     Around,
     engine_over,

@@ -23,7 +23,7 @@ import pytest
 from aiohttp import web
 
 from rlhf.evaluation.store import read_failures, read_trajectories
-from rlhf.rollout.vllm_start import engine_environment
+from rlhf.inference.vllm.start import engine_environment
 from tests.commands import last_json, run
 from tests.loopback import loopback
 from tests.rollout.vllm.real_vllm import MAX_CONTEXT, policy_like

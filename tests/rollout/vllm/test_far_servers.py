@@ -16,9 +16,9 @@ import pytest
 
 from rlhf.data import SamplingParams
 from rlhf.errors import DeliveryError, EngineError
-from rlhf.rollout.vllm_instance import InstanceDownError
-from rlhf.rollout.vllm_server import ServerInstance
-from rlhf.trainers.publish import Publisher
+from rlhf.inference.vllm.instance import InstanceDownError
+from rlhf.inference.vllm.server import ServerInstance
+from rlhf.training.publisher import Publisher
 from tests.rollout.vllm.real_vllm import (
     adapter_weights,
     full_weights,
@@ -117,8 +117,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf.rollout.transfer.PIECE_BYTES", PIECE)
-    monkeypatch.setattr("rlhf.rollout.vllm_delivery.PIECE_BYTES", PIECE)
+    monkeypatch.setattr("rlhf.inference.transfer.PIECE_BYTES", PIECE)
+    monkeypatch.setattr("rlhf.inference.vllm.delivery.PIECE_BYTES", PIECE)
 
 
 async def sampled(engine: Any, policy: Any, version: int) -> None:

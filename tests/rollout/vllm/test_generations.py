@@ -11,13 +11,13 @@ import pytest
 from agents.chat import ChatAgent
 from rlhf.data import Finish, Prompt, SamplingParams, Task, Trajectory
 from rlhf.errors import ContextFull, EngineError
-from rlhf.rollout.engine import RolloutEngine
+from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.transformers_engine import TransformersEngine
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.trainers.policy import Policy
+from rlhf.training.policy.model import Policy
 from tests.rollout.vllm.real_vllm import (
     MAX_CONTEXT,
     engine_over,
@@ -28,7 +28,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
     weights,
 )
-from tests.trainers.tiny import Echoes
+from tests.training.tiny import Echoes
 
 
 @dataclass(frozen=True)

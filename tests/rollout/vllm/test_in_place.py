@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf.rollout.fingerprint import Digest
-from rlhf.rollout.transfer import Outbox
+from rlhf.inference.fingerprint import Digest
+from rlhf.inference.transfer import Outbox
 
 
 class Head(nn.Embedding):
@@ -37,20 +37,20 @@ class Small(nn.Module):
 def transfer_to(model: nn.Module, path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from vllm.model_executor.models import utils
 
-    from rlhf.rollout import vllm_worker
+    from rlhf.inference.vllm import worker
 
     monkeypatch.setattr(utils, "VocabParallelEmbedding", nn.Embedding)
-    monkeypatch.setattr(vllm_worker, "is_plain", lambda model, device: True)
-    found = vllm_worker.MemoryTransfer.__new__(vllm_worker.MemoryTransfer)
+    monkeypatch.setattr(worker, "is_plain", lambda model, device: True)
+    found = worker.MemoryTransfer.__new__(worker.MemoryTransfer)
     found.model, found.device, found.model_config = model, torch.device("cpu"), None
-    found.init_transfer_engine(vllm_worker.MemoryInit(str(path)))
+    found.init_transfer_engine(worker.MemoryInit(str(path)))
     return found
 
 
 def deliver(transfer: Any, outbox: Outbox, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
     """Send through a buffer, and compare digests; how many buffers it took."""
-    from rlhf.rollout.vllm_instance import update_rows
-    from rlhf.rollout.vllm_worker import MemoryUpdate
+    from rlhf.inference.vllm.instance import update_rows
+    from rlhf.inference.vllm.worker import MemoryUpdate
 
     digest, n_buffers = Digest(), 0
     transfer.start_weight_update()

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.data import PolicyWeights, SamplingParams
 from rlhf.errors import DeliveryError, EngineError
-from rlhf.rollout.fingerprint import Digest
-from rlhf.rollout.transfer import Inbox
-from rlhf.trainers.policy import Policy
-from rlhf.trainers.publish import Publisher, parameters
+from rlhf.inference.fingerprint import Digest
+from rlhf.inference.transfer import Inbox
+from rlhf.training.policy.model import Policy
+from rlhf.training.publisher import Publisher, parameters
 from tests.rollout.vllm.real_vllm import (
     Around,
     adapter_weights,
@@ -31,7 +31,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
     weights,
 )
-from tests.trainers.tiny import OldForward
+from tests.training.tiny import OldForward
 
 SHORT = SamplingParams(max_tokens=5)
 
@@ -164,7 +164,7 @@ OLDER = "calls its weights another version: the engine is stale"
 )
 def test_what_arrives_otherwise_than_sent_is_caught(runner, full, monkeypatch, poison, delivery, told):
     policies = [policy_like(seed) for seed in (1, 2)]
-    monkeypatch.setattr("rlhf.rollout.transfer.PIECE_BYTES", PIECE)
+    monkeypatch.setattr("rlhf.inference.transfer.PIECE_BYTES", PIECE)
 
     async def go():
         # The instance is well first, so that the poison is in the second delivery.
@@ -260,7 +260,7 @@ def test_an_adapter_that_is_too_large_to_be_sent_is_refused(runner, adapted, mon
 
     async def go():
         engine = await engine_over(adapted, policy=policy, delivery="http")
-        monkeypatch.setattr("rlhf.rollout.vllm_delivery.MAX_BYTES", 1000)
+        monkeypatch.setattr("rlhf.inference.vllm.delivery.MAX_BYTES", 1000)
         with pytest.raises(DeliveryError, match="too large to be sent") as told:
             await engine.load(adapter_weights(policy, 1))
         assert "at most 1000" in told.value.got and "engine.lora: merged" in told.value.got
@@ -374,7 +374,7 @@ def test_parameters_that_are_missing_show_in_the_canary(runner, full, monkeypatc
         await publisher.deliver()
         move(policy, 1)
         policy.version = 1
-        monkeypatch.setattr("rlhf.trainers.publish.parameters", without_one)
+        monkeypatch.setattr("rlhf.training.publisher.parameters", without_one)
         with pytest.raises(DeliveryError):
             await publisher.deliver()
         monkeypatch.undo()

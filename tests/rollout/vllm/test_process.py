@@ -21,17 +21,17 @@ import pytest
 import torch
 
 from agents.chat import ChatAgent
-from rewards.outcome import EnvironmentReward
+from rewards.shaping.outcome import EnvironmentReward
 from rlhf.data import Finish, Outcome, SamplingParams
 from rlhf.errors import DeliveryError, EngineError, ModelError, RlhfError, TrainingError
-from rlhf.rollout.collect import Collector
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.inference.vllm.start import StartOptions
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted
-from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.rollout.vllm_start import StartOptions
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import Weighted
 from tests.rollout.vllm.real_vllm import engine_over, full_weights, policy_like, prompt_of, start_options
-from tests.trainers.tiny import Echoes
+from tests.training.tiny import Echoes
 
 
 def state_of_this_process() -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_death_of_the_engine_ends_a_rollout_in_errors_of_the_engine(own, runner)
         engine = await engine_over(own.instance, policy=policy)
         await engine.load(full_weights(policy, 1))
         limits = Limits(max_turns=4, max_tokens=300, max_error_fraction=1.0)
-        collector = Collector(
+        collector = RolloutRunner(
             environment=Echoes(n_turns=4), agent=ChatAgent(system=""), engine=engine, limits=limits, seed=0,
             rewards={"env": Weighted("env", 1.0, EnvironmentReward())}, renderer=Renderer(policy.tokenizer),
         )  # fmt: skip
@@ -139,7 +139,7 @@ def test_death_of_the_engine_ends_a_rollout_in_errors_of_the_engine(own, runner)
         with pytest.raises(DeliveryError, match="no vLLM instance is left to deliver to"):
             await engine.load(full_weights(policy, 2))
         with pytest.raises(TrainingError):  # a training step of nothing but errors stops the run
-            await Collector(**{**vars(collector), "limits": Limits()}).collect(
+            await RolloutRunner(**{**vars(collector), "limits": Limits()}).collect(
                 Echoes().tasks("train"), group_size=4, sampling=SamplingParams(), step=1
             )
         await engine.close()

@@ -14,13 +14,13 @@ import pytest
 from rlhf.data import Generation, PolicyWeights, SamplingParams
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.evaluation.store import read_trajectories
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_local import LocalInstance
-from rlhf.trainers.lora import Lora
-from rlhf.trainers.policy import Policy
-from rlhf.trainers.publish import Publisher, adapter_config, adapter_parameters, token_logprobs
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.training.policy.lora import Lora
+from rlhf.training.policy.model import Policy
+from rlhf.training.publisher import Publisher, adapter_config, adapter_parameters, token_logprobs
 from tests.rollout.vllm.real_vllm import Around, engine_over, move, policy_like, prompt_of, start_instance
-from tests.trainers import runs
+from tests.training import runs
 
 ROLES = ("", "memory", "plan")
 SHORT = SamplingParams(max_tokens=24, seed=3)

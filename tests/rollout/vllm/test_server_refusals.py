@@ -16,8 +16,8 @@ import pytest
 
 from rlhf.data import Finish, Generation, PolicyWeights, SamplingParams
 from rlhf.errors import DeliveryError, EngineError
-from rlhf.rollout.vllm_engine import VllmEngine
-from rlhf.rollout.vllm_server import ServerInstance
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.server import ServerInstance
 from tests.rollout.vllm.real_vllm import prompt_of
 
 web = pytest.importorskip("aiohttp.web")
@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Said], str, tuple[str, ...]]] = {
     "no worker methods": (
         {RPC: (500, NO_METHOD)},
         "the server refused",
-        ("not implemented", "--worker-extension-cls rlhf.rollout.vllm_worker.Worker"),
+        ("not implemented", "--worker-extension-cls rlhf.inference.vllm.worker.Worker"),
     ),
     "no development routes": ({RPC: (404, {"detail": "Not Found"})}, "lacks a route", (RPC, "rlhf serve")),
     "no token routes": (

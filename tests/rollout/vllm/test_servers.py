@@ -19,18 +19,18 @@ import pytest
 from typer.testing import CliRunner
 
 from agents.chat import ChatAgent
-from rewards.outcome import EnvironmentReward
+from rewards.shaping.outcome import EnvironmentReward
 from rlhf.cli import app
 from rlhf.data import Generation, Outcome, SamplingParams, ScoredGroup
 from rlhf.errors import DeliveryError, EngineError
+from rlhf.inference.vllm.engine import AtUpdate, VllmEngine
+from rlhf.inference.vllm.server import ServerInstance
 from rlhf.rollout.group import Progress, run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.score import Weighted, score_group
-from rlhf.rollout.vllm_engine import AtUpdate, VllmEngine
-from rlhf.rollout.vllm_server import ServerInstance
-from rlhf.trainers.policy import Policy
-from rlhf.trainers.publish import Publisher
+from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.training.policy.model import Policy
+from rlhf.training.publisher import Publisher
 from tests import recipe_parts
 from tests.rollout.vllm.real_vllm import (
     adapter_weights,
@@ -41,7 +41,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
 )
 from tests.rollout.vllm.served import Counting, Cut, Served, engine_on, free_port, post, write_recipe
-from tests.trainers.tiny import Echoes
+from tests.training.tiny import Echoes
 
 #: Most nats in float32 between a server's log-prob and that of a plain forward pass.
 TOLERANCE = 1e-3

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from rlhf.build_evaluation import evaluate
-from rlhf.recipe.asked import Asked
-from tests.trainers import runs
+from rlhf.build.evaluate import evaluate
+from rlhf.recipe.evaluation_request import EvaluationRequest
+from tests.training import runs
 
 #: Enough that some attempts succeed and some fail.
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 128, "random_share": 0.5, "epochs": 12, "batch_size": 16}
@@ -48,7 +48,7 @@ def test_a_run_trains_with_vllm_and_is_evaluated_alike_by_both_engines(tmp_path:
     # The embedded engine, over the checkpoint, does in every episode what vLLM did at the end of the run.
     after = json.loads((done.folder / "result.json").read_text())["after"]
     newest = str(runs.newest(done.folder))
-    asked = Asked(target=str(recipe), overrides=("engine.kind=transformers",), checkpoint=newest)
+    asked = EvaluationRequest(target=str(recipe), overrides=("engine.kind=transformers",), checkpoint=newest)
     mine = evaluate(asked)
     found = (
         mine["success"]["value"],

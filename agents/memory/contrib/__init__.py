@@ -1,0 +1,1 @@
+"""Rare memories of an episode."""

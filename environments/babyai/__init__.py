@@ -1,0 +1,1 @@
+"""BabyAI: grid worlds in words."""

@@ -1,0 +1,1 @@
+"""BFCL: multi-turn function calls."""

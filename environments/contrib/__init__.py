@@ -1,0 +1,1 @@
+"""Further games and tasks of our own."""

@@ -1,0 +1,90 @@
+"""What a query may cost, told from its words.
+
+SQLite counts the steps in which it runs a query, and neither the work to compile it nor what a function does with a
+long text.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from environments.core.seeded_worlds import words
+
+#: Cost of a query from which on it is refused; one without named queries costs 1.
+MOST = 1_000
+
+#: Words before a bracket with which a query stays quick: functions of short values, and words of the language.
+_QUICK = frozenset(
+    words(
+        "abs avg coalesce count iif ifnull length lower max min nullif round substr sum total upper "
+        "all and as between by case distinct else except exists from group having in intersect join limit not on or "
+        "order over partition select then union using values when where"
+    )
+)
+_SLOW = frozenset({"glob", "like", "match", "regexp", "with"})
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|\Z)|\w+|\S""", re.DOTALL)
+
+
+def tokens(query: str) -> list[str]:
+    """Words and signs in lower case, names without their quotes, texts as SQLite may take them: for names."""
+    found = (token.lower() for token in _TOKEN.findall(query))
+    return [token[1:-1] if token[0] in "'\"`[" and len(token) > 1 else token for token in found if not _is_note(token)]
+
+
+def is_quick(query: str) -> bool:
+    """Whether the steps of SQLite's machine, of which a query has a bounded number, are short ones.
+
+    Those with patterns, other functions or named queries may not be.
+    """
+    found = tokens(query)
+    called = {word for word, after in pairwise(found) if after == "(" and word[-1:].isalnum()}
+    return called <= _QUICK and _SLOW.isdisjoint(found)
+
+
+def cost(query: str) -> int:
+    """How many queries SQLite makes of one that names some (WITH), each written out wherever its name stands.
+
+    Rather more than fewer: where a name is given counts too, and so does a column of that name. Ten that each name the
+    one before twice are more than a thousand. A name within itself, of a recursive query, counts once.
+    """
+    if "with" not in query.lower():
+        return 1
+    found, costs = tokens(query), dict[str, int]()
+    for name, first, last in sorted(_named(found), key=lambda one: one[2]):
+        own = 1 + sum(costs.get(word, 0) for word in found[first:last] if word != name)
+        costs[name] = max(own, costs.get(name, 0))
+        if own > MOST:
+            return own
+    return 1 + sum(costs.get(word, 0) for word in found)
+
+
+def _named(found: list[str]) -> list[tuple[str, int, int]]:
+    """Name, and first and last token, of each query that is named: `name (columns) AS MATERIALIZED (...)`."""
+    ends = _ends(found)
+    begins = {end: first for first, end in ends.items()}
+    named = []
+    for i, word in enumerate(found):
+        first = i + 1
+        while word == "as" and first < len(found) and found[first] in ("not", "materialized"):
+            first += 1
+        if word != "as" or i == 0 or first not in ends:
+            continue
+        at = begins.get(i - 1, i) - 1 if found[i - 1] == ")" else i - 1
+        named.append((found[max(at, 0)], first, ends[first]))
+    return named
+
+
+def _ends(found: list[str]) -> dict[int, int]:
+    """Where each bracket that is opened is closed; at the end, where it is not."""
+    ends, opened = {}, list[int]()
+    for i, word in enumerate(found):
+        if word == "(":
+            opened.append(i)
+        elif word == ")" and opened:
+            ends[opened.pop()] = i
+    return ends | dict.fromkeys(opened, len(found))
+
+
+def _is_note(token: str) -> bool:
+    return token.startswith(("--", "/*"))

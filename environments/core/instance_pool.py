@@ -1,0 +1,65 @@
+"""Things that take long to make, kept for the next attempt: loaded games, worlds, engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Thing = TypeVar("Thing")
+
+
+class InstancePool(Generic[Key, Thing]):
+    """Things that are made and not in use; may be shared by threads.
+
+    Args:
+        make: makes one for a key.
+        key_of: the key of one that was made.
+        most: so many are kept; of more, the one that was not used for longest goes.
+        close: frees one that goes.
+        is_usable: whether one that comes back may be used again; one that may not goes.
+        any_will_do: give one with another key, if there is any, before a new one is made.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Key], Thing],
+        key_of: Callable[[Thing], Key],
+        *,
+        most: int,
+        close: Callable[[Thing], None] = lambda _: None,
+        is_usable: Callable[[Thing], bool] = lambda _: True,
+        any_will_do: bool = False,
+    ) -> None:
+        self._make, self._key_of, self._most = make, key_of, most
+        self._close, self._is_usable, self._any_will_do = close, is_usable, any_will_do
+        self._lock = threading.Lock()
+        self._idle: list[Thing] = []
+
+    def take(self, key: Key) -> Thing:
+        """Give one that nobody uses, with this key, the one used last; raises what making one raises."""
+        with self._lock:
+            for i in range(len(self._idle) - 1, -1, -1):
+                if self._key_of(self._idle[i]) == key:
+                    return self._idle.pop(i)
+            if self._any_will_do and self._idle:
+                return self._idle.pop(0)
+        return self._make(key)
+
+    def give_back(self, thing: Thing) -> None:
+        """Keep one for the next attempt; the longest unused one goes when there are too many."""
+        gone: Thing | None = thing
+        if self._is_usable(thing):
+            with self._lock:
+                self._idle.append(thing)
+                gone = self._idle.pop(0) if len(self._idle) > self._most else None
+        if gone is not None:
+            self._close(gone)
+
+    def clear(self) -> None:
+        """Close all that are not in use."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for thing in idle:
+            self._close(thing)

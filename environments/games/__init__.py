@@ -1,0 +1,1 @@
+"""Reference games, drawn by seed."""

@@ -1,0 +1,198 @@
+"""Countdown: make a target out of given numbers with + - * / and parentheses.
+
+    Numbers: 3, 7, 8, 12. Make 45 out of them with + - * / and parentheses; use each number exactly once.
+
+An answer is read as Python reads an expression, as a tree of numbers and four operations, and its value is computed in
+exact fractions; nothing of it is ever evaluated. The target is the value of an expression drawn by the seed, so each
+task can be solved.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
+from fractions import Fraction
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from environments.core.procedural import Attempts, Drawn, Judged, digest, plan_answer
+from rlhf.data import Task
+from rlhf.settings import STRICT
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+}
+_OTHER_SIGNS = str.maketrans({"×": "*", "·": "*", "x": "*", "X": "*", "÷": "/", ":": "/", "−": "-", "–": "-"})
+_LONGEST = 120
+
+
+@plain_dataclass(frozen=True)
+class Numbers:
+    """Numbers in the order shown, a target, and an expression that makes it."""
+
+    numbers: tuple[int, ...]
+    target: int
+    solution: str
+
+
+@plain_dataclass(frozen=True)
+class Value:
+    """What an expression comes to: its value, or what is wrong with it; and the numbers it uses."""
+
+    value: Fraction | None
+    numbers: tuple[int, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Countdown(Drawn):
+    """Make a target out of numbers by arithmetic, in several attempts with feedback; pure Python."""
+
+    numbers: Annotated[int, Field(ge=2, le=7)] = 4
+    """How many numbers are given."""
+    largest: Annotated[int, Field(ge=2, le=1000)] = 20
+    """Largest number that may be given."""
+    largest_target: Annotated[int, Field(ge=10, le=100_000)] = 100
+    """Largest target; the smallest is 10, or the largest number where that is less."""
+    use_all: bool = True
+    """Whether each number must be used exactly once, or may be left out."""
+    max_steps: Annotated[int, Field(ge=1)] = 4
+    """Attempts at one task."""
+
+    name: ClassVar[str] = "countdown"
+
+    @property
+    def level(self) -> str:
+        """How many numbers, how large, and how they are to be used."""
+        return f"{self.numbers}of{self.largest}to{self.largest_target}{'' if self.use_all else '-any'}"
+
+    def draw(self, rng: random.Random) -> Numbers:
+        """Draw numbers and a way to join them, until that makes a target in range."""
+        while True:
+            numbers = tuple(rng.randint(1, self.largest) for _ in range(self.numbers))
+            parts = [(Fraction(number), str(number)) for number in numbers]
+            while len(parts) > 1:
+                (a, left), (b, right) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+                sign = rng.choice("+-*/" if b else "+-*")
+                parts.append((_OPERATIONS[_SIGNS[sign]](a, b), f"({left} {sign} {right})"))
+            value, text = parts[0]
+            fits = value.denominator == 1 and min(10, self.largest) <= value <= self.largest_target
+            if fits and value not in numbers:
+                return Numbers(numbers, int(value), text[1:-1])
+
+    def content(self, instance: Numbers) -> str:
+        """Numbers in any order, and the target."""
+        return f"{sorted(instance.numbers)}={instance.target}"
+
+    def start(self, task: Task) -> Attempts:
+        """Begin one attempt at a task."""
+        found: Numbers = self.instance(task)
+        rule = "use each number exactly once" if self.use_all else "use each number at most once"
+        question = (
+            f"Numbers: {', '.join(map(str, found.numbers))}. Make {found.target} out of them with + - * / and "
+            f"parentheses; {rule}.\nAnswer with an expression, such as (1 + 2) * 3."
+        )
+        return Attempts(
+            question, lambda text: self._judge(found, text), name=self._name(found), max_steps=self.max_steps
+        )
+
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Give the expression that the target was made from; None where no attempt is left."""
+        return plan_answer(self.start(task), taken, self.instance(task).solution)
+
+    def _name(self, found: Numbers) -> str:
+        return f"countdown/{digest(repr((found.numbers, found.target, self.use_all)))}"
+
+    def _judge(self, found: Numbers, text: str) -> Judged:
+        worth = value_of(text, found.target)
+        if worth is None:
+            return Judged("Not an expression of numbers, + - * / and parentheses.", None)
+        answer = f"{worth.value} of {sorted(worth.numbers)}"
+        used, given = Counter(worth.numbers), Counter(found.numbers)
+        if used - given:
+            strange = next(iter(used - given))
+            many = "is none of the numbers" if strange not in given else "is used more often than it is given"
+            return Judged(f"{strange} {many}.", answer)
+        if self.use_all and used != given:
+            return Judged(f"{next(iter(given - used))} is not used as often as it is given.", answer)
+        if worth.value is None:
+            return Judged(f"{worth.problem}.", f"{worth.problem} of {sorted(worth.numbers)}")
+        if worth.value == found.target:
+            return Judged(f"{found.target} it is.", answer, solved=True)
+        return Judged(f"That makes {worth.value}, not {found.target}.", answer)
+
+
+_SIGNS: Mapping[str, type[ast.operator]] = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div}
+
+
+def value_of(text: str, target: int | None = None) -> Value | None:
+    """Read an expression and compute it; None where it is none.
+
+    Other signs for the four operations are understood, and `= number` behind the expression is ignored where that is
+    the target.
+    """
+    if len(text) > _LONGEST:
+        return None
+    text = text.strip().strip("`'\"*").translate(_OTHER_SIGNS).strip().rstrip(".")
+    if target is not None:
+        text = re.sub(rf"\s*=\s*{target}$", "", text)
+    if not re.fullmatch(r"[0-9\s+\-*/()]+", text) or "**" in text or "//" in text:
+        return None
+    try:
+        tree = ast.parse(" ".join(text.split()), mode="eval").body
+    except SyntaxError:
+        return None
+    numbers: list[int] = []
+    try:
+        value = _compute(tree, numbers)
+    except ZeroDivisionError:
+        return Value(None, tuple(numbers), "It divides by zero")
+    return None if value is None else Value(value, tuple(numbers))
+
+
+def _compute(node: ast.expr, numbers: list[int]) -> Fraction | None:
+    """The value of a tree, its numbers noted down; None where something else is in it."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        numbers.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        left, right = _compute(node.left, numbers), _compute(node.right, numbers)
+        return None if left is None or right is None else _OPERATIONS[type(node.op)](left, right)
+    return None
+
+
+def solve(numbers: Sequence[int], target: int, *, use_all: bool = True) -> str | None:
+    """Search for an expression that makes `target`: every pair joined in every way, again and again; None if none.
+
+    Of n numbers that is up to n! (n - 1)! 4^(n - 1) expressions: for up to 5 numbers.
+    """
+    return _search([(Fraction(number), str(number)) for number in numbers], target, use_all)
+
+
+def _search(parts: list[tuple[Fraction, str]], target: int, use_all: bool) -> str | None:
+    if len(parts) == 1 or not use_all:
+        found = next((text for value, text in parts if value == target), None)
+        if found is not None or len(parts) == 1:
+            return found
+    for i, (a, left) in enumerate(parts):
+        for j, (b, right) in enumerate(parts):
+            if i == j:
+                continue
+            rest = [part for n, part in enumerate(parts) if n not in (i, j)]
+            for sign in "+-*/":
+                if (sign in "+*" and i > j) or (sign == "/" and not b):
+                    continue
+                joined = (_OPERATIONS[_SIGNS[sign]](a, b), f"({left} {sign} {right})")
+                found = _search([*rest, joined], target, use_all)
+                if found is not None:
+                    return found
+    return None

@@ -1,0 +1,1 @@
+"""MiniHack: NetHack's small levels in words."""

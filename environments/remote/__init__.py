@@ -1,0 +1,1 @@
+"""Environments and tools that other processes serve."""

@@ -1,0 +1,325 @@
+"""Tools of an MCP server, and questions to be answered with them.
+
+    environment:
+      kind: mcp
+      command: [python, my_server.py]
+      questions: questions.jsonl
+
+The server is started by its command and spoken to over standard input and output, or reached by its address over HTTP;
+either way by the official package `mcp`. Each episode has a session of its own, and with `command` a process too.
+An action is a call in JSON, `{"name": ..., "arguments": {...}}`, which is what `agent: {kind: tools}` writes. The tool
+`answer` is added to those of the server and ends the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from environments.base import Properties, StepResult, after_end
+from environments.core.seed_splits import refuse_unknown
+from rlhf.data import Task
+from rlhf.errors import EnvError
+from rlhf.settings import STRICT
+
+_ANSWER: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "answer",
+        "description": "Gives the final answer.",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    },
+}
+_HOW = 'Write a call as {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}.'
+_MOST_CHARS = 100_000
+_SPLITS = ("train", "dev", "test")
+
+_asking = threading.Lock()
+_known: dict[tuple[object, ...], tuple[Mapping[str, Any], ...]] = {}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class McpTools:
+    """Questions from a file, to be answered with the tools of an MCP server."""
+
+    offers_tools: ClassVar[bool] = True
+
+    questions: Path
+    """JSON lines with `question`, and if there is one `answer`; `id` and `split` (`train`, `dev`, `test`) may be given:
+    without a split, every tenth question is for `dev`, the next for `test`, and the others for `train`."""
+    command: tuple[str, ...] = ()
+    """What starts the server, which then speaks over standard input and output."""
+    url: str = ""
+    """Address of a running server instead, such as `http://127.0.0.1:8000/mcp`."""
+    variables: Mapping[str, str] = Field(default_factory=dict)
+    """Environment variables of the process; it is given no others but those that any program needs."""
+    max_steps: Annotated[int, Field(ge=1)] = 12
+    """The episode is cut after so many calls."""
+    max_chars: Annotated[int, Field(ge=20)] = 2000
+    """Longest reply of a tool; what goes beyond is cut, and said to be."""
+    connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    """Longest wait for the server to begin, and to list its tools."""
+    call_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    """Longest wait for one call; after it the agent reads that the tool did not answer."""
+
+    @model_validator(mode="after")
+    def _names_one_server(self) -> McpTools:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either a command or a url: the server is started, or reached")
+        return self
+
+    @property
+    def properties(self) -> Properties:
+        """What this environment promises: no more than is known of a stranger's server."""
+        return Properties(thread_safe=True, splits=_SPLITS, package=f"mcp {version('mcp')}")
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """List the questions of a split. The server is asked for its tools once in each process.
+
+        Raises:
+            EnvError: no such split or file, a line that is no question, or a server that cannot be reached.
+        """
+        refuse_unknown(split, _SPLITS, "McpTools.tasks")
+        tools = [*_tools(self), _ANSWER]
+        return [
+            Task(id=f"mcp/{split}/{row['id']}", reference=row["answer"], info={"tools": tools, "ask": row["question"]})
+            for row in _rows(self.questions)
+            if row["split"] == split
+        ]
+
+    async def start(self, task: Task) -> McpEpisode:
+        """Begin one attempt, with a session of its own. Raises EnvError where the server does not begin."""
+        session = _Session(self)
+        await session.open()
+        return McpEpisode(self, task, session)
+
+    def server(self) -> Any:
+        """What the package's client is given."""
+        from mcp import StdioServerParameters
+
+        if self.url:
+            return self.url
+        return StdioServerParameters(command=self.command[0], args=list(self.command[1:]), env=dict(self.variables))
+
+
+class McpEpisode:
+    """One attempt at a question: each action is a call."""
+
+    def __init__(self, settings: McpTools, task: Task, session: _Session) -> None:
+        self._settings, self._session, self._reference = settings, session, task.reference
+        self._names = {tool["function"]["name"] for tool in task.info["tools"]}
+        self._n_steps, self._over = 0, False
+        self.opening = StepResult(str(task.info["ask"]))
+
+    async def step(self, action: str) -> StepResult:
+        """Make a call; one that cannot be read costs a step, and so does one that the server refuses."""
+        if self._over:
+            raise after_end("McpTools step", action)
+        self._n_steps += 1
+        call = read(action, self._names)
+        if not isinstance(call, str) and call[0] == "answer":
+            self._over = True
+            right = self._reference is None or _plain(call[1].get("text", "")) == _plain(self._reference)
+            solved = right and self._reference is not None
+            return StepResult("The end.", reward=float(solved), terminated=True, success=solved)
+        reply, valid = (call, False) if isinstance(call, str) else await self._session.call(*call)
+        if len(reply) > self._settings.max_chars:
+            reply = f"{reply[: self._settings.max_chars]}... ({len(reply)} characters)"
+        self._over = self._n_steps >= self._settings.max_steps
+        return StepResult(reply, truncated=self._over, success=False if self._over else None, valid=valid)
+
+    async def close(self) -> None:
+        """End the session, and the server where it was started for it."""
+        await self._session.close()
+
+
+def read(action: str, names: set[str]) -> tuple[str, dict[str, Any]] | str:
+    """Name and arguments of a call, or a sentence about what is wrong with it. Never raises."""
+    if len(action) > _MOST_CHARS:
+        return f"Error: the call has {len(action)} characters, at most {_MOST_CHARS} are read."
+    try:
+        found = json.loads(action)
+    except (ValueError, RecursionError) as error:
+        return f"Error: no valid JSON: {str(error)[:80]}. {_HOW}"
+    name = found.get("name") if isinstance(found, dict) else None
+    if not isinstance(name, str):
+        return f"Error: the call has no name. {_HOW}"
+    if name not in names:
+        return f"Error: no tool is called {name[:80]!r}; there are {', '.join(sorted(names))}."
+    arguments = found.get("arguments", {})
+    return (name, arguments) if isinstance(arguments, dict) else f"Error: `arguments` is no object. {_HOW}"
+
+
+class _Session:
+    """A client of the server in a task of its own: what is entered in a task has to be left in it."""
+
+    def __init__(self, settings: McpTools) -> None:
+        self._settings = settings
+        self._calls: asyncio.Queue[tuple[str, dict[str, Any], asyncio.Future[tuple[str, bool]]] | None]
+        self._task: asyncio.Task[None] | None = None
+        self.tools: list[dict[str, Any]] = []
+
+    async def open(self) -> None:
+        """Connect and ask for the tools. Raises EnvError."""
+        self._calls = asyncio.Queue()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._serve(ready))
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                await asyncio.shield(ready)
+        except BaseException as error:
+            if isinstance(error, TimeoutError | asyncio.CancelledError):
+                self._task.cancel()  # or nobody would ever end a server that begins late
+            if not isinstance(error, Exception):
+                raise
+            await self.close()
+            said = "no answer in time" if isinstance(error, TimeoutError) else _first(error)
+            raise EnvError(
+                "the MCP server cannot be used",
+                where=_place(self._settings),
+                got=said,
+                expected=f"a server that lists its tools within {self._settings.connect_timeout_s:g} s",
+                hint="start it by hand, or look at what it writes to standard error",
+            ) from error
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        """What the tool says, and whether the call was a valid one. Raises EnvError where the server is gone."""
+        if self._task is None or self._task.done():
+            raise EnvError("the MCP server is gone", where="McpTools step", got=f"a call of {name}")
+        answer: asyncio.Future[tuple[str, bool]] = asyncio.get_running_loop().create_future()
+        await self._calls.put((name, arguments, answer))
+        waited: set[asyncio.Future[Any]] = {answer, self._task}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            error = self._task.exception() if not self._task.cancelled() else None
+            raise EnvError("the MCP server went away", where=f"McpTools call of {name}", got=_first(error)) from error
+        return answer.result()
+
+    async def close(self) -> None:
+        """Leave; a server that does not end is left to the package, which ends its process."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        if task.done():
+            if not task.cancelled():
+                task.exception()  # which whoever called has been told
+            return
+        await self._calls.put(None)
+        _, pending = await asyncio.wait({task}, timeout=10)
+        for left in pending:
+            left.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=5)
+
+    async def _serve(self, ready: asyncio.Future[None]) -> None:
+        from mcp import Client
+
+        try:
+            async with Client(self._settings.server(), read_timeout_seconds=self._settings.call_timeout_s) as client:
+                self.tools = [_definition(tool) for tool in (await client.list_tools()).tools]
+                ready.set_result(None)
+                while (wanted := await self._calls.get()) is not None:
+                    name, arguments, answer = wanted
+                    said = await self._made(client, name, arguments)
+                    if not answer.done():
+                        answer.set_result(said)
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async def _made(self, client: Any, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                result = await client.call_tool(name, arguments)
+        except TimeoutError:
+            return f"Error: {name} did not answer within {self._settings.call_timeout_s:g} s.", False
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise
+            return f"Error: {error.message}", False
+        text = "\n".join(getattr(part, "text", f"({part.type})") for part in result.content)
+        return (f"Error: {text}", False) if result.is_error else (text or "(nothing)", True)
+
+
+def _definition(tool: Any) -> dict[str, Any]:
+    """A tool of the server as a JSON schema of a function."""
+    function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
+    return {"type": "function", "function": function}
+
+
+def _tools(settings: McpTools) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a server, which is asked once; from a thread, for whoever asks may have an event loop already."""
+    key = (settings.command, settings.url, *sorted(settings.variables.items()))
+    with _asking:
+        if key not in _known:
+            with ThreadPoolExecutor(1, "mcp-tools") as thread:
+                found = thread.submit(asyncio.run, _ask(settings)).result()
+            if any(tool["function"]["name"] == "answer" for tool in found):
+                raise EnvError(
+                    "the server has a tool `answer` of its own, which here ends the episode", where=_place(settings)
+                )
+            _known[key] = found
+        return _known[key]
+
+
+async def _ask(settings: McpTools) -> tuple[Mapping[str, Any], ...]:
+    session = _Session(settings)
+    await session.open()
+    await session.close()
+    return tuple(session.tools)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Read the questions. Raises EnvError with the number of the line."""
+    if not path.is_file():
+        raise EnvError("no such file", where="environment.questions", got=str(path), expected="JSON lines of questions")
+    rows: list[dict[str, Any]] = []
+    seen: set[tuple[str, str]] = set()
+    # Not `splitlines`: a text in JSON may hold other ends of lines than this one.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line)
+        except ValueError as error:
+            raise EnvError("no JSON", where=f"{path}:{number}", got=line[:80]) from error
+        if not isinstance(given, dict) or not isinstance(given.get("question"), str):
+            raise EnvError("no question", where=f"{path}:{number}", got=line[:80], expected='{"question": "..."}')
+        place = len(rows) % 10
+        split = given.get("split", "dev" if place == 8 else "test" if place == 9 else "train")
+        refuse_unknown(split, _SPLITS, f"{path}:{number}")
+        answer = given.get("answer")
+        row = {"id": str(given.get("id", number)), "question": given["question"], "split": split}
+        if (row["split"], row["id"]) in seen:
+            raise EnvError("two questions of a split have one id", where=f"{path}:{number}", got=row["id"])
+        seen.add((row["split"], row["id"]))
+        rows.append(row | {"answer": None if answer is None else str(answer)})
+    return rows
+
+
+def _plain(text: object) -> str:
+    return " ".join(str(text).casefold().split()).strip(" .!")
+
+
+def _place(settings: McpTools) -> str:
+    return settings.url or " ".join(settings.command)
+
+
+def _first(error: BaseException | None) -> str:
+    """What went wrong first, of an error or of a group of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if error is not None else "it ended"

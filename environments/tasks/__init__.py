@@ -1,0 +1,1 @@
+"""Reference tasks: tools, reasoning problems, and files of questions."""

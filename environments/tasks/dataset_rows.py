@@ -1,0 +1,250 @@
+"""Rows of a data set as questions: columns of prompt, answer and choices, found, named or put together."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from environments.core.procedural import digest
+from environments.core.seed_splits import refuse_unknown
+from environments.tasks.dataset_files import Row
+from rewards.answers.extract import boxed
+from rlhf.data import Message, Role, Task
+from rlhf.data.foreign import MAX_TEXT_BYTES
+from rlhf.errors import EnvError, nearest
+
+SPLITS = ("train", "dev", "test")
+#: Other names of splits in columns.
+_NAMED = {"validation": "dev", "valid": "dev", "val": "dev", "eval": "dev", "training": "train", "testing": "test"}
+#: Columns that are taken where the recipe names none, the first that is there.
+PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "messages")
+REFERENCES = (
+    "reference", "answer", "final_answer", "ground_truth", "target", "label", "solution", "output",
+    "reward_model.ground_truth",
+)  # fmt: skip
+_LETTERS = string.ascii_uppercase
+#: Characters of the longest prompt.
+_LONGEST = MAX_TEXT_BYTES // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Columns that a recipe names: keys of `environments.tasks.dataset.Dataset`, None where it says nothing."""
+
+    prompt: str | None
+    reference: str | None
+    answer_pattern: str | None
+    choices: str | None
+    split_column: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Row as it is used: where it stands, its messages, prompt and answer, and its other columns."""
+
+    source: str
+    number: int
+    messages: tuple[Message, ...]
+    prompt: str
+    reference: str | None
+    columns: Row
+
+    @property
+    def content(self) -> str:
+        """Prompt with the messages before it, whatever its spacing: questions of one content are of one split."""
+        return repr([" ".join(text.split()) for text in (*(m.content for m in self.messages), self.prompt)])
+
+    @property
+    def task(self) -> Task:
+        """Task with the question, its answer and the other columns."""
+        name = f"{self.source}/{digest(repr((self.content, self.reference)), 8)}"
+        return Task(
+            id=f"dataset/{name}",
+            messages=self.messages,
+            reference=self.reference,
+            info={"prompt": self.prompt, "row": self.number, "columns": self.columns},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns of a source that are used, found at its first row."""
+
+    wanted: Wanted
+    source: str
+    prompt: str
+    reference: str | None
+
+    @classmethod
+    def of(cls, wanted: Wanted, source: str, row: Row) -> Columns:
+        """Find the columns. Raises EnvError where one is not there, or several may be the prompt."""
+        found = [name for name in PROMPTS if name in row]
+        prompt = wanted.prompt or (found[0] if found else None)
+        if prompt is None:
+            raise _absent("prompt", "none of " + ", ".join(PROMPTS), source, row)
+        if len(found) > 1 and not wanted.prompt:
+            both = " ".join(f"{{{name}}}" for name in found)
+            raise EnvError(
+                "several columns may be the prompt",
+                where=f"environment.prompt, {source}",
+                got=", ".join(found),
+                expected="one of them, or a text with several",
+                hint=f"write prompt: {found[0]}, or prompt: '{both}'",
+            )
+        reference = wanted.reference
+        named = {"reference": reference, "choices": wanted.choices, "split_column": wanted.split_column}
+        for key, name in named.items():
+            if name is not None and not _has(row, name):
+                raise _absent(key, name, source, row)
+        if reference is None:
+            reference = next((name for name in REFERENCES if _has(row, name) and name != prompt), None)
+        for name in _fields(prompt) if "{" in prompt else [prompt]:
+            if not _has(row, name):
+                raise _absent("prompt", name, source, row)
+        return cls(wanted, source, prompt, reference)
+
+    def question(self, number: int, row: Row) -> Question:
+        """Read a row. Raises EnvError, with its number, where it cannot be used."""
+        where = f"{self.source}:{number}"
+        if "{" in self.prompt:
+            needed = _fields(self.prompt)
+            asked: Any = self.prompt.format_map({name: self._cell(row, name, where) for name in needed})
+        else:
+            asked = self._cell(row, self.prompt, where)
+        messages, prompt = _messages(asked, where)
+        if len(prompt) > _LONGEST:
+            got = f"{len(prompt):,} characters"
+            raise EnvError("a prompt is too long", where=where, got=got, expected=f"at most {_LONGEST:,}")
+        reference = None if self.reference is None else self._cell(row, self.reference, where, may_lack=True)
+        choices = self.wanted.choices
+        if choices is not None:
+            listed = self._cell(row, choices, where)
+            prompt, reference = _with_choices(prompt, listed, reference, where)
+        used = {name.partition(".")[0] for name in (self.prompt, self.reference or "", choices or "")}
+        others = {str(name): value for name, value in row.items() if name not in used and _is_plain(value)}
+        return Question(self.source, number, messages, prompt, self._answer(reference, where), others)
+
+    def split(self, number: int, row: Row) -> str:
+        """Split by the column; empty where there is none."""
+        if self.wanted.split_column is None:
+            return ""
+        said = str(self._cell(row, self.wanted.split_column, f"{self.source}:{number}")).strip().lower()
+        split = _NAMED.get(said, said)
+        refuse_unknown(split, SPLITS, f"{self.source}:{number}, column {self.wanted.split_column}")
+        return split
+
+    def _cell(self, row: Row, name: str, where: str, *, may_lack: bool = False) -> Any:
+        value = _at(row, name)
+        if value is None and not may_lack and _has(row, name):
+            raise EnvError("an empty cell", where=where, got=f"{name}: null", expected="text", hint="take the row out")
+        if value is None and not may_lack:
+            raise EnvError(
+                "a row lacks a column that the first one has",
+                where=where,
+                got=", ".join(row)[:200],
+                expected=name,
+                hint=nearest(name, row) or "take the row out, or give it this column",
+            )
+        return value
+
+    def _answer(self, value: Any, where: str) -> str | None:
+        if value is None or not str(value).strip():
+            return None
+        if isinstance(value, dict | list):
+            raise EnvError("a reference is one text or number", where=where, got=str(value)[:80], expected="text")
+        text, pattern = str(value).strip(), self.wanted.answer_pattern
+        if pattern is None:
+            return text
+        if pattern == "boxed":
+            found = boxed(text)
+        else:
+            match = re.search(pattern, text)
+            found = match and (match.group(1) if match.re.groups else match.group(0))
+        if not found:
+            raise EnvError(
+                "the reference has not the form that answer_pattern looks for",
+                where=where,
+                got=text[-80:],
+                expected=pattern,
+                hint="change environment.answer_pattern, or take the row out",
+            )
+        return found.strip()
+
+
+def _fields(template: str) -> list[str]:
+    """Names of the columns in a template. Raises EnvError where it is none."""
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise EnvError("no template", where="environment.prompt", got=template[:80], expected="{column}") from error
+
+
+def _messages(asked: Any, where: str) -> tuple[tuple[Message, ...], str]:
+    """Messages before the last one, and the text of that one, which is the user's."""
+    said = [{"role": "user", "content": asked}] if isinstance(asked, str) and asked.strip() else asked
+    if isinstance(said, list) and said and all(map(_is_message, said)) and said[-1]["role"] == "user":
+        return tuple(Message(Role(m["role"]), m["content"]) for m in said[:-1]), said[-1]["content"]
+    raise EnvError(
+        "no question",
+        where=where,
+        got=str(asked)[:80],
+        expected="a text, or messages of which the user's is the last: [{role: user, content: ...}]",
+        hint="see environment.prompt",
+    )
+
+
+def _is_message(value: Any) -> bool:
+    roles = {role.value for role in Role}
+    return isinstance(value, dict) and value.get("role") in roles and isinstance(value.get("content"), str)
+
+
+def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple[str, str | None]:
+    """Question with its choices by letters, and the letter of the right one; also of ARC's {text: [], label: []}."""
+    texts, labels = (listed.get("text"), listed.get("label")) if isinstance(listed, dict) else (listed, None)
+    if not isinstance(texts, list) or not 2 <= len(texts) <= len(_LETTERS):
+        got, expected = str(listed)[:80], "a list of 2 to 26 texts"
+        raise EnvError("no choices", where=where, got=got, expected=expected, hint="see environment.choices")
+    letters = list(_LETTERS[: len(texts)])
+    told = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in zip(letters, texts, strict=True))])
+    said = "" if reference in (None, -1) else str(reference).strip()  # -1: of a test set whose answers are held back
+    if not said:
+        return told, None
+    indices = [str(i) for i in range(len(texts))]
+    lower = [letter.lower() for letter in letters]
+    for names in (indices,) if isinstance(reference, int) else (labels or (), texts, letters, indices, lower):
+        if said in (found := [str(name).strip() for name in names]):
+            return told, letters[found.index(said)]
+    expected = f"{letters[0]} to {letters[-1]}, an index from 0, or the text of one"
+    raise EnvError("the reference is none of the choices", where=where, got=said[:80], expected=expected)
+
+
+def _has(row: Row, name: str) -> bool:
+    """Whether there is a column, or a key in a column: `reward_model.ground_truth`."""
+    outer, _, inner = name.partition(".")
+    return name in row or (bool(inner) and isinstance(row.get(outer), dict) and inner in row[outer])
+
+
+def _at(row: Row, name: str) -> Any:
+    outer, _, inner = name.partition(".")
+    return row[name] if name in row else row[outer].get(inner) if inner and isinstance(row.get(outer), dict) else None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is plain JSON, as `Task.info` holds it."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _absent(key: str, name: str, source: str, row: Row) -> EnvError:
+    return EnvError(
+        "no such column",
+        where=f"environment.{key}, {source}",
+        got=name,
+        expected=", ".join(map(str, row)),
+        hint=nearest(name, map(str, row)) or f"name the column: environment.{key}=...",
+    )

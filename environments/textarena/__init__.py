@@ -1,0 +1,1 @@
+"""TextArena: games for one and two players."""

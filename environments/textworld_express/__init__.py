@@ -1,0 +1,1 @@
+"""TextWorldExpress: eight quick text games."""

@@ -1,0 +1,132 @@
+"""CompositeEnvironment environments in one recipe, each with a share of the tasks.
+
+    environment:
+      kind: mixed
+      parts:
+        rooms: {environment: {kind: keyhole, rows: 3, columns: 3}, weight: 2}
+        sums: {environment: {kind: countdown}, max_steps: 4}
+
+A task's id begins with the name of its part, and `Task.info["part"]` holds it: success is kept for each part
+(`success_of/rooms`), `advantage: {kind: task_normalised}` puts the parts on one scale, and
+`rewards: {x: {kind: of_part, part: rooms, reward: ...}}` judges one part alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from environments.base import Environment, Episode, StepResult
+from environments.core.composite_properties import CompositeEnvironment, largest
+from rlhf.data import Task
+from rlhf.errors import EnvError
+from rlhf.settings import STRICT
+
+#: Name in `Task.info` of the part that a task is of.
+PART = "part"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Share:
+    """One of the environments, and how much of it there is."""
+
+    environment: Environment
+    """The environment, with a `kind` and its keys."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Its share of the tasks is this over the sum of all weights."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """Its episodes are cut after so many actions, where it has no lower limit itself."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Mixed(CompositeEnvironment):
+    """Tasks of several environments, in turn and in given shares."""
+
+    parts: Annotated[Mapping[str, Share], Field(min_length=2)]
+    """The environments by their names, which are of letters, digits and `_`."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that could not stand in ids and metrics."""
+        for name in self.parts:
+            if not re.fullmatch(r"\w+", name):
+                raise ValueError(f"'{name}' is no name of a part: use letters, digits and _")
+
+    def members(self) -> Sequence[Environment]:
+        """The environments of all parts."""
+        return [share.environment for share in self.parts.values()]
+
+    @property
+    def max_steps(self) -> int | None:
+        """The largest step limit of a part that has one."""
+        shares = self.parts.values()
+        return largest(share.max_steps or getattr(share.environment, "max_steps", None) for share in shares)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """List tasks of all parts so that every beginning of the list holds them in their shares, as nearly as can be.
+
+        The list ends where a part has no task left. Raises EnvError where a part has no such split.
+        """
+        listed = {name: list(share.environment.tasks(split)) for name, share in self.parts.items()}
+        total = sum(Fraction(share.weight) for share in self.parts.values())
+        shares = {name: Fraction(share.weight) / total for name, share in self.parts.items()}
+        taken = dict.fromkeys(self.parts, 0)
+        found: list[Task] = []
+        while True:
+            # The part that lags furthest behind its share comes next.
+            name = max(shares, key=lambda part: shares[part] * (len(found) + 1) - taken[part])
+            if taken[name] == len(listed[name]):
+                return found
+            found.append(self._named(listed[name][taken[name]], name))
+            taken[name] += 1
+
+    def start(self, task: Task) -> Episode:
+        """Begin one attempt."""
+        episode = super().start(task)
+        limit = self.parts[task.info[PART]].max_steps
+        return episode if limit is None else _Cut(episode, limit)
+
+    def own(self, task: Task) -> tuple[Environment, Task]:
+        """Return the environment of a task, and the task as that one made it. Raises EnvError for a task of another."""
+        name = str(task.info.get(PART))
+        if name not in self.parts or not task.id.startswith(f"{name}/"):
+            raise EnvError("this task is of another environment", where="Mixed", got=task.id)
+        info = {key: value for key, value in task.info.items() if key != PART}
+        return self.parts[name].environment, replace(task, id=task.id.partition("/")[2], info=info)
+
+    @staticmethod
+    def _named(task: Task, name: str) -> Task:
+        if PART in task.info:
+            raise EnvError(
+                "tasks of this environment have a part already",
+                where=f"parts.{name}",
+                got=f"{task.id} with info {dict(task.info)}",
+                expected=f"no key {PART!r} in Task.info",
+                hint="list the environments of an inner mixture among the parts of the outer one",
+            )
+        return replace(task, id=f"{name}/{task.id}", info={**task.info, PART: name})
+
+
+class _Cut:
+    """An episode with a limit on its steps."""
+
+    def __init__(self, episode: Any, limit: int) -> None:
+        self._episode, self._left = episode, limit
+        self.opening: StepResult = episode.opening
+
+    async def step(self, action: str) -> StepResult:
+        """Do one action; the last that is allowed cuts the episode unless it ends it."""
+        result: StepResult = await self._episode.step(action)
+        self._left -= 1
+        if self._left > 0 or result.terminated or result.truncated:
+            return result
+        return replace(result, truncated=True, success=bool(result.success))
+
+    async def close(self) -> None:
+        """Free the episode."""
+        await self._episode.close()

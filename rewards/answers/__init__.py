@@ -1,0 +1,1 @@
+"""Verifiers of answers: exact, numeric, mathematical, structured."""

@@ -1,0 +1,56 @@
+"""The simplest reward: the last action says what the reference says, or it does not."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from rewards.answers.text import last_action, last_answer
+from rlhf.data import Task, Trajectory, Verdict
+from rlhf.errors import RewardError
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ExactMatch:
+    """1 if the last action, or the answer that it gives as in `answer[x]`, equals the task's reference, else 0.
+
+    Normalised are: compatible characters (Unicode NFKC), white space, and, unless told otherwise, case and the marks
+    `.,;:!?` at the end.
+    """
+
+    inline: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = True
+
+    ignore_case: bool = True
+    """Whether `Paris` equals `paris`."""
+    ignore_end_marks: bool = True
+    """Whether `Paris.` equals `Paris`."""
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Judge the last action. Raises RewardError where the task has no reference."""
+        if task.reference is None:
+            raise RewardError(
+                "the task has no reference to compare with",
+                where=f"exact_match, task {task.id}",
+                expected="Task.reference",
+                hint="use a reward that needs none, such as `outcome`",
+            )
+        if not trajectory.turns:
+            return Verdict(0.0, why="no action")
+        said, answer = (self.judge(read(trajectory), task.reference) for read in (last_action, last_answer))
+        return max(said, answer, key=lambda verdict: verdict.value)
+
+    def judge(self, answer: str, reference: str) -> Verdict:
+        """Compare two texts; never raises."""
+        same = self.normal(answer) == self.normal(reference)
+        return Verdict(float(same), why="equal" if same else f"{answer[:80]!r} is not {reference[:80]!r}")
+
+    def normal(self, text: str) -> str:
+        """Return `text` as it is compared."""
+        text = " ".join(unicodedata.normalize("NFKC", text).split())
+        if self.ignore_end_marks:
+            text = text.rstrip(".,;:!?").rstrip() or text
+        return text.casefold() if self.ignore_case else text

@@ -1,0 +1,230 @@
+"""Whether two formulas are equal by computer algebra: parsed by math-verify, tried at numbers, simplified, compared.
+
+Runs in a worker process (`rewards.worker_pool`), for sympy knows no time limit. It is the only module here that imports
+sympy, and it does so when it is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from rewards.answers import math_numbers
+from rewards.answers.math_compare import same
+from rewards.answers.math_size import is_huge
+
+_DIGITS = 50
+_SAME = 1e-35
+_N_POINTS = 8
+_MAX_DEPTH = 50
+_BAD = re.compile(r"[@#~`\"?]|\\(?:input|include|def|newcommand)")
+_HUGE = re.compile(r"\^\s*\{?\s*-?\d{6,}|\d{5,}\s*!|!\s*!|[\d}]\s*\)\s*!|\^\s*\{?\s*\d+\s*\^\s*\{?\s*\d{2,}")
+
+
+def judge(answer: str, reference: str) -> bool:
+    """Whether `answer` says what `reference` says. Raises whatever a library raises."""
+    return same(answer, reference, equal)
+
+
+def equal(answer: str, reference: str) -> bool:
+    """Compare two leaves: numbers by value, the rest as formulas."""
+    if (
+        _BAD.search(answer)
+        or not answer
+        or not reference
+        or bool(_HUGE.search(answer)) != bool(_HUGE.search(reference))
+    ):
+        return False
+    if max(_depth(answer), _depth(reference)) > _MAX_DEPTH:
+        return False
+    if is_huge(answer) or is_huge(reference):
+        return _spelt(answer) == _spelt(reference)
+    ours, theirs = parsed(answer), parsed(reference)
+    if ours is None or theirs is None:
+        return False
+    for text, other in ((answer, theirs), (reference, ours)):
+        number = math_numbers.read(text)
+        if (
+            number is not None
+            and number.digits is not None
+            and not number.unit
+            and (near := _near(number, other)) is not None
+        ):
+            return near
+    return _equal(ours, theirs)
+
+
+def _spelt(text: str) -> str:
+    """A formula without white space and needless brackets, to be compared as a text."""
+    text = re.sub(r"\s+|\\left|\\right", "", text)
+    text = re.sub(r"\{\(([^(){}]*)\)\}", r"{\1}", text)
+    return re.sub(r"\{(\w)\}", r"\1", text)
+
+
+def _depth(text: str) -> int:
+    """How deep the brackets of `text` are nested."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+@lru_cache(maxsize=4096)
+def parsed(text: str) -> Any:
+    """Return `text` as a sympy object with exact numbers, or None."""
+    import sympy
+    from math_verify import LatexExtractionConfig, parse
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    if re.search(r"\\text\s*\{\s*[a-zA-Z]{2,}\s*\}", text):
+        text = re.sub(r"\\text\s*\{\s*[a-zA-Z. ]{2,}\s*\}\s*$", "", text)
+    number = math_numbers.read(text)
+    if number is not None:
+        value = number.value / 100 if number.percent else number.value
+        return sympy.Rational(value.numerator, value.denominator)
+    text = _repeating(text.replace(r"^{\circ}", ""))
+    found = parse(
+        rf"\boxed{{{text}}}",
+        [LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+    if not found or isinstance(found[0], str):
+        return None
+    made = found[0]
+    if isinstance(made, sympy.Expr):
+        made = sympy.nsimplify(made, rational=True) if made.has(sympy.Float) else made
+        if not made.has(sympy.Sum, sympy.Product):
+            constants = {"i": sympy.I, "e": sympy.E}
+            made = made.xreplace(
+                {s: constants[s.name] for s in made.free_symbols if getattr(s, "name", "") in constants}
+            )
+    return made
+
+
+def _repeating(text: str) -> str:
+    r"""Write `0.1\overline{6}` as a fraction."""
+
+    def exact(match: re.Match[str]) -> str:
+        whole, fixed, period = match[1], match[2], match[3]
+        value = Fraction(int(whole + fixed + period) - int(whole + fixed), (10 ** len(period) - 1) * 10 ** len(fixed))
+        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+    return re.sub(r"(\d+)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}", exact, text)
+
+
+def _near(number: math_numbers.Number, other: Any) -> bool | None:
+    """Whether an expression without variables has the value that a decimal shows; None where it has none."""
+    import sympy
+
+    if not isinstance(other, sympy.Expr) or other.free_symbols or other.has(sympy.oo, sympy.zoo, sympy.nan):
+        return None
+    value = other.evalf(_DIGITS)
+    if not value.is_real or not (value.is_Float or value.is_Rational):
+        return False
+    exact = math_numbers.Number(Fraction(int(value * 10**45), 10**45))
+    wanted = number.value / 100 if number.percent else number.value
+    if other.is_Rational:
+        exact = math_numbers.Number(Fraction(int(other.p), int(other.q)))
+    return math_numbers.close(wanted, exact.value, number, exact)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    import sympy
+    from math_verify import verify
+
+    if isinstance(ours, sympy.Expr) and isinstance(theirs, sympy.Expr):
+        if ours == theirs:
+            return True
+        tried = _tried(ours, theirs)
+        if tried is not None:
+            return tried
+        return bool(sympy.simplify(ours - theirs) == 0)
+    if isinstance(ours, sympy.Eq) and isinstance(theirs, sympy.Eq):
+        return _same_equation(ours, theirs)
+    if isinstance(ours, sympy.Eq) and isinstance(theirs, sympy.Expr) and ours.lhs.is_Symbol:
+        return _equal(ours.rhs, theirs)
+    if isinstance(theirs, sympy.Eq) and isinstance(ours, sympy.Expr) and theirs.lhs.is_Symbol:
+        return _equal(ours, theirs.rhs)
+    if isinstance(ours, sympy.Set) and isinstance(theirs, sympy.Set):
+        return bool(ours == theirs or sympy.SymmetricDifference(ours, theirs).is_empty)
+    return bool(verify(theirs, ours, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _same_equation(ours: Any, theirs: Any) -> bool:
+    """Whether two equations hold for the same points: one side less the other, up to a constant factor."""
+    import sympy
+
+    if isinstance(ours.rhs, sympy.Set) or isinstance(theirs.rhs, sympy.Set):
+        return bool(ours == theirs)
+    one, other = ours.lhs - ours.rhs, theirs.lhs - theirs.rhs
+    if one.free_symbols != other.free_symbols or one == 0 or other == 0:
+        return bool(ours == theirs)
+    ratio = sympy.simplify(one / other)
+    return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+
+
+def _tried(ours: Any, theirs: Any) -> bool | None:
+    """Compare values at points drawn from fixed seeds; None where no point gives two real or complex numbers.
+
+    Expressions that differ as formulas differ nearly everywhere, and those that agree at eight points to 35 digits
+    are the same. Every second point is negative; where a value is not real there, it says nothing, for the variables
+    may be meant to be positive.
+    """
+    import sympy
+
+    ours, theirs = ours.doit(), theirs.doit()
+    if ours.is_Rational and theirs.is_Rational:
+        return bool(ours == theirs)
+    if ours.has(sympy.oo, sympy.zoo, sympy.nan) or theirs.has(sympy.oo, sympy.zoo, sympy.nan):
+        return bool(ours == theirs)
+    if not all(isinstance(x, sympy.Expr) for x in (ours, theirs)) or ours.atoms(sympy.core.function.AppliedUndef):
+        return None
+    symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
+    draw, n_equal = random.Random(0), 0
+    for i in range(_N_POINTS if symbols else 1):
+        point = {s: sympy.Rational(draw.randint(10_001, 39_999) * (-1 if i % 2 else 1), 10_007) for s in symbols}
+        if any(s.is_integer for s in symbols) or _needs_integers(ours, theirs):
+            point = {s: sympy.Integer(draw.randint(2, 12)) for s in symbols}
+        a, b = (complex_value(x.subs(point)) for x in (ours, theirs))
+        if a is None or b is None:
+            continue
+        real = [abs(x.imag) < _SAME for x in (a, b)]
+        if symbols and i % 2 and not all(real):
+            continue
+        if abs(a - b) > _SAME * (1 + abs(a)):
+            return False
+        n_equal += 1
+    return True if n_equal else None
+
+
+def _needs_integers(*formulas: Any) -> bool:
+    import sympy
+
+    return any(f.has(sympy.factorial, sympy.binomial, sympy.Sum, sympy.Product) for f in formulas)
+
+
+def complex_value(expression: Any) -> Any:
+    """Return the value of `expression` to fifty digits as an mpmath number, or None where it has none."""
+    import mpmath
+
+    value = expression.evalf(_DIGITS, maxn=200)
+    if not value.is_number or value.has(*_nothing()):
+        return None
+    try:
+        with mpmath.workdps(_DIGITS):
+            real, imaginary = value.as_real_imag()
+            return mpmath.mpc(mpmath.mpf(str(real)), mpmath.mpf(str(imaginary)))
+    except (TypeError, ValueError):
+        return None
+
+
+def _nothing() -> tuple[Any, ...]:
+    import sympy
+
+    return (sympy.oo, sympy.zoo, sympy.nan)

@@ -1,0 +1,55 @@
+"""Whether an answer is the right number, within a tolerance."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rewards.answers import extract, math_numbers
+from rewards.answers.math_text import normal
+from rlhf.data import Verdict
+from rlhf.settings import STRICT
+
+_Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Numeric:
+    """1 if |answer − reference| ≤ max(`abs_tol`, `rel_tol` · |reference|), else 0; of plain numbers only.
+
+    Numbers are read exactly: 1,234.5, −3/4, 1½, 2.5e3, 50 %. Units that are known are converted, others have to be the
+    same, and one that only one side has is left out. A percentage is the number it stands for. With `rel_tol: 0.01`,
+    99 is 100 and 98.9 is not.
+    """
+
+    inline: ClassVar[bool] = True
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (("The answer is 1,000.", "1000"), ("3/4", "0.75"))
+
+    where: extract.Where = "auto"
+    """Where the answer stands, as for `math`."""
+    rel_tol: _Tolerance = 1e-6
+    """Share of the reference that the answer may be off."""
+    abs_tol: _Tolerance = 0.0
+    """What it may be off in any case; give one where references are 0."""
+
+    def __call__(self, answer: str, reference: str) -> Verdict:
+        """Judge a text; never raises."""
+        found = extract.find(answer, self.where)
+        number = math_numbers.read(normal(found)) if found else None
+        if number is None and found and (last := extract.last_number(found)):
+            number = math_numbers.read(normal(last))
+        wanted = math_numbers.read(normal(extract.boxed(reference) or reference))
+        if number is None or wanted is None:
+            return Verdict(0.0, why="no number in the answer" if wanted else "the reference is no number")
+        if number.unit and wanted.unit:
+            value, target = math_numbers.in_one_unit(number, wanted)
+            if value is None or target is None:
+                return Verdict(0.0, why=f"in {number.unit[:20]}, not in {wanted.unit[:20]}")
+        else:
+            value, target = math_numbers.plain(number), math_numbers.plain(wanted)
+        allowed = max(Fraction(self.abs_tol), Fraction(self.rel_tol) * abs(target))
+        gap = abs(value - target)
+        return Verdict(float(gap <= allowed), why=f"{found[:60] if found else ''} against {reference[:60]}")

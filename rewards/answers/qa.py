@@ -1,0 +1,83 @@
+"""Answers to questions, compared as the benchmarks do: exact match and F1 of words after normalisation."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from typing import ClassVar, Literal
+
+from pydantic.dataclasses import dataclass
+
+from rewards.answers import extract
+from rlhf.data import Verdict
+from rlhf.settings import STRICT
+
+_MARKS = str.maketrans("", "", string.punctuation)
+
+
+def normal(text: str) -> str:
+    """Lower case, without ASCII punctuation, the articles a, an, the, and more than one space (as SQuAD's script)."""
+    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text.lower().translate(_MARKS)).split())
+
+
+def references(reference: str) -> list[str]:
+    """Return the answers that count: those of a JSON list of texts, else the reference alone."""
+    if reference.lstrip().startswith("["):
+        try:
+            listed = json.loads(reference)
+        except (ValueError, RecursionError):
+            return [reference]
+        if isinstance(listed, list) and listed and all(isinstance(x, str) for x in listed):
+            return listed
+    return [reference]
+
+
+def exact(answer: str, reference: str) -> bool:
+    """Whether the answer equals one of the references after normalisation; nothing equals nothing."""
+    said = normal(answer)
+    return bool(said) and any(said == normal(text) for text in references(reference))
+
+
+def f1(answer: str, reference: str) -> float:
+    """Harmonic mean of precision and recall of words; the best over the references.
+
+    "the red big ball" for "a red ball": 2 of 3 words are right, both of 2 are found, so 2·(2/3)·1/(2/3 + 1) = .8.
+    """
+    said = normal(answer).split()
+    return max(_f1(said, normal(text).split()) for text in references(reference))
+
+
+def _f1(said: list[str], wanted: list[str]) -> float:
+    common = sum((Counter(said) & Counter(wanted)).values())
+    return 2 * common / (len(said) + len(wanted)) if common else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class QuestionAnswer:
+    """Exact match, or F1 of words, of an answer with its reference, or the best of a JSON list of references.
+
+    Both are lower-cased and lose punctuation and articles before they are compared, as in SQuAD.
+    """
+
+    inline: ClassVar[bool] = True
+
+    metric: Literal["exact", "f1"] = "exact"
+    """`exact` gives 0 or 1; `f1` gives part marks."""
+    where: extract.Where = "auto"
+    """Where the answer stands; `whole` takes all of the text. `auto` takes tags, a box or what follows "the answer
+    is", else all of the text."""
+
+    def __call__(self, answer: str, reference: str) -> Verdict:
+        """Judge a text; never raises."""
+        found = self._found(answer)
+        value = float(exact(found, reference)) if self.metric == "exact" else f1(found, reference)
+        return Verdict(value, why=f"{found[:60]!r} for {reference[:60]!r}")
+
+    def _found(self, answer: str) -> str:
+        if self.where != "auto":
+            return extract.find(answer, self.where) or ""
+        text = extract.after_thinking(answer)
+        found = extract.tagged(text) or extract.boxed(text) or extract.after_phrase(text)
+        return text[-extract.MAX_ANSWER :] if found is None else found

@@ -1,0 +1,50 @@
+"""What rewards read of a trajectory: what was answered last, and all that was said."""
+
+from __future__ import annotations
+
+from rewards.answers.calls import answer_in
+from rewards.answers.extract import MAX_TEXT, after_thinking
+from rlhf.data import Task, Trajectory
+from rlhf.errors import RewardError
+
+
+def last_action(trajectory: Trajectory) -> str:
+    """Return the text of the last action; empty where there is none, or where it could not be read."""
+    if not trajectory.turns or trajectory.turns[-1].action.error is not None:
+        return ""
+    return trajectory.turns[-1].action.text
+
+
+def last_answer(trajectory: Trajectory) -> str:
+    """Return what the last action answers (see `rewards.answers.calls`); empty where there is none."""
+    return answer_in(trajectory.turns[-1].action) if last_action(trajectory) else ""
+
+
+def last_reply(trajectory: Trajectory) -> str:
+    """Return the last reply of the policy without its thoughts, of which the last action may be a line alone.
+
+    Where the action gives an answer to a tool, it is that answer; empty where there is no action that could be read.
+    """
+    action, answer = last_action(trajectory), last_answer(trajectory)
+    if not action or answer != action:
+        return answer
+    return after_thinking(trajectory.turns[-1].action.said).strip() or action
+
+
+def transcript(trajectory: Trajectory, *, replies: bool = False) -> str:
+    """Return all actions in order, with what the environment replied between them if asked for; its end where long."""
+    said = [part for turn in trajectory.turns for part in (turn.action.text, *([turn.reply] if replies else []))]
+    return "\n".join(said)[-MAX_TEXT:]
+
+
+def reference_of(task: Task, name: str) -> str:
+    """Return the task's reference. Raises RewardError where it has none."""
+    if task.reference is None:
+        raise RewardError(
+            "the task has no reference to compare with",
+            where=f"{name}, task {task.id}",
+            got="None",
+            expected="Task.reference",
+            hint="use a reward that needs none, or an environment whose tasks have references",
+        )
+    return task.reference

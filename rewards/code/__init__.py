@@ -1,0 +1,1 @@
+"""Rewards that run what the policy wrote."""

@@ -1,0 +1,66 @@
+"""What all rewards have in common that run what a policy wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rewards.answers.fences import fenced
+from rewards.combinators.parts import with_parts
+from rewards.sandbox.level import Level, LevelName, Way
+from rewards.sandbox.probe import reached
+from rewards.sandbox.run import Bounds
+from rlhf.settings import STRICT
+
+_LANGUAGES = ("", "python", "python3", "py")
+_Seconds = Annotated[float, Field(gt=0, le=600)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Sandboxed:
+    """Runs programs in the sandbox, at the best level of the machine; see docs/sandbox.md."""
+
+    min_level: LevelName = "rlimits"
+    """The run is refused on a machine whose sandbox does not reach this: `rlimits`, `namespaces`, or `bubblewrap`."""
+    cpu_s: _Seconds = 4.0
+    """Processor time of a program, for each test."""
+    wall_s: _Seconds = 8.0
+    """Time of a program, for each test."""
+    memory_mb: Annotated[int, Field(ge=32)] = 512
+    """Memory of a program."""
+
+    slow_s: ClassVar[float] = 20.0
+
+    @property
+    def bounds(self) -> Bounds:
+        """What each program may use."""
+        return Bounds(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=self.memory_mb)
+
+    def way(self, where: str) -> Way:
+        """How programs are run here. Raises RecipeError where that is less than `min_level`."""
+        return reached().at_least(Level.named(self.min_level), where)
+
+
+def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
+    """Say which level the rewards' programs run at, for the record of a run; None where no reward runs any.
+
+    Args:
+        rewards: by their names in the recipe.
+
+    Raises:
+        RecipeError: a reward demands more than this machine offers.
+        RewardError: this machine offers nothing.
+    """
+    using = [(path, part) for path, part in with_parts("rewards", rewards) if isinstance(part, Sandboxed)]
+    for path, reward in using:
+        reward.way(f"{path}.min_level")
+    return reached().record() if using else None
+
+
+def program_of(answer: str) -> str | None:
+    """Return the last Python block of `answer`, between lines of three backticks; None where it has none."""
+    found = [text for language, text in fenced(answer) if language.lower() in _LANGUAGES]
+    return found[-1] if found and found[-1].strip() else None

@@ -1,0 +1,132 @@
+"""One reward made of several: weights that may change over the steps, gates, caps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rewards.base import Reward
+from rewards.combinators.ask import ask
+from rlhf.data import Task, Trajectory, Verdict
+from rlhf.settings import STRICT
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Schedule:
+    """A number that goes from `start` to `end` while the policy is updated.
+
+    The step is the version of the policy that sampled the attempt, so the same attempt is always worth the same. From
+    1 to 0 over 100 steps: .5 at step 50; by cosine, .853553 at step 25 and .5 at step 50.
+    """
+
+    start: _Number
+    """The number up to step `begin`."""
+    end: _Number
+    """The number from step `begin` + `steps` on."""
+    steps: Annotated[int, Field(ge=1)]
+    """How many updates it takes."""
+    begin: Annotated[int, Field(ge=0)] = 0
+    """The update after which it begins to change."""
+    shape: Literal["linear", "cosine"] = "linear"
+    """Evenly, or slowly at both ends."""
+
+    def at(self, step: int) -> float:
+        """Return the number at a step."""
+        share = min(max((step - self.begin) / self.steps, 0.0), 1.0)
+        if self.shape == "cosine":
+            share = (1 - math.cos(math.pi * share)) / 2
+        return self.start + (self.end - self.start) * share
+
+
+def step_of(trajectory: Trajectory) -> int:
+    """The version of the policy that sampled the newest token; 0 where there is none."""
+    return max((g.policy_version for g in trajectory.generations), default=0)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Part:
+    """One of the rewards, with its weight and bounds."""
+
+    reward: Reward
+    """A reward or a verifier, with its kind and keys."""
+    weight: _Number | Schedule = 1.0
+    """What it is multiplied by in the sum; a number, or a schedule over the steps. 0 for a part that is only a gate."""
+    low: _Number | None = None
+    """Its value counts for no less than this."""
+    high: _Number | None = None
+    """Its value counts for no more than this."""
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.low, self.high)
+
+    def weight_at(self, step: int) -> float:
+        """Return the weight at a step."""
+        return self.weight.at(step) if isinstance(self.weight, Schedule) else self.weight
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Combine:
+    """Σ weight · value over `parts`, each clipped; `closed` where a gate is not reached; the sum clipped in the end.
+
+    Weights 1 and .5, values 1 and −.4 clipped at −.2: 1 + .5 · −.2 = .9. Every part is asked, behind a closed gate too,
+    and stands in the reason. Parts with values per turn count on those turns, the others on the last; what a cap takes
+    away or adds, and a closed gate, count on the last turn too.
+    """
+
+    parts: Mapping[str, Part]
+    """The rewards by names of your choice."""
+    gates: Mapping[str, _Number] = Field(default_factory=dict)
+    """Part -> the least value, as that part gives it, for the sum to count at all: `{form: 1}` is "form must pass"."""
+    closed: _Number = 0.0
+    """What an attempt is worth that does not get through a gate."""
+    low: _Number | None = None
+    """The sum is no less than this."""
+    high: _Number | None = None
+    """The sum is no more than this."""
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("parts: at least one reward to combine")
+        if unknown := sorted(set(self.gates) - set(self.parts)):
+            raise ValueError(f"gates: there is no part '{unknown[0]}'; there are {', '.join(self.parts)}")
+        _check_bounds(self.low, self.high)
+
+    async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Ask every part; raises what they raise."""
+        verdicts = {name: await ask(part.reward, task, trajectory) for name, part in self.parts.items()}
+        return self.sum(verdicts, step_of(trajectory), len(trajectory.turns))
+
+    def sum(self, verdicts: Mapping[str, Verdict], step: int, n_turns: int) -> Verdict:
+        """Combine the verdicts of the parts."""
+        terms = {n: p.weight_at(step) * clipped(verdicts[n].value, p.low, p.high) for n, p in self.parts.items()}
+        why = ", ".join(f"{name} {verdicts[name].value:g} → {term:g}" for name, term in terms.items())
+        shut = [name for name, least in self.gates.items() if verdicts[name].value < least]
+        total = self.closed if shut else clipped(math.fsum(terms.values()), self.low, self.high)
+        found = Verdict(total, why=f"{' and '.join(shut)} closed; {why}" if shut else why)
+        if not n_turns or all(v.per_turn is None for v in verdicts.values()):
+            return found
+        turns = [0.0] * n_turns
+        for name, part in self.parts.items():
+            if not shut:
+                for k, value in enumerate(verdicts[name].per_turn or ()):
+                    turns[k] += part.weight_at(step) * value
+        turns[-1] += total - math.fsum(turns)
+        return replace(found, per_turn=tuple(turns))
+
+
+def clipped(value: float, low: float | None, high: float | None) -> float:
+    """Return `value` brought between two bounds, either of which may be missing."""
+    value = value if low is None else max(value, low)
+    return value if high is None else min(value, high)
+
+
+def _check_bounds(low: float | None, high: float | None) -> None:
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"low: {low:g} is more than high: {high:g}")

@@ -1,0 +1,1 @@
+"""Rewards by language models, and by vote."""

@@ -1,0 +1,190 @@
+"""Language models as judges: which of two attempts is better, how good one is, and whether it keeps to principles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import permutations
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rewards.judges.asking import Asker, AsksModel, Question, Unreadable, asked, marked, record_of
+from rlhf.data import Task, Trajectory, Verdict
+from rlhf.errors import RewardError
+from rlhf.settings import STRICT
+
+#: What a verdict on two attempts is worth to the one that was shown first.
+_WORTH = {"A": 1.0, "TIE": 0.0, "B": -1.0}
+_YES, _NO = "yes", "no"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Judge(AsksModel):
+    """How much better a model finds an attempt than the others at its task: it reasons, and names the better of two.
+
+    Each two attempts are compared twice, in both orders, and the verdicts (better 1, a tie 0, worse −1) are averaged:
+    d_ij. A judge that always takes the first finds all attempts equal. Attempt i of G is worth mean_j d_ij, between −1
+    and 1, itself counted with 0; `normalised` divides by sqrt(Σ d² / (2 G (G − 1))), which for d_ij = r_i − r_j gives
+    the z-score of r. Attempts of which one is r = 1, 0 and ½ are worth ½, −½ and 0, normalised 1, −1 and 0. An attempt
+    that stands alone, or like all others, is worth 0. Attempts that read the same are not compared.
+
+    What was said is fenced, and a verdict counts only on a line with a mark that no attempt can know: see
+    docs/learned_rewards.md. A model that does not answer, or says no verdict `tries` times, makes all attempts at the
+    task failures of the reward, and never a score.
+
+    Sources: Think-RM, arXiv 2505.16265, with its pairwise advantage; both orders, arXiv 2306.05685.
+    """
+
+    question: str = "Which attempt does better what the agent was asked to do?"
+    """What the judge decides."""
+    normalised: bool = False
+    """Divide by the typical difference of two attempts."""
+
+    async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
+        """Compare all attempts at a task. Raises RewardError where that cannot be done."""
+        records = [record_of(task, t, self.max_characters) for t in trajectories]
+        reference = task.reference if self.show_reference else None
+        pairs = list(permutations(dict.fromkeys(records), 2))
+        said = await self.all_of(self._call(first, second, reference) for first, second in pairs)
+        worth = dict(zip(pairs, said, strict=True))
+        d = [[0.0 if a == b else (worth[a, b] - worth[b, a]) / 2 for b in records] for a in records]
+        n = len(dict.fromkeys(records)) - 1
+        values = preferred(d, normalised=self.normalised)
+        return [Verdict(x, f"{x:+.2f} against {n} other{'s' * (n != 1)}, by a judge") for x in values]
+
+    def _call(self, first: str, second: str, reference: str | None) -> Callable[[Asker], Awaitable[float]]:
+        wanted = (
+            f"{self.question}\n\nThe order in which the attempts are shown means nothing. Reason first. Then end with "
+            "one line, VERDICT {mark}: A or VERDICT {mark}: B for the better one, or VERDICT {mark}: TIE."
+        )
+        question = asked([("Attempt A", first), ("Attempt B", second)], wanted, reference)
+        return lambda asker: asker.verdict(question, lambda reply: _WORTH[marked(reply, question.mark, "A|B|TIE")])
+
+
+def preferred(d_GG: Sequence[Sequence[float]], *, normalised: bool = False) -> list[float]:
+    """Return `[G]`, mean_j d_ij; normalised, over sqrt(Σ d² / (2 G (G − 1))). All 0 where nothing is preferred.
+
+    Args:
+        d_GG: `[G][G]` by how much i is preferred to j, with 0 on the diagonal.
+        normalised: divide.
+    """
+    n = len(d_GG)
+    means = [math.fsum(row) / n for row in d_GG]
+    squares = math.fsum(x * x for row in d_GG for x in row)
+    if not normalised or not squares:
+        return means
+    return [x / math.sqrt(squares / (2 * n * (n - 1))) for x in means]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Grade(AsksModel):
+    """How good a model finds an attempt by itself: it reasons, and gives 0 to 10 points, here 0 to 1; or yes or no.
+
+    With `scale: yes_no` the value is 1 or 0, and with `unreadable: wrong` a reply without a verdict is a 0, as where a
+    policy judges itself: verdicts yes, no and unreadable are 1, 0, 0. The judge then has to be an earlier policy, by
+    `path`, and never the one in training; and its verdicts have to be compared with labels on some tasks.
+
+    What was said is fenced, and a verdict counts only on a line with a mark that no attempt can know: see
+    docs/learned_rewards.md. A model that does not answer is a failure of the reward, and never a score.
+
+    Sources: as a judge of its own, arXiv 2505.08827; points, arXiv 2306.05685.
+    """
+
+    question: str = "How well does the agent do what it was asked to do?"
+    """What the judge decides."""
+    scale: Literal["points", "yes_no"] = "points"
+    """0 to 10 points, or yes or no."""
+    unreadable: Literal["error", "wrong"] = "error"
+    """What a reply without a verdict is: asked again `tries` times and then an error, or at once a 0."""
+
+    async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Judge one attempt. Raises RewardError where that cannot be done."""
+        what = "0 to 10, the number of points" if self.scale == "points" else "YES or NO"
+        wanted = f"{self.question}\n\nReason first. Then end with one line, VERDICT {{mark}}: and {what}."
+        reference = task.reference if self.show_reference else None
+        question = asked([("Attempt", record_of(task, trajectory, self.max_characters))], wanted, reference)
+
+        async def call(asker: Asker) -> float:
+            return await asker.verdict(question, lambda reply: self._read(reply, question))
+
+        [value] = await self.all_of([call])
+        return Verdict(value, f"{value:.2f} by a judge")
+
+    def _read(self, reply: str, question: Question) -> float:
+        try:
+            if self.scale == "points":
+                return int(marked(reply, question.mark, "10|[0-9]")) / 10
+            return float(marked(reply, question.mark, "YES|NO") == "YES")
+        except Unreadable:
+            if self.unreadable == "wrong":
+                return 0.0
+            raise
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Principles(AsksModel):
+    """Whether an attempt keeps to principles: log p(Yes) − log p(No) of a model that is asked about each, in nats.
+
+    Probabilities of .7 and .2 are worth 1.252763; normalising them among the two changes nothing. Each difference is
+    brought within ±`most`, and the value is their mean. Yes and No count in every way of writing them. Where one of the
+    two is not among the likeliest tokens that the server lists, it is taken for as likely as the last of those; where
+    both are missing the model has not answered, which is an error.
+
+    What was said is fenced: see docs/learned_rewards.md. A model that fails is a failure of the reward, never a score.
+
+    Source: RLBFF, arXiv 2509.21319.
+    """
+
+    principles: Annotated[tuple[str, ...], Field(min_length=1)]
+    """What is asked, each as a statement about the attempt: the answer uses no tool twice."""
+    most: Annotated[float, Field(gt=0)] = 5.0
+    """Largest difference that counts, in nats."""
+
+    async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Judge one attempt. Raises RewardError where that cannot be done."""
+        record = record_of(task, trajectory, self.max_characters)
+        reference = task.reference if self.show_reference else None
+        found = await self.all_of(self._call(record, principle, reference) for principle in self.principles)
+        kept = [max(-self.most, min(self.most, x)) for x in found]
+        why = ", ".join(f"{x:+.2f} {principle[:40]!r}" for x, principle in zip(kept, self.principles, strict=True))
+        return Verdict(math.fsum(kept) / len(kept), why)
+
+    def _call(self, record: str, principle: str, reference: str | None) -> Callable[[Asker], Awaitable[float]]:
+        wanted = f"Is this true of the attempt: {principle}\nAnswer with one word, Yes or No."
+        question = asked([("Attempt", record)], wanted, reference)
+
+        async def call(asker: Asker) -> float:
+            return yes_over_no(await asker.first_token(question))
+
+        return call
+
+
+def yes_over_no(listed: Sequence[tuple[str, float]]) -> float:
+    """The difference log p(Yes) − log p(No) in nats, from the likeliest tokens and their log-probs.
+
+    Raises:
+        RewardError: neither of the two is among them.
+    """
+    sums: Mapping[str, list[float]] = {_YES: [], _NO: []}
+    for token, logp in listed:
+        word = token.strip(" \t\n\"'*.▁Ġ").casefold()
+        if word in sums:
+            sums[word].append(logp)
+    if not any(sums.values()):
+        raise RewardError(
+            "the model answers neither yes nor no",
+            where="principles",
+            got=", ".join(repr(token) for token, _ in listed[:5]),
+            expected="Yes or No among the likeliest tokens",
+            hint="use a model that follows instructions",
+        )
+    least = min(logp for _, logp in listed)
+    yes, no = (_log_sum(found) if found else least for found in (sums[_YES], sums[_NO]))
+    return yes - no
+
+
+def _log_sum(logps: Sequence[float]) -> float:
+    most = max(logps)
+    return most + math.log(math.fsum(math.exp(x - most) for x in logps)) if math.isfinite(most) else most

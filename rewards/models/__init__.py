@@ -1,0 +1,1 @@
+"""Learned rewards and the models behind them."""

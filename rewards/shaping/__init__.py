@@ -1,0 +1,1 @@
+"""Shaping rewards: penalties, lengths, formats."""

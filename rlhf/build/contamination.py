@@ -1,0 +1,114 @@
+"""What keeps training apart from what judges it: no task is trained on, watched and judged by at once.
+
+Tasks are the same where their ids are, or where everything else in them is: a split that lists the tasks of another one
+under other names is found too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rlhf.data import Task
+from rlhf.errors import RecipeError
+from rlhf.recipe import Recipe
+from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.splits import refuse_judging
+from rlhf.rollout.tasks import tasks_of
+
+
+def in_both(judged: Sequence[Task], trained: Sequence[Task]) -> list[str]:
+    """Return the ids of the judged tasks that are among the trained ones, by id or by what is in them.
+
+    What is in a task tells it apart unless the same is in another task of its list, or there is nothing but an id.
+    """
+    ids = {task.id for task in trained}
+    own, inside = _telling(judged), set(_telling(trained).values())
+    return [task.id for task in judged if task.id in ids or own.get(task.id) in inside]
+
+
+def _telling(tasks: Sequence[Task]) -> dict[str, str]:
+    """Task -> everything in it but its id, where that tells it from the others."""
+    inside = {task.id: _content(task) for task in tasks}
+    counts = Counter(inside.values())
+    return {name: text for name, text in inside.items() if counts[text] == 1 and text != _NOTHING}
+
+
+def _content(task: Task) -> str:
+    values = asdict(task)
+    return json.dumps({key: values[key] for key in values if key not in ("id", "origin")}, sort_keys=True, default=str)
+
+
+_NOTHING = _content(Task("a task with an id and nothing else"))
+
+
+def refuse_overlap(recipe: Recipe) -> None:
+    """Raise RecipeError where a stage trains on a task of the result, or where one judges during training and after it.
+
+    With `evaluation.allow_overlap` nothing is looked for.
+    """
+    own, environment = recipe.evaluation, recipe.environment
+    if own.allow_overlap:
+        return
+    refuse_judging(recipe)
+    lists = {"evaluation.split": (own.split, tasks_of(environment, own.split, own.n_tasks))}
+    if any(getattr(stage, "evaluate_every", 0) for stage in recipe.stages):
+        watched = tasks_of(environment, own.watch_split, own.watch_n_tasks)
+        _refuse(recipe, lists["evaluation.split"], "evaluation.watch_split", own.watch_split, watched, "watched")
+        lists["evaluation.watch_split"] = (own.watch_split, watched)
+    for i, stage in enumerate(recipe.stages):
+        split = getattr(stage, "split", None)
+        if split is not None:
+            trained = tasks_of(environment, split)
+            for judged in lists.values():
+                _refuse(recipe, judged, f"stages[{i}].split", split, trained, "trained on")
+
+
+def _refuse(
+    recipe: Recipe, judged: tuple[str, Sequence[Task]], where: str, split: str, tasks: Sequence[Task], how: str
+) -> None:
+    both = in_both(judged[1], tasks)
+    if both:
+        other = "another split" if split == judged[0] else "an environment whose splits share no task"
+        raise RecipeError(
+            f"tasks that judge the policy would be {how}",
+            where=where,
+            got=f"{len(both)} of {len(judged[1])} tasks of the split {judged[0]!r} are in {split!r}, such as {both[0]}",
+            expected=other,
+            hint="give splits tasks of their own; if it is meant, set evaluation.allow_overlap: true",
+        )
+
+
+def refuse_trained(
+    asked: EvaluationRequest, recipe: Recipe | None, checkpoint: Path | None, tasks: Mapping[str, Sequence[Task]]
+) -> None:
+    """Raise RecipeError where a task of the suite is one that the policy was trained on, unless that is asked for.
+
+    Known of the checkpoints of runs, whose recipe says what their stages draw from; of other models nothing is known.
+
+    Args:
+        asked: what is evaluated.
+        recipe: of the policy, where it has one.
+        checkpoint: of the policy, where it has one.
+        tasks: part -> tasks of the suite.
+    """
+    if recipe is None or checkpoint is None or asked.also_trained:
+        return
+    judged = [task for listed in tasks.values() for task in listed]
+    part_of = {task.id: name for name, listed in tasks.items() for task in listed}
+    for i, stage in enumerate(recipe.stages):
+        split = getattr(stage, "split", None)
+        both = in_both(judged, tasks_of(recipe.environment, split)) if split is not None else []
+        if both:
+            where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"
+            where = "--split" if asked.split else where
+            raise RecipeError(
+                "the policy was trained on tasks that it is to be judged on",
+                where=where,
+                got=f"{len(both)} of {len(judged)} tasks are in the split {split!r} of stages[{i}], such as {both[0]}",
+                expected="tasks that training never drew from",
+                hint="judge it on another split; to measure how well it learnt its own tasks, add --also-trained",
+            )

@@ -1,0 +1,234 @@
+"""From a recipe's `engine` section to a running rollout engine."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from rlhf.errors import EngineError
+from rlhf.recipe import Recipe
+from rlhf.recipe.view import shards_parameters
+from rlhf.inference.embedded.copied import CopiedEngine
+from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
+from rlhf.inference.role_adapters import adapter_names, refuse_roles
+from rlhf.inference.transfer import memory_folder
+from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.instance import Instance
+from rlhf.inference.vllm.local import LocalInstance
+from rlhf.inference.vllm.server import ServerInstance
+from rlhf.inference.vllm.start import StartOptions
+from rlhf.training.policy.lora import unadapted
+from rlhf.training.policy.model import Policy, Pretrained
+from rlhf.training.publisher import Publisher, parameters
+
+#: Most of the free memory that the key/value cache of an engine on a CPU takes when the recipe does not say.
+_CACHE_SHARE = 0.25
+
+#: Dimensions by which a server's model is known to be the policy's.
+SHAPES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = None) -> RolloutEngine:
+    """The engine of a recipe, started and checked. It has the policy's architecture, and its weights once delivered.
+
+    Args:
+        recipe: says which.
+        policy: live; the embedded engine shares its module.
+        log: file for what an engine process has to say.
+
+    Raises:
+        RlhfError: it cannot be started, or a server does not fit the policy.
+    """
+    context = context_of(recipe, policy)
+    settings = recipe.engine
+    if not isinstance(settings, VllmSettings):
+        engine_of: Any = TransformersEngine
+        model = policy.model
+        if shards_parameters(recipe):
+            engine_of, model = CopiedEngine, _whole_copy(policy).to("cuda" if torch.cuda.is_available() else "cpu")
+        made: RolloutEngine = engine_of(
+            model,
+            max_context=context,
+            max_sessions=settings.max_sessions,
+            max_batch_tokens=settings.max_batch_tokens,
+            version=policy.version,
+            decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
+        )
+        return made
+    rank = adapter_rank(settings, policy)
+    if settings.sleep and not torch.cuda.is_available():
+        raise EngineError(
+            "the engine has no GPU whose memory it could give back",
+            where="engine.sleep",
+            got="true, and PyTorch finds no GPU",
+            hint="remove the key",
+        )
+    instances: list[Instance] = [ServerInstance(url) for url in settings.servers]
+    if not instances:
+        with model_folder(recipe, policy) as folder:
+            options = start_options(recipe, settings, policy, folder)
+            instances = [LocalInstance.start(options, log)]
+    engine = VllmEngine(
+        instances,
+        form="adapter" if rank else "full",
+        dtype=engine_dtype(settings, policy),
+        at_update=settings.at_update,
+        request_timeout_s=settings.request_timeout_s,
+        delivery_timeout_s=settings.delivery_timeout_s,
+        buffer_bytes=settings.buffer_mb * 2**20,
+        delivery=settings.delivery,
+        sleeps=settings.sleep,
+        version=policy.version,
+    )
+    config = policy.model.config.get_text_config()
+    try:
+        await engine.connect(
+            shapes={name: getattr(config, name, None) for name in SHAPES},
+            n_vocab=int(config.vocab_size),
+            max_context=context,
+            lora_rank=rank,
+        )
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
+def _whole_copy(policy: Policy) -> Any:
+    """A module of the policy's architecture without adapters, for an engine that cannot share the policy's own."""
+    model = copy.deepcopy(policy.model)
+    return unadapted(model) if policy.is_lora else model
+
+
+def make_publisher(recipe: Recipe, policy: Policy, engine: RolloutEngine) -> Publisher:
+    """What delivers the policy to its engine."""
+    settings = recipe.engine
+    if not isinstance(settings, VllmSettings):
+        return Publisher(policy, engine)
+    dtype = engine_dtype(settings, policy)
+    return Publisher(policy, engine, settings.canary_tolerance, dtype, settings.delivery_timeout_s)
+
+
+def engine_dtype(settings: VllmSettings, policy: Policy) -> torch.dtype:
+    """Number format of the engine's copy."""
+    found: torch.dtype = policy.model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    return found
+
+
+def context_of(recipe: Recipe, policy: Policy) -> int:
+    """Most tokens of prompt and generation together."""
+    return min(policy.max_context, recipe.limits.max_context or policy.max_context)
+
+
+def adapter_rank(settings: VllmSettings, policy: Policy, *, is_server: bool = False) -> int:
+    """Rank of the adapters that are delivered beside a frozen base; 0 where full weights are delivered.
+
+    Adapters of roles, which cannot be merged into those, are a ModelError.
+
+    Args:
+        settings: `lora` says which, or leaves it to what is faster.
+        policy: that is delivered.
+        is_server: whether the engine is one, or will be; who delivers to it may have no GPU to merge on.
+    """
+    if not policy.is_lora:
+        return 0
+    adapters, delivered = policy.model.peft_config.values(), settings.lora
+    if delivered == "auto":
+        # What vLLM computes for an adapter costs more than to deliver full weights; those of DoRA it does not know.
+        here = torch.cuda.is_available() and not (is_server or settings.servers)
+        is_merged = len(adapters) == 1 and (here or any(config.use_dora for config in adapters))
+        delivered = "merged" if is_merged else "adapter"
+    if delivered == "merged":
+        refuse_roles(policy.model)
+        return 0
+    return max(int(config.r) for config in adapters)
+
+
+def start_options(
+    recipe: Recipe, settings: VllmSettings, policy: Policy, folder: str, *, is_server: bool = False
+) -> StartOptions:
+    """How to start an engine, or the engine of a server, for `policy`, whose model lies in `folder`."""
+    dtype, context = engine_dtype(settings, policy), context_of(recipe, policy)
+    return StartOptions(
+        model=folder,
+        max_context=context,
+        dtype=str(dtype).removeprefix("torch."),
+        max_sequences=settings.max_sessions,
+        max_batch_tokens=settings.max_batch_tokens,
+        lora_rank=adapter_rank(settings, policy, is_server=is_server),
+        n_adapters=len(adapter_names(policy.model)),
+        kv_cache_bytes=_cache_bytes(settings, policy, context, dtype),
+        gpu_memory_share=settings.gpu_memory_share,
+        tensor_parallel=settings.tensor_parallel,
+        eager=None if settings.eager == "auto" else settings.eager,
+        compile=settings.compile,
+        sleep=settings.sleep,
+        texts=is_server or bool(recipe.limits.stop_strings),
+    )
+
+
+@contextmanager
+def model_folder(recipe: Recipe, policy: Policy) -> Iterator[str]:
+    """A folder in Hugging Face format with the policy's architecture and tokenizer, and its weights, adapters merged.
+
+    A pretrained policy's own files serve as they are; its present weights are delivered later.
+    """
+    if isinstance(recipe.policy, Pretrained):
+        yield str(Path(recipe.policy.path).expanduser()) if Path(recipe.policy.path).exists() else recipe.policy.path
+        return
+    folder = memory_folder()
+    try:
+        save_merged(policy, folder)
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def save_merged(policy: Policy, folder: Path, *, merge: bool = False) -> None:
+    """Write the policy as one ordinary model; with `merge`, adapters are added to the weights, else left out."""
+    from safetensors.torch import save_file
+
+    model: Any = policy.model
+    if not policy.is_lora:
+        policy.save(folder)
+        return
+    base = model.get_base_model()
+    if merge:
+        tensors = dict(parameters(model))
+    else:
+        with model.disable_adapter():
+            tensors = dict(_base_parameters(base))
+    if getattr(base.config, "tie_word_embeddings", False):
+        tensors.pop("lm_head.weight", None)
+    config = copy.deepcopy(base.config)
+    config.architectures, config.dtype = [type(base).__name__], base.dtype  # vLLM goes by these
+    config.save_pretrained(folder)
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, str(folder / "model.safetensors"))
+    policy.tokenizer.save_pretrained(folder)
+
+
+def _base_parameters(base: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in base.named_parameters():
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
+def _cache_bytes(settings: VllmSettings, policy: Policy, context: int, dtype: torch.dtype) -> int | None:
+    """Bytes for keys and values; None leaves it to the share of the GPU."""
+    if settings.kv_cache_gb is not None:
+        return int(settings.kv_cache_gb * 1e9)
+    if torch.cuda.is_available():
+        return None
+    config = policy.model.config.get_text_config()
+    per_token = kv_bytes_per_token(config, dtype.itemsize)
+    wanted = per_token * context * settings.max_sessions
+    return max(per_token * context, min(wanted, int(psutil.virtual_memory().available * _CACHE_SHARE)))

@@ -1,0 +1,309 @@
+"""An evaluation from its first task to its report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from environments.base import properties_of
+from rlhf import locks
+from rlhf.build.train import programs_record, versions
+from rlhf.build.preflight import refuse_unreferenced
+from rlhf.build.contamination import refuse_trained
+from rlhf.build.load_policy import at_play
+from rlhf.build.processes import stopped_by_term
+from rlhf.build.resume import without_empty
+from rlhf.build.memory_store import refuse_other_kind
+from rlhf.data import Task
+from rlhf.digests import Manifest, read_listed, write_listed
+from rlhf.errors import RecipeError, disk
+from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
+from rlhf.evaluation.evaluation_report import write_evaluation_report
+from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
+from rlhf.evaluation.play import Played, play_part
+from rlhf.evaluation.statistics import share_interval
+from rlhf.evaluation.summary import summarize
+from rlhf.progress import RichProgress
+from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.builder import plain_part
+from rlhf.recipe.evaluation_target import EvaluationTarget, contender
+from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
+from rlhf.recipe.text import parse, to_text
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.terminal import CleanConsole
+
+_CAUTION = Text.assemble(("caution", "yellow"), " ")
+#: Differing keys that a message names.
+_MOST_NAMED = 4
+
+
+def evaluate(
+    asked: EvaluationRequest,
+    *,
+    found: EvaluationTarget | None = None,
+    out: Path | None = None,
+    price_in: float | None = None,
+    price_out: float | None = None,
+    console: CleanConsole | None = None,
+) -> dict[str, Any]:
+    """Evaluate a policy, or go on with the evaluation in `out`.
+
+    Args:
+        asked: whom, and on what.
+        found: what that is, where it has been found out already.
+        out: folder of the evaluation; without one nothing is kept.
+        price_in: money for a million tokens read.
+        price_out: money for a million tokens sampled.
+        console: for progress.
+
+    Returns:
+        plain values: the figures of `summary.json`.
+
+    Raises:
+        FolderInUse: another process writes in `out`.
+        RlhfError: any problem; the attempts made are kept.
+    """
+    found = found or contender(asked)
+    console = console or CleanConsole(stderr=True)
+    with ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-evaluation-")))
+        if out is not None:
+            _hold(out, stack, console)
+        tasks = found.suite.tasks()
+        refuse_trained(asked, found.recipe, found.checkpoint, tasks)
+        refuse_unreferenced(found.suite, tasks, of_recipe=not asked.suite)
+        if found.kind == "model":
+            refuse_other_kind(found.suite, found.checkpoint, found.name)
+        _list_older(folder, console)
+        begin(folder, asked, found, tasks)
+        _caution_fewer(found.suite, tasks, console)
+        n_each = found.suite.strategy.n if found.suite.strategy else 1
+        with RunningProgress(console, found.suite.attempts, n_each) as progress:
+            asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
+        summary = finish(folder, found, tasks, price_in, price_out)
+        if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
+            console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
+        if out is not None:
+            write_evaluation_report(out)
+        return summary
+
+
+def _hold(out: Path, stack: ExitStack, console: CleanConsole) -> None:
+    """Make the folder of an evaluation, and keep other processes from writing there; an empty one goes again."""
+    was_there = out.is_dir()
+    with disk("the evaluation", out):
+        out.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(without_empty(out, was_there=was_there))
+    for note in stack.enter_context(locks.held(out, "rlhf evaluate")).notes:
+        console.print(note, soft_wrap=True, markup=False, highlight=False)
+
+
+class RunningProgress(RichProgress):
+    """A bar over the tasks, with success so far and its 95% interval.
+
+    The interval counts tasks, as if all attempts at one went the same way: it is never too narrow, and with one attempt
+    at each task it is that of the report.
+    """
+
+    def __init__(self, console: CleanConsole, attempts: int, n_each: int = 1) -> None:
+        super().__init__(console, every=50)
+        self._attempts = attempts
+        self._n_each = n_each  # candidates of an attempt: until they are chosen from, success is that of candidates
+        self._n_solved = self._n_counted = 0
+
+    def block(self, played: Played) -> None:
+        """A block of tasks is over, now or in an earlier call."""
+        self._n_solved += played.n_solved
+        self._n_counted += played.n_counted
+        for _ in range(played.n_tasks):
+            self.advance(f"{played.part}  {self._running(self._n_solved, self._n_counted)}")
+
+    def rollout(self, counts: Any) -> None:
+        """Progress of the episodes now running."""
+        n_counted = self._n_counted + (counts.n_done - counts.n_failed) // self._n_each
+        note = self._running(self._n_solved + counts.n_solved // self._n_each, n_counted)
+        self.at(self._done + counts.n_done // (self._attempts * self._n_each), note)
+        super().rollout(counts)
+
+    def _running(self, n_solved: int, n_counted: int) -> str:
+        if not n_counted:
+            return ""
+        low, high = share_interval(n_solved / self._attempts, n_counted / self._attempts)
+        return f"success {n_solved / n_counted:.1%} ({low:.1%} to {high:.1%})"
+
+
+def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: CleanConsole) -> None:
+    for part in suite.parts:
+        wanted, got = part.tasks.n, len(tasks[part.name])
+        if wanted is not None and got < wanted and not part.tasks.ids:
+            console.print(
+                _CAUTION
+                + f"parts.{part.name}.tasks: the split '{part.tasks.split}' has {got} tasks, "
+                + f"fewer than the {wanted} asked for",
+                soft_wrap=True,
+            )
+
+
+async def _play(found: EvaluationTarget, tasks: Mapping[str, list[Task]], folder: Path, progress: RunningProgress) -> None:
+    suite, n = found.suite, sum(map(len, tasks.values()))
+    progress.stage("evaluation", n, 0)
+    with stopped_by_term():
+        async with at_play(found, progress) as collector_of:
+            await _parts(suite, tasks, collector_of, folder, progress)
+
+
+async def _parts(
+    suite: Suite,
+    tasks: Mapping[str, list[Task]],
+    collector_of: Callable[[Part], RolloutRunner],
+    folder: Path,
+    progress: RunningProgress,
+) -> None:
+    for part in suite.parts:
+        sampling = part.limits.sampling(suite.sampling.temperature)
+        await play_part(
+            part.name,
+            tasks[part.name],
+            collector_of(part),
+            folder,
+            attempts=suite.attempts,
+            sampling=replace(sampling, top_p=suite.sampling.top_p, top_k=suite.sampling.top_k),
+            strategy=suite.strategy,
+            on_block=progress.block,
+        )
+
+
+def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks: Mapping[str, list[Task]]) -> None:
+    """Write what is evaluated, or see that it is what the folder holds already.
+
+    Raises:
+        RecipeError: the folder holds something else.
+    """
+    plan = {
+        "asked": asked.plain,
+        "tasks": {name: hash_of(listed) for name, listed in tasks.items()},
+        "suite": values_of_suite(found.suite),
+    }
+    path, written = folder / PLAN, parse(to_text(plan), "plan")
+    if path.is_file():
+        before, now = (flat({k: v.get(k) for k in plan}) for v in (parse(read_listed(path), str(path)), written))
+        differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        if differing:
+            raise RecipeError(
+                "this folder holds another evaluation",
+                where=f"--out {folder}",
+                got="; ".join(f"{key} {before.get(key)}, now {now.get(key)}" for key in differing[:_MOST_NAMED])
+                + (f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""),
+                expected="a new folder, or the command that this one was begun with",
+                hint="give another --out",
+            )
+        return
+    if folder.exists() and not locks.is_empty(folder):
+        raise RecipeError(
+            "the folder of the evaluation is not empty",
+            where=f"--out {folder}",
+            got="other files",
+            expected="a new folder, or that of an evaluation to go on with",
+            hint="give another --out",
+        )
+    with disk("the evaluation", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_listed(folder / VERSIONS, json.dumps(versions_of(found), indent=1) + "\n")
+        write_listed(path, to_text(plan))
+
+
+def _list_older(folder: Path, console: CleanConsole) -> None:
+    """List the files of an evaluation that was begun before there were digests, and say so."""
+    if (folder / PLAN).is_file() and not Manifest(folder).is_there:
+        Manifest(folder).record_all(PLAN, VERSIONS)
+        console.print(
+            f"[yellow]caution[/] {folder} has no digests of its files: what they hold now is taken for theirs",
+            soft_wrap=True,
+        )
+
+
+def versions_of(found: EvaluationTarget) -> dict[str, Any]:
+    """Versions of packages, interpreter, hardware, engine and environments."""
+    part, recipe = found.suite.parts[0], found.recipe
+    return {
+        **versions(part.environment),
+        **{key: value for p in found.suite.parts for key, value in programs_record(p.rewards).items()},
+        "environment": {p.name: properties_of(p.environment).package for p in found.suite.parts},
+        "engine": plain_part("engine", recipe.engine) if recipe else {"kind": found.kind},
+    }
+
+
+def finish(
+    folder: Path,
+    found: EvaluationTarget,
+    tasks: Mapping[str, list[Task]],
+    price_in: float | None = None,
+    price_out: float | None = None,
+) -> dict[str, Any]:
+    """Make the figures from the stored attempts alone, and write them. They hold no times: they can be compared."""
+    attempts = read_attempts(folder / TRAJECTORIES)
+    figures = summarize(attempts, price_in=price_in, price_out=price_out)
+    summary = {
+        "policy": found.name,
+        "suite": found.suite.name,
+        "attempts": found.suite.attempts,
+        "metric": found.suite.metric,
+        **({"strategy": plain_part("strategy", found.suite.strategy)} if found.suite.strategy else {}),
+        "data": _data(found.suite, tasks, attempts),
+        **(figures if found.has_tokens or _are_counted(found, attempts) else _without_tokens(figures)),
+    }
+    write_listed(folder / SUMMARY, json.dumps(finite(summary), indent=1) + "\n")
+    return summary
+
+
+def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]) -> dict[str, Any]:
+    """What the environments served: hashes of the tasks, and of what each says first."""
+    said = openings(attempts)
+    return {
+        part.name: {
+            "package": properties_of(part.environment).package,
+            "split": part.tasks.split,
+            "n_tasks": len(tasks[part.name]),
+            "tasks": hash_of(tasks[part.name]),
+            "openings": digest(f"{t.id} {said[t.id]}" for t in tasks[part.name] if t.id in said),
+        }
+        for part in suite.parts
+    }
+
+
+def _are_counted(found: EvaluationTarget, attempts: list[Attempt]) -> bool:
+    """Whether the server of the policy counted the tokens of every reply."""
+    return found.kind == "endpoint" and all(a.is_counted for a in attempts if a.n_turns)
+
+
+def _without_tokens(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a policy that samples none."""
+    spent = {name: value for name, value in figures["per_solved"].items() if name == "turns"}
+    return {**figures, "tokens_mean": None, "per_solved": spent}
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested values under dotted names; what has dots in its name stays readable."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{path}.{key}" if path else str(key)
+        found.update(flat(value, name) if isinstance(value, Mapping) and value else {name: value})
+    return found
+
+
+def finite(value: Any) -> Any:
+    """`value` with null in place of what is no finite number, which JSON does not know."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,94 @@
+"""Whom `rlhf evaluate` evaluates, loaded: episodes that can be played."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlhf.build.train import device, make_collector, policy_of
+from rlhf.build.preflight import check_template
+from rlhf.build.engine import make_publisher
+from rlhf.build.pair_data import check_parts
+from rlhf.build.memory_store import agent_of
+from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, WholeMessages
+from rlhf.evaluation.chance import RandomAgent
+from rlhf.evaluation.endpoint import EndpointEngine
+from rlhf.progress import RichProgress
+from rlhf.recipe import Recipe
+from rlhf.recipe.evaluation_request import BASELINES
+from rlhf.recipe.evaluation_target import EvaluationTarget
+from rlhf.recipe.suites import Part
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.training.policy.model import Policy, restore
+
+
+@asynccontextmanager
+async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncIterator[Callable[[Part], RolloutRunner]]:
+    """Load what is evaluated; gives the collector of each part of the suite."""
+    if found.kind == "model":
+        async with _model_at_play(found, progress) as collector_of:
+            yield collector_of
+        return
+    renderer = OnlyDice() if found.kind == "random" else WholeMessages()
+    engine: Any = NoEngine()
+    if found.kind == "random":
+        engine = Dice()
+    elif found.kind == "endpoint":
+        engine = EndpointEngine(found.endpoint, found.model, renderer, found.patience)
+
+    def collector_of_part(part: Part) -> RolloutRunner:
+        environment: Any = Planned(part.environment) if found.kind == "oracle" else part.environment
+        agent: Any = part.agent
+        if found.kind in BASELINES:
+            agent = OracleAgent(environment) if found.kind == "oracle" else RandomAgent(environment)
+        return RolloutRunner(
+            environment=environment,
+            agent=agent,
+            rewards=part.rewards,
+            engine=engine,
+            renderer=renderer,
+            limits=part.limits,
+            seed=found.suite.seed,
+            on_progress=progress.rollout,
+        )
+
+    try:
+        yield collector_of_part
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def _model_at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncIterator[Callable[[Part], RolloutRunner]]:
+    recipe = found.recipe
+    assert recipe is not None
+    policy = _weights(recipe, found.checkpoint)
+    strategy = found.suite.strategy
+    asked = [weighted.reward for part in found.suite.parts for weighted in part.rewards.values()]
+    check_parts([*asked, getattr(strategy, "judge", None)], policy.tokenizer)
+    policy.model.to(device())
+    collector = await make_collector(recipe, policy, progress)
+    try:
+        for part in found.suite.parts:
+            check_template(part.agent, collector.renderer)
+        await make_publisher(recipe, policy, collector.engine).deliver()
+        yield lambda part: replace(
+            collector,
+            environment=part.environment,
+            agent=agent_of(part, found.checkpoint, found.name),
+            rewards=part.rewards,
+            limits=part.limits,
+            seed=found.suite.seed,
+        )
+    finally:
+        await collector.engine.close()
+
+
+def _weights(recipe: Recipe, checkpoint: Path | None) -> Policy:
+    """The policy of a recipe and a checkpoint, or of an adapter without a run around it."""
+    if checkpoint is not None and (checkpoint / "adapter_config.json").is_file():
+        return restore(recipe.policy, checkpoint, checkpoint)
+    return policy_of(recipe, checkpoint)

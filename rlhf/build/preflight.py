@@ -1,0 +1,232 @@
+"""Preflight checks: errors that would otherwise surface in the first rollout, perhaps after whole stages.
+
+Keys and references are looked at; an environment and rewards are tried, once each.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from agents.tools import ToolAgent
+from rewards.judges.asking import AsksModel
+from rewards.combinators.parts import compared_in, with_parts
+from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+from rlhf.errors import EnvError, RecipeError, RewardError
+from rlhf.recipe import Recipe
+from rlhf.recipe.suites import Suite
+from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.env_session import Ended
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.tasks import tasks_of
+from rlhf.tasks.sampler import DemonstratedSampler
+from rlhf.tasks.shuffled import Shuffled
+from rlhf.training.stages.demonstrations import AtRandom, play_one
+from rlhf.training.stages.base import is_played
+
+#: Tasks of each split that are looked at.
+_N_TASKS = 16
+#: A reply that solves nothing.
+_NONSENSE = "colourless green ideas"
+#: Tasks that an environment may fail at when it is tried, and turns of an attempt then.
+_N_TRIED, _N_TURNS = 3, 2
+
+
+def refuse_without_references(recipe: Recipe) -> None:
+    """Raise RecipeError where a reward compares with references that the first tasks of a split do not have.
+
+    Looked at are the splits of stages in which the policy attempts tasks, and that of the result. So many may lack one
+    as attempts may fail, `limits.max_error_fraction`; of a reward that is only watched, one task has to have one.
+    """
+    for name in recipe.rewards:
+        if error := lacking_reference(recipe, name):
+            raise error
+
+
+def lacking_reference(recipe: Recipe, name: str) -> RecipeError | None:
+    """Say what reward `name` lacks in the first split that lacks it, if any does."""
+    weighted = recipe.rewards[name]
+    splits = [getattr(stage, "split", None) for stage in recipe.stages if is_played(stage)]
+    for split in dict.fromkeys([*splits, recipe.evaluation.split]):
+        if split is None or not any(compared_in(name, weighted.reward, None)):
+            continue
+        tasks = tasks_of(recipe.environment, split, _N_TASKS)
+        if error := _lacking(weighted, f"rewards.{name}", tasks, split, recipe.limits):
+            return error
+    return None
+
+
+def refuse_unreferenced(suite: Suite, tasks: Mapping[str, Sequence[Task]], *, of_recipe: bool) -> None:
+    """Raise RecipeError where a reward of a suite compares with references that too many of a part's tasks lack.
+
+    Args:
+        suite: that is about to be played.
+        tasks: part -> its tasks.
+        of_recipe: whether the suite is a recipe's own evaluation, whose rewards are not those of a part.
+    """
+    for part in suite.parts:
+        for name, weighted in part.rewards.items():
+            path = f"rewards.{name}" if of_recipe else f"parts.{part.name}.rewards.{name}"
+            if error := _lacking(weighted, path, tasks[part.name], part.tasks.split, part.limits):
+                raise error
+
+
+def _lacking(weighted: Weighted, path: str, tasks: Sequence[Task], split: str, limits: Limits) -> RecipeError | None:
+    without = _without(weighted.reward, path, tasks)
+    if len(without) <= (len(tasks) - 1 if weighted.watch else limits.max_error_fraction * len(tasks)):
+        return None
+    task, place = without[0]
+    return RecipeError(
+        "this reward compares with the reference of a task, and there is none",
+        where=f"{place}.kind",
+        got=f"tasks without reference: {len(without)} of the first {len(tasks)} of the split {split!r}, "
+        f"such as {task.id}",
+        expected="Task.reference",
+        hint="use an environment whose tasks have references, or a reward of (task, trajectory)",
+    )
+
+
+def _without(reward: Any, path: str, tasks: Sequence[Task]) -> list[tuple[Task, str]]:
+    """The tasks that lack the reference, each with the place of what would compare with it."""
+    lacking = (task for task in tasks if task.reference is None)
+    return [(task, found) for task in lacking for found in list(compared_in(path, reward, task))[:1]]
+
+
+def try_samplers(recipe: Recipe) -> None:
+    """Start each sampler once: what does not fit the tasks is refused before anything is played or trained."""
+    for stage in recipe.stages:
+        sampler: Any = getattr(stage, "sampler", None)
+        if sampler is not None and not isinstance(sampler, Shuffled | DemonstratedSampler):
+            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
+
+
+async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
+    """Attempt a task by random actions and score that attempt: what raises at once would do so after whole stages.
+
+    Not asked are rewards that load a model, that read sampled tokens, of which there are none yet, or that cannot be
+    copied: the trial leaves no trace in them. What is only watched may fail, and `say` is told.
+
+    Raises:
+        EnvError: the environment fails at each of the first tasks.
+        RewardError: a reward fails.
+    """
+    stages = [stage for stage in recipe.stages if is_played(stage)]
+    split = next((s for stage in stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
+    task, attempt = await _attempted(recipe, split)
+    for name, weighted in recipe.rewards.items():
+        if (copied := _to_try(weighted)) is None:
+            continue
+        alone = {name: replace(copied, watch=None)}
+        found = await score_group(task, [attempt], alone, timeout_s=recipe.limits.reward_timeout_s)
+        if not found.failures:
+            continue
+        message = found.failures[0].message
+        if weighted.watch:
+            say(f"caution: the watched reward {name} fails: {message}")
+            continue
+        raise RewardError(
+            "the reward fails at an attempt by random actions",
+            where=f"rewards.{name}, {task.id}",
+            got=message,
+            expected="a number or a verdict for every attempt, a bad one too",
+            hint="mend it, and try it alone: `rlhf check reward`",
+        )
+
+
+async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Caution where the reward that says what is solved takes the references themselves for wrong, as replies.
+
+    Each is given plain, in a box, in answer tags and behind ####; one form that is taken for right is enough. Rewards
+    that ask a model are left out.
+    """
+    for name, weighted in recipe.rewards.items():
+        if weighted.solved_at is None or not any(compared_in(name, weighted.reward, None)):
+            continue
+        asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
+        if asks or (copied := _to_try(weighted)) is None:
+            continue
+        split = next((s for stage in recipe.stages if (s := getattr(stage, "split", None))), recipe.evaluation.split)
+        tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
+        if tasks and not await _refusal(_NONSENSE, tasks[0], copied, recipe.limits):
+            say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
+        tried = [(task, await _refusal(str(task.reference), task, copied, recipe.limits)) for task in tasks]
+        refused = [(task, why) for task, why in tried if why]
+        if len(refused) > recipe.limits.max_error_fraction * len(tasks):
+            task, why = refused[0]
+            row = f", row {task.info['row']}" if "row" in task.info else ""
+            say(
+                f"caution: rewards.{name} takes {len(refused)} of the first {len(tasks)} references for wrong, such as "
+                f"{str(task.reference)[:80]!r} ({task.id}{row}): {why}; mend the reward, or cut the answer out of the "
+                "reference: else no attempt may ever be solved"
+            )
+
+
+async def _refusal(answer: str, task: Task, weighted: Weighted, limits: Limits) -> str:
+    """Reason why a reward takes an answer for wrong in every form; empty where it takes one for right."""
+    why = ""
+    for form in ("{}", r"\boxed{{{}}}", "<answer>{}</answer>", "#### {}"):
+        said = form.format(answer)
+        reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
+        group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=limits.reward_timeout_s)
+        if group.failures:
+            why = why or " ".join(f"it fails: {group.failures[0].message}".split())
+        elif group.trajectories[0].solved:
+            return ""
+        else:
+            verdict = group.scores[0].parts[weighted.name]
+            reason = f", {verdict.why}" if verdict.why else ""
+            why = why or f"worth {verdict.value:g} of {weighted.solved_at:g}{reason}"
+    return why
+
+
+async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:
+    limits = replace(recipe.limits, max_turns=min(recipe.limits.max_turns, _N_TURNS))
+    lanes, said = lanes_of(recipe.environment), ""
+    try:
+        for task in tasks_of(recipe.environment, split, _N_TRIED):
+            strays = AtRandom(1.0, {}, random.Random(recipe.seed))
+            try:
+                found = await play_one(recipe.environment, task, strays, limits, lanes.open(), ())
+                return task, found.trajectory
+            except Ended as ended:
+                said = f"{ended.outcome.value} in {task.id}: {ended.detail}"
+    finally:
+        await lanes.close()
+    raise EnvError(
+        "the environment fails at its first tasks",
+        where=f"environment, split {split!r}",
+        got=said,
+        expected="a reset and a step",
+        hint="run `rlhf check environment`",
+    )
+
+
+def _to_try(weighted: Weighted) -> Weighted | None:
+    """A copy of a reward, whose state the trial may change; None of one that is not asked."""
+    for _, part in with_parts("", weighted.reward):
+        if getattr(part, "reads_tokens", False) or (isinstance(part, AsksModel) and part.url is None):
+            return None
+    try:
+        return deepcopy(weighted)
+    except Exception:  # of whatever it holds: a lock, a connection
+        return None
+
+
+def check_template(agent: Any, renderer: Any, where: str = "agent") -> None:
+    """Raise RecipeError where an agent leaves it to the chat template to write tools, and the template knows none."""
+    if not isinstance(renderer, Renderer) or renderer.knows_tools:
+        return
+    for path, part in with_parts(where, agent):
+        if isinstance(part, ToolAgent) and part.through == "template":
+            raise RecipeError(
+                "the chat template of the policy does not know tools",
+                where=f"{path}.through",
+                got="template",
+                expected="a model whose chat template has a variable `tools`",
+                hint=f"write {path}.through: text: then the instruction tells of the tools",
+            )

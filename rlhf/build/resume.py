@@ -1,0 +1,233 @@
+"""Where a run goes on, and what is said of one that is over, or that ended before there was anything to go on from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+from agents.stores import copies
+from agents.stores.store import Store
+from environments.base import properties_of
+from rlhf import locks, processes
+from rlhf.digests import MANIFEST, Manifest
+from rlhf.errors import CheckpointError, RecipeError, RlhfError, StoreError, disk
+from rlhf.recipe import Recipe
+from rlhf.training.checkpoints import store as checkpoint
+from rlhf.training.checkpoints.store import State
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def run_folder(recipe: Recipe, out: Path | None, resume: Path | None, *, lock: bool = True) -> Iterator[Path]:
+    """The folder of a run, the same in all processes: `resume`, or a new one, which goes where the run leaves it empty.
+
+    Args:
+        recipe: of the run.
+        out: a new folder; None takes one that is named after the recipe.
+        resume: the folder of a run to go on with.
+        lock: whether to keep all other processes from writing there. Of several of one run the first has the lock; a
+            launcher, which writes nothing, has none.
+
+    Raises:
+        FolderInUse: another process writes there.
+        RecipeError: there is something in `out`, or no folder can be made.
+    """
+    here = processes.current()
+    with ExitStack() as stack:
+        folder, error = Path(), None
+        if here.is_main:
+            try:
+                folder = _begun(recipe, out, resume, lock, stack)
+            except RlhfError as caught:
+                error = caught
+        folder, error = here.from_main((folder, error), "the folder of the run")
+        if error is not None:
+            raise error
+        yield folder
+
+
+def _begun(recipe: Recipe, out: Path | None, resume: Path | None, lock: bool, stack: ExitStack) -> Path:
+    """`resume`, `out`, or `runs/NAME-seedN`, with a number behind it where that is taken: nothing is overwritten."""
+    if resume is not None:
+        if lock and resume.is_dir():
+            stack.enter_context(locks.held(resume, "rlhf train --resume"))
+        return resume
+    base = out or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
+    for n in count(1):
+        folder = base if n == 1 else base.with_name(f"{base.name}-{n}")
+        was_there = folder.is_dir()
+        _make(folder, out)
+        with ExitStack() as own:
+            own.enter_context(without_empty(folder, was_there=was_there))
+            try:
+                if lock:
+                    own.enter_context(locks.held(folder, "rlhf train"))
+                if locks.is_empty(folder):
+                    stack.push(own.pop_all())
+                    return folder
+            except locks.FolderInUse:
+                if out is not None:
+                    raise
+        if out is not None:
+            raise _not_empty(out)
+    raise AssertionError("numbers do not end")
+
+
+def _make(folder: Path, out: Path | None) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(
+            "the folder of the run cannot be made",
+            where=f"--out {out}" if out else "runs/",
+            got=error.strerror or str(error),
+            expected="a place to write",
+            hint="give another: --out FOLDER",
+        ) from error
+
+
+def _not_empty(out: Path) -> RecipeError:
+    is_run = (out / "recipe.yaml").is_file()
+    return RecipeError(
+        "the folder of the run is not empty",
+        where=f"--out {out}",
+        got="a run" if is_run else "other files",
+        expected="a new folder",
+        hint="give another" + (f", or go on with that run: rlhf train --resume {out}" if is_run else ""),
+    )
+
+
+@contextmanager
+def without_empty(folder: Path, *, was_there: bool) -> Iterator[None]:
+    """Where what happens inside fails and leaves the folder of a run empty, remove it, unless it was there before."""
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+        raise
+
+
+def begin_of(folder: Path, is_resumed: bool, say: Say) -> tuple[Path | None, State]:
+    """The checkpoint that a run goes on from, if there is one, and where it stands; the same in all processes.
+
+    Raises:
+        CheckpointError: there is no run in the folder, or what is to be gone on from is not what was written.
+    """
+    here, found = processes.current(), None
+    if is_resumed and here.is_main:
+        _check_record(folder, say)
+        found = checkpoint.to_resume(folder / "checkpoints", say)
+    found = here.from_main(found, "the checkpoint to go on from")
+    if is_resumed and found is None and not (folder / "recipe.yaml").is_file():
+        raise CheckpointError("there is no run in this folder", where=str(folder), expected="recipe.yaml")
+    return found, checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
+
+
+#: What a run reads again when it goes on, besides its checkpoints and logs.
+_READ_AGAIN = ("recipe.yaml", "versions.json", "base", "demonstrations", "reward_model", "judges")
+
+
+def _check_record(folder: Path, say: Say) -> None:
+    """Compare what a run goes on with beside its checkpoints with what was written; list it where nothing is listed."""
+    manifest = Manifest(folder)
+    if manifest.is_there:
+        for name in ("recipe.yaml", "versions.json"):
+            if (folder / name).is_file():
+                manifest.require(folder / name)
+        Manifest(folder / "trajectories").check_all()  # the report reads them, at the end
+    elif (folder / "recipe.yaml").is_file():
+        say(f"caution: {folder} has no digests of its files: what they hold now is taken for what was written")
+        manifest.record_all(*_READ_AGAIN)
+
+
+def made_of(environment: object) -> dict[str, str]:
+    """Package of an environment, and digest of the data it reads: `fingerprint()`, where it has one."""
+    fingerprint = getattr(environment, "fingerprint", None)
+    return {"package": properties_of(environment).package, "data": fingerprint() if callable(fingerprint) else ""}
+
+
+def check_environment(folder: Path, environment: object) -> None:
+    """Compare the package and the data of an environment with those that the run in `folder` began with.
+
+    Raises:
+        CheckpointError: it is another version of the package, or another content of the file.
+    """
+    path = folder / "versions.json"
+    if not path.is_file():
+        return
+    with disk("the record of versions", path):
+        record = json.loads(path.read_text("utf-8")).get("environment", {})
+    for name, now in made_of(environment).items():
+        if record.get(name) and record[name] != now:
+            raise CheckpointError(
+                "the environment is not the one that this run began with",
+                where=f"{path}, {name}",
+                got=now,
+                expected=record[name],
+                hint="put it back, or start a new run from the newest checkpoint: policy.path",
+            )
+
+
+def is_finished(recipe: Recipe, state: State) -> bool:
+    """Whether nothing is left to train and to measure."""
+    return state.finished and state.stage == len(recipe.stages) - 1 and "after" in state.results
+
+
+def say_finished(state: State, found: Path | None, say: Say) -> None:
+    """Tell the user that there is nothing left to do, and what to do with it."""
+    say(f"this run is finished: success {state.results['after']['success']:.1%}; nothing is left to train")
+    say(f"its policy: {found}; to use it elsewhere: rlhf export {found} --out FOLDER")
+
+
+#: Of a run that has begun, what another start makes again at once.
+_RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json", ".versions.json.partial", MANIFEST)
+
+
+@contextmanager
+def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterator[None]:
+    """Where what happens inside fails before the first checkpoint, tell the user what the folder holds.
+
+    A new run's folder in which nothing has been saved but its record is emptied: there is nothing to go on from.
+    """
+    try:
+        yield
+    except BaseException:
+        if processes.current().is_main and not is_resumed and _holds_nothing(folder):
+            _empty(folder)
+        elif processes.current().is_main and checkpoint.latest(folder / "checkpoints") is None:
+            names = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
+            say(f"there is no checkpoint yet; {folder} holds {', '.join(names) or 'nothing'}")
+            if "recipe.yaml" in names:
+                say(f"to begin training again with what is there: rlhf train --resume {folder}")
+        raise
+
+
+def _holds_nothing(folder: Path) -> bool:
+    """Whether there is no file in the folder but the record of a run, empty ones, and a store without entries."""
+    others = (p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and not locks.is_lock(p))
+    found = [p for p in others if p.stat().st_size]
+    return all(p == folder / copies.FILE and _is_new(p) for p in found)
+
+
+def _is_new(path: Path) -> bool:
+    try:
+        with Store(path) as store:
+            return not store.entries()
+    except StoreError:
+        return False
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif not locks.is_lock(path):
+            with suppress(OSError):
+                path.unlink()

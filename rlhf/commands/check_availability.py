@@ -1,0 +1,138 @@
+"""Whether engine and models that a recipe names can be had: looked for before a run begins, which would notice late."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rlhf.errors import EngineError, MissingPackageError, ModelError
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
+
+#: Seconds that a server has to take a connection.
+CONNECT_S = 10.0
+#: Keys that name a model.
+_NAMES_MODEL = {"path", "teacher"}
+
+
+def refuse_absent_engine(recipe: Recipe) -> None:
+    """Raise where the engine cannot be had.
+
+    Raises:
+        MissingPackageError: its package is not installed.
+        EngineError: a server takes no connection.
+    """
+    from rlhf.inference.settings import VllmSettings
+
+    if not isinstance(recipe.engine, VllmSettings):
+        return
+    if not recipe.engine.servers:
+        _need("vllm", "vLLM is not installed", "engine.kind", "vllm", "make install-vllm")
+        return
+    _need("aiohttp", "aiohttp is not installed", "engine.servers", "servers", "pip install 'rlhf-agents[servers]'")
+    _reach(recipe.engine.servers)
+
+
+def refuse_absent_quantization(recipe: Recipe) -> None:
+    """Raise MissingPackageError or ModelError where the policy's base cannot be held in as few bits as it should."""
+    from rlhf.training.policy.lora import refuse_unquantizable
+
+    if recipe.policy.lora is not None and recipe.policy.lora.quantization is not None:
+        refuse_unquantizable()
+
+
+def refuse_absent_models(recipe: Recipe) -> None:
+    """Raise RecipeError where policy or reward names a folder without a model; a name on a hub is not looked up."""
+    from rewards.combinators.parts import with_parts
+    from rewards.judges.asking import AsksModel
+    from rewards.models.model_folder import ModelReward
+    from rlhf.recipe.model_folders import refuse_no_model
+
+    if isinstance(path := getattr(recipe.policy, "path", None), str):
+        refuse_no_model(path, "policy.path", "give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B")
+    hint = (
+        "a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
+        "checkpoints/NAME/policy"
+    )
+    rewards = {name: weighted.reward for name, weighted in recipe.rewards.items()}
+    for path, reward in with_parts("rewards", rewards):
+        if isinstance(reward, ModelReward | AsksModel) and reward.path is not None:
+            refuse_no_model(reward.path, f"{path}.path", hint)
+
+
+def refuse_unreachable_models(recipe: Recipe) -> None:
+    """Raise ModelError where a model that the recipe names on a hub is neither here nor to be had.
+
+    Looked up is its config.json, in the cache and then on the hub: a few kilobytes, before hours of other work.
+    """
+    from huggingface_hub import hf_hub_download
+
+    from rlhf.recipe.model_folders import is_local_model
+
+    for where, named in models_of(recipe):
+        if is_local_model(named):
+            continue
+        try:
+            try:
+                hf_hub_download(named, "config.json", local_files_only=True)
+            except Exception:
+                hf_hub_download(named, "config.json")
+        except Exception as error:  # of the hub's client: of the network, of rights, of names
+            raise ModelError(
+                "this model cannot be had",
+                where=where,
+                got=f"{named}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
+                expected="a model in the cache, or on a hub that can be reached",
+                hint="check name, network and HF_TOKEN, or give the folder of a model that is here",
+            ) from error
+
+
+def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """YAML path and name of every model that a recipe names: of the policy, critics, judges, rewards and teachers."""
+    from rewards.combinators.parts import with_parts
+
+    held = {name: getattr(recipe, name) for name in ("policy", "stages", "agent")}
+    held["rewards"] = {name: weighted.reward for name, weighted in recipe.rewards.items()}
+    for path, part in with_parts("", held):
+        for key in _NAMES_MODEL & vars(part).keys() if is_dataclass(part) else ():
+            if isinstance(named := getattr(part, key), str) and (key != "path" or _is_of_model(part)):
+                yield f"{path}.{key}", named
+
+
+def _is_of_model(part: object) -> bool:
+    """Whether `path` of these settings is a model's: they say so in naming a hub."""
+    from rewards.judges.asking import AsksModel
+    from rewards.models.model_folder import ModelReward
+    from rlhf.training.critics.value_model import OwnModel
+    from rlhf.training.policy.model import Pretrained
+
+    return isinstance(part, AsksModel | ModelReward | OwnModel | Pretrained)
+
+
+def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:
+    if find_spec(package) is None:
+        raise MissingPackageError(
+            what, where=where, got=f"no module named {package}", expected=f"the extra '{extra}'", hint=hint
+        )
+
+
+def _reach(servers: Sequence[str]) -> None:
+    for i, address in enumerate(servers):
+        parts = urlsplit(address)
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            with socket.create_connection((parts.hostname or "", port), timeout=CONNECT_S):
+                pass
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                "the server does not answer",
+                where=f"engine.servers[{i}]",
+                got=f"{address}: {getattr(error, 'strerror', None) or error}",
+                expected="a server that runs",
+                hint="start it with `rlhf serve RUN`, or correct the address, or use 'engine={kind: transformers}'",
+            ) from error

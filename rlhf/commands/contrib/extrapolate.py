@@ -1,0 +1,210 @@
+"""`rlhf extrapolate`: from checkpoints of a run to a policy further along the way that it took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rlhf.commands.evaluate import newest, recipe_and_checkpoint
+from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, refuse_existing, results
+from rlhf.errors import CheckpointError, RecipeError
+from rlhf.evaluation.folder import nearest_beside
+
+if TYPE_CHECKING:
+    from rlhf.training.contrib.weight_extrapolation import Direction
+    from rlhf.training.policy.model import Policy
+
+
+@command
+def extrapolate(
+    targets: Annotated[list[str], typer.Argument(metavar="RUN|CHECKPOINT...", help="A run, or checkpoints of one.")],
+    out: Annotated[Path, typer.Option(help="Where the new model goes: a folder that does not exist.")],
+    alpha: Annotated[float, typer.Option(help="How far to go; 1 is as far as the run, or as the line says.")] = 1.0,
+    target: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Success to extrapolate to; needs several checkpoints.")
+    ] = None,
+    success: Annotated[
+        list[float] | None,
+        typer.Option(min=0, max=1, help="Success of each checkpoint, once for each; the run's log if left out."),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint or model to go from; the begin of the checkpoint's stage if left out."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep of what training changed its first singular direction, and go along it: further than the run did, if asked.
+
+    One checkpoint (of a run: its newest) gives its own change, --alpha times. With --target, the line through several
+    checkpoints against their success; of a run these are all that were kept of its last stage (keep_checkpoints).
+
+    Examples: rlhf extrapolate runs/my-run --alpha 1.5 --out longer; rlhf extrapolate runs/my-run --target 0.9 --out on
+    """
+    refuse_existing(out)
+    checkpoints = _checkpoints(targets, several=target is not None)
+    if target is None and len(checkpoints) > 1:
+        raise RecipeError(
+            "one checkpoint has a direction; several have a line, which needs a point on it",
+            where="--target",
+            got="nothing",
+            expected="a success between 0 and 1",
+            hint="name one checkpoint, or give --target 0.9",
+        )
+    successes = _successes(checkpoints, success) if target is not None else []
+    quiet_libraries()
+    found, path = _write(checkpoints, successes, start, target, alpha, out)
+    rows = _rows(found)
+    record = {
+        "model": str(path), "checkpoints": [str(c) for c in checkpoints], "successes": successes, "target": target,
+        "alpha": alpha, "norm": rows[-1]["norm"], "rank_one_share": rows[-1]["rank_one_share"],
+        "parameters": {n: {"norm": d.norm, "rank_one_share": d.share} for n, d in found.items()},
+    }  # fmt: skip
+    if as_json:
+        print_json(record)
+        return
+    _print(rows, path)
+
+
+def _checkpoints(targets: Sequence[str], *, several: bool) -> list[Path]:
+    """The checkpoints that are named; of a run, its newest, or all that were kept of its last stage."""
+    from rlhf.training.checkpoints.store import every
+
+    if len(targets) > 1 or not (Path(targets[0]) / "recipe.yaml").is_file():
+        return [_checkpoint(target) for target in targets]
+    last = newest(Path(targets[0]))
+    assert last is not None  # the folder is that of a run
+    if not several:
+        return [last]
+    stage = last.name.rpartition("-")[0]
+    later = [p for p in every(last.parent) if p.name.startswith(f"{stage}-") and not p.name.endswith("-000000")]
+    return later or [last]
+
+
+def _checkpoint(target: str) -> Path:
+    _, folder = recipe_and_checkpoint(target, None) if Path(target).is_dir() else (None, None)
+    if folder is None:
+        raise CheckpointError(
+            "this is no checkpoint of a run",
+            where=target,
+            got="another folder" if Path(target).is_dir() else "no such folder",
+            expected="a folder in checkpoints/ of a run",
+            hint=nearest_beside(Path(target))
+            or "name a run, or folders such as runs/my-run/checkpoints/1-policy_gradient-000040",
+        )
+    return folder
+
+
+def _successes(checkpoints: Sequence[Path], given: Sequence[float] | None) -> list[float]:
+    """The success of each checkpoint: as given, or the last that was logged at its step."""
+    from rlhf.sinks import read_metrics
+
+    if given:
+        if len(given) != len(checkpoints):
+            raise RecipeError(
+                "each checkpoint has one success",
+                where="--success",
+                got=f"{len(given)} for {len(checkpoints)} checkpoints",
+                expected="as many, in the same order",
+            )
+        return list(given)
+    found = []
+    for folder in checkpoints:
+        log = read_metrics(folder.parent.parent / "metrics.jsonl")
+        lines = [line.values for line in log if f"{line.stage}-{line.step:06d}" == folder.name]
+        values = [values["eval/success"] for values in lines if values.get("eval/success") is not None]
+        if not values:
+            raise CheckpointError(
+                "the success of this checkpoint is not known",
+                where=str(folder),
+                got="no evaluation at its step in metrics.jsonl",
+                expected="evaluate_every and checkpoint_every that meet",
+                hint="measure it with `rlhf evaluate`, and give --success once for each checkpoint",
+            )
+        found.append(float(values[-1] or 0.0))
+    return found
+
+
+def _write(
+    checkpoints: Sequence[Path],
+    successes: Sequence[float],
+    start: Path | None,
+    target: float | None,
+    alpha: float,
+    out: Path,
+) -> tuple[Mapping[str, Direction], Path]:
+    """Write the new model; returns the directions of the last checkpoint, and the folder."""
+    from rlhf.training.contrib import weight_extrapolation as maths
+
+    begin = start or checkpoints[-1].with_name(checkpoints[-1].name.rpartition("-")[0] + "-000000")
+    policy = _policy(begin, checkpoints[-1])
+    model = maths.merged(policy)
+    before = maths.weights_of(model)
+    found = [maths.directions(before, maths.weights_of(maths.merged(_policy(c, c)))) for c in checkpoints]
+    if not any(direction.norm for direction in found[-1].values()):
+        raise CheckpointError(
+            "there is no way to go along: nothing has changed",
+            where=str(checkpoints[-1]),
+            got=f"the weights of {begin}",
+            expected="a checkpoint after the first update of its stage",
+            hint="train on, or give --start FOLDER, the policy that training began with",
+        )
+    if target is None:
+        changes = {name: maths.rank_one(d, alpha) for name, d in found[-1].items()}
+    else:
+        changes = {n: maths.at_success([f[n] for f in found], successes, target, alpha) for n in before}
+    maths.put(model, maths.moved(before, changes))
+    partial = out.with_name(f".{out.name}.partial")
+    model.save_pretrained(partial)
+    policy.tokenizer.save_pretrained(partial)
+    partial.rename(out)
+    return found[-1], out
+
+
+def _policy(folder: Path, checkpoint: Path) -> Policy:
+    """The policy in `folder`, by the recipe of the run that `checkpoint` belongs to."""
+    from rlhf.build.train import policy_of, recipe_of
+
+    if not folder.is_dir():
+        raise CheckpointError(
+            "there is nothing to go from",
+            where=str(folder),
+            got="no such folder",
+            expected="the begin of the stage, or a model folder",
+            hint="give --start FOLDER",
+        )
+    run = checkpoint.parent.parent
+    if not (folder / "policy").is_dir():
+        from rlhf.training.policy.model import restore
+
+        return restore(recipe_of(run).policy, folder, run)
+    return policy_of(recipe_of(run), folder)
+
+
+def _rows(found: Mapping[str, Direction]) -> list[dict[str, Any]]:
+    """Norm of the change and share of its first direction, by kind of parameter, and in all."""
+    kinds: dict[str, list[Direction]] = defaultdict(list)
+    for name, direction in found.items():
+        kinds[".".join(part for part in name.split(".")[-3:] if not part.isdecimal())].append(direction)
+    kinds["all"] = list(found.values())
+    rows = []
+    for kind, members in kinds.items():
+        total, first = sum(d.norm**2 for d in members), sum(d.sigma**2 for d in members)
+        share = first / total if total else 1.0
+        rows.append({"kind": kind, "n": len(members), "norm": total**0.5, "rank_one_share": share})
+    return rows
+
+
+def _print(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    console, table = results(), Table(box=None, pad_edge=False)
+    for column in ("parameters", "n", "norm of change", "in rank 1"):
+        table.add_column(column, justify="left" if column == "parameters" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(row["kind"], str(row["n"]), f"{row['norm']:.4g}", f"{row['rank_one_share']:.1%}")
+    console.print(table)
+    console.print(f"model {path}", soft_wrap=True)
+    console.print(f"measure it: rlhf evaluate RUN --checkpoint {path}", soft_wrap=True)

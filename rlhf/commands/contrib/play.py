@@ -1,0 +1,333 @@
+"""`rlhf play`: a person plays an environment in the terminal, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlhf.commands.contrib.human_policy import Seat, seat_of
+from rlhf.commands.env_summary import variant
+from rlhf.commands.output import AsJson, command, print_json
+from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.terminal import say
+
+if TYPE_CHECKING:
+    from environments.base import StepResult
+    from rlhf.data import Task, Turn
+
+#: Actions of one list that is not asked for.
+_MOST_SHOWN = 30
+#: Longer numbers than this name nothing.
+_DIGITS = 12
+_CHECK = "run `rlhf check environment`"
+#: An action that is a number, and what may stand around it.
+_NUMBER, _BRACKETS = re.compile(r"-?\d+"), "[](){}<>\"' "
+_QUESTIONS = "hint asks the oracle, actions lists all, state shows the state, quit ends."
+
+
+@command
+def play(
+    kind: Annotated[str, typer.Argument(help="A catalogue name, package.module:Name, or ./file.py:Name.")],
+    fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys.")] = None,
+    split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",
+    task: Annotated[str, typer.Option(metavar="ID|N", help="The task by its id, or by its place from 0 on.")] = "0",
+    agent: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND", help="Read what an agent shows a policy, and reply as it does: chat, '{kind: planner}', ..."
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Play an environment yourself.
+
+    Example: rlhf play keyhole rows=3 --task 4. Lines may be piped; where they end, so does the game.
+    """
+    from rlhf.recipe.builder import build_environment
+    from rlhf.recipe.text import parse_fields
+
+    _read_whatever_comes()
+    values = parse_fields(fields or [])
+    seat = seat_of(agent) if agent else None
+    environment = build_environment({"kind": kind, **values}, "environment", base=Path.cwd())
+    try:
+        chosen = _task_of(environment, split, task)
+        with asyncio.Runner() as runner:
+            game = Game(environment, chosen, runner, seat, variant(kind, values))
+            game.play()
+    finally:
+        close = getattr(environment, "close", None)
+        if callable(close):
+            with boundary(EnvError, f"{kind}.close", _CHECK):
+                close()
+    if as_json:
+        print_json(game.record())
+
+
+def _read_whatever_comes() -> None:
+    """Bytes that are no text must not end a game."""
+    reconfigure = getattr(sys.stdin, "reconfigure", None)
+    if callable(reconfigure):
+        reconfigure(errors="replace")
+
+
+def _task_of(environment: Any, split: str, wanted: str) -> Task:
+    """The task of a split that has the id `wanted`, or that place in the list."""
+    from environments.base import Properties, properties_of
+    from rlhf.rollout.tasks import tasks_of
+
+    splits = properties_of(environment).splits
+    if isinstance(getattr(environment, "properties", None), Properties) and split not in splits:
+        raise RecipeError(
+            "the environment has no such split",
+            where="--split",
+            got=split,
+            expected=", ".join(splits),
+            hint=nearest(split, splits) or f"--split {splits[-1]}",
+        )
+    is_place = wanted.isascii() and wanted.isdigit() and len(wanted) < _DIGITS
+    found = tasks_of(environment, split, int(wanted) + 1) if is_place else []
+    if is_place and len(found) == int(wanted) + 1:
+        return found[-1]
+    found = found or tasks_of(environment, split)
+    by_id = {one.id: one for one in found}
+    if wanted in by_id:
+        return by_id[wanted]
+    raise RecipeError(
+        "the split has no such task",
+        where="--task",
+        got=wanted,
+        expected=f"0 to {len(found) - 1}, or an id such as {found[0].id}",
+        hint=nearest(wanted, by_id) or "--task 0",
+    )
+
+
+@dataclass
+class Game:
+    """One episode, from the opening to its end or the player's.
+
+    Attributes:
+        environment: that is played.
+        task: of it.
+        runner: of its calls; lines are read between them, so that Ctrl-C is heard.
+        seat: where the player sees what a policy would see; None for an ordinary game.
+        variant: which of several games it is, and how another is chosen; '' where there is one.
+    """
+
+    environment: Any
+    task: Task
+    runner: asyncio.Runner
+    seat: Seat | None
+    variant: str = ""
+    taken: list[str] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def now(self) -> StepResult:
+        """What the environment said last."""
+        return self.results[-1]
+
+    @property
+    def over(self) -> bool:
+        """Whether the environment has ended the episode."""
+        return self.now.terminated or self.now.truncated
+
+    def play(self) -> None:
+        """Play to the end."""
+        with boundary(EnvError, f"start of {self.task.id}", _CHECK):
+            episode = self.called(self.environment.start(self.task))
+        try:
+            self.results.append(_answer(getattr(episode, "opening", None), "opening"))
+            _say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), self._help, "")
+            if self.seat is None:
+                _say(*(message.content for message in self.task.messages), self.now.reply)
+                self._offer()
+            while not self.over and (actions := self._next()) is not None:
+                self._do(episode, actions)
+            _say("", f"[{self._ending()}]")
+        finally:
+            with boundary(EnvError, f"close of {self.task.id}", _CHECK):
+                self.called(episode.close())
+
+    def record(self) -> dict[str, Any]:
+        """What was played, in plain values."""
+        return {
+            "task": self.task.id,
+            "actions": self.taken,
+            "rewards": [result.reward for result in self.results[1:]],
+            "score": self._score(),
+            "over": self.over,
+            "truncated": self.now.truncated,
+            "success": self.now.success,
+        }
+
+    # --- what the player types -------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[str, ...] | None:
+        """The next action, or all that one reply to an agent has; None where the player ends the game."""
+        while True:
+            if self.seat is not None and (actions := self.seat.ask(self)) is not None:
+                return actions
+            line = _line()
+            if line is None:
+                return None
+            word, _, rest = line.strip().partition(" ")
+            known = line.strip() in self.now.admissible_actions
+            if word == "quit" and not rest and not known:
+                return None
+            if not known and self._answered(word, rest):
+                continue
+            if not line.strip():
+                _say(self._help)
+                continue
+            if self.seat is not None:
+                self.seat.reply(line)
+            elif (action := self._read(line)) is not None:
+                return (action,)
+
+    def _answered(self, word: str, rest: str) -> bool:
+        """Whether the line was a question about the game, which is answered then."""
+        if word == "actions":
+            self._offer(rest.strip(), most=None)
+        elif rest:
+            return False
+        elif word == "hint":
+            _say(f"[{self._hint()}]")
+        elif word == "state":
+            _say(f"[{self._state()}; state key {self.now.state_key!r}]")
+        elif word == "help":
+            _say(self._help)
+        else:
+            return False
+        return True
+
+    @property
+    def _help(self) -> str:
+        how = "Type an action, or its number" if self.seat is None else "Reply as a policy does"
+        return f"[{how}; {_QUESTIONS}]"
+
+    @property
+    def _sign(self) -> str:
+        """What stands before a place in the list: a sign where actions are numbers too, which are then themselves."""
+        return "#" if any(_NUMBER.fullmatch(one.strip(_BRACKETS)) for one in self.now.admissible_actions) else ""
+
+    def _read(self, line: str) -> str | None:
+        """The action that a line means: what it says, or what has that number in the list."""
+        text, listed, sign = line.strip(), self.now.admissible_actions, self._sign
+        if text in listed or not listed:
+            return text
+        if sign and _NUMBER.fullmatch(text):
+            return next((one for one in listed if one.strip(_BRACKETS) == text), text)
+        if not text.startswith(sign) or not text.isascii() or not text.removeprefix(sign).isdigit():
+            return text
+        text = text.removeprefix(sign)
+        if len(text) < _DIGITS and 1 <= int(text) <= len(listed):
+            return listed[int(text) - 1]
+        _say(f"[there are actions {sign}1 to {sign}{len(listed)}; `actions` lists them]")
+        return None
+
+    def _do(self, episode: Any, actions: Sequence[str]) -> None:
+        n_before = len(self.taken)
+        for action in actions:
+            with boundary(EnvError, f"step {len(self.taken) + 1} of {self.task.id}", _CHECK):
+                result = self.called(episode.step(action))
+            self.results.append(_answer(result, "step"))
+            self.taken.append(action)
+            if self.over:
+                break
+        if self.seat is not None:
+            self.seat.took(self, len(self.taken) - n_before)
+        if self.seat is None or self.over:
+            _say("" if self.now.valid else "[that was not understood]", self.now.reply)
+        _say(f"[{self._state()}]")
+        if self.seat is None and not self.over:
+            self._offer()
+
+    # --- what the player is told -----------------------------------------------------------------------------------
+
+    def _offer(self, words: str = "", *, most: int | None = _MOST_SHOWN) -> None:
+        """List the admissible actions with their numbers; with `words` those that contain them."""
+        listed = self.now.admissible_actions
+        if not listed:
+            _say("[actions are not listed here: type what you want to do]")
+            return
+        sign, width = self._sign, len(f"{self._sign}{len(listed)}")
+        found = [(f"{sign}{i}", text) for i, text in enumerate(listed, 1) if words in text]
+        _say(*(f"  {place:>{width}}  {text}" for place, text in found[:most]))
+        if sign and not self.taken:
+            _say("[actions are numbers here: 4 is the number 4, #4 the fourth of the list]")
+        if not found:
+            _say(f"[none of the {len(listed)} actions contains {words!r}]")
+        elif most is not None and len(found) > most:
+            _say(f"[and {len(found) - most} more: `actions` lists all, `actions WORDS` those with these words]")
+
+    def _hint(self) -> str:
+        from environments.base import can_demonstrate
+
+        if not can_demonstrate(self.environment):
+            return "this environment has no oracle"
+        with boundary(EnvError, f"plan for {self.task.id}", _CHECK):
+            plan = self.environment.plan(self.task, list(self.taken))
+        if not plan:
+            return "the oracle knows no way on from here"
+        return f"the oracle would do: {plan[0]} ({_count(len(plan), 'action')} to the end)"
+
+    def _state(self) -> str:
+        most = getattr(self.environment, "max_steps", None)
+        limit = f" of {most}" if isinstance(most, int) else ""
+        return f"step {len(self.taken)}{limit}, reward {self.now.reward:g}, in all {self._score():g}"
+
+    def _ending(self) -> str:
+        done = f"{_count(len(self.taken), 'step')}, reward {self._score():g} in all"
+        if not self.over:
+            return f"left after {done}"
+        ended = "the limit of steps is reached" if self.now.truncated and not self.now.terminated else "it is over"
+        return f"solved in {done}" if self.now.success else f"not solved: {ended} after {done}"
+
+    def _score(self) -> float:
+        return sum(result.reward for result in self.results[1:])
+
+    def called(self, value: Any) -> Any:
+        """What a call of the environment gives; one that waits runs on the loop."""
+        return self.runner.run(_waited(value)) if hasattr(value, "__await__") else value
+
+
+async def _waited(value: Any) -> Any:
+    return await value
+
+
+def _answer(result: Any, what: str) -> StepResult:
+    from environments.base import StepResult
+
+    if not isinstance(result, StepResult):
+        raise EnvError(f"the {what} is no StepResult", where=what, got=type(result).__name__, hint=_CHECK)
+    return result
+
+
+def _line() -> str | None:
+    """The next line, None at their end; a piped one is echoed, so that what is printed reads as the game it was."""
+    say("> ", end="")
+    line = sys.stdin.readline()
+    if not line:
+        say("")
+        return None
+    line = line.rstrip("\r\n")
+    if not sys.stdin.isatty():
+        say(line)
+    return line
+
+
+def _say(*texts: str) -> None:
+    say(*texts)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

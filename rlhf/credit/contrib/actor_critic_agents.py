@@ -1,0 +1,96 @@
+"""Credit of a critic of proposals: it is paid for being right, and not for what the actor makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.contrib.critic import ACCEPT, CRITIC, REVIEW, REVISE
+from agents.declared import roles_of
+from rlhf.checking import CheckContext, Problem
+from rlhf.credit.estimator import without
+from rlhf.credit.groups import correct, normalise, with_counters
+from rlhf.credit.wrapper import Wrapper
+from rlhf.data import Credit, ScoredGroup, Trajectory
+from rlhf.data.generation import calls_of
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Reviews(Wrapper):
+    """The critic's tokens get whether it was right, compared within the group; all others what `inner` gives.
+
+    A review is right if it accepts a proposal of an attempt that succeeds, or sends one back in an attempt that fails;
+    one that could not be read is wrong. With x = 1 for right and 0 for wrong over all n reviews of a group,
+
+        A = (x − mean) / (std + ε), + `outcome` times what `inner` gives
+
+    with the deviation over n − 1. Where all reviews of a group are right, or none is, A is 0.
+
+    Reviews are the calls with the role `critic` of an agent of kind `critic`, in the order of the lines of its note
+    `review`; a turn that a full context broke off has no note. Without any this is `inner`.
+
+    Worked: a successful attempt with two reviews, accept and revise; a failed one with one, revise. x = (1, 0) and (1),
+    mean 2/3, deviation sqrt((1/9 + 4/9 + 1/9) / 2) = 0.57735, so A = (0.57735, −1.15470) and (0.57735).
+
+    Source: our own; a critic rewarded for telling right from wrong is CTRL's idea, arXiv 2502.03492.
+    """
+
+    above: float | None = None
+    """Score above which an attempt counts as successful; null goes by what the environment calls solved."""
+    outcome: Annotated[float, Field(ge=0)] = 0.0
+    """How much of what `inner` gives the critic's tokens get besides."""
+    eps: Annotated[float, Field(gt=0)] = 1e-6
+    """ε."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse an agent without a critic."""
+        agent = context.recipe.agent
+        if CRITIC not in roles_of(agent) and not context.is_trained:
+            why = f"an agent of kind {context.kind_of('agent', agent)} has no critic"
+            yield without(self, context, why, "use agent: {kind: critic}, or its inner estimator alone")
+
+    def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
+        """Return `credits` with the critic's tokens paid for being right."""
+        changed, n_reviews, n_right = [], 0, 0.0
+        for group, credit in zip(groups, credits, strict=True):
+            right_G = correct(group, self.above)
+            found = [
+                list(reviews(trajectory, is_right))
+                for trajectory, is_right in zip(group.trajectories, right_G, strict=True)
+            ]
+            values = [x for of in found for _, x in of]
+            n_reviews, n_right = n_reviews + len(values), n_right + math.fsum(values)
+            numbers = iter(normalise(values, by_std=True, eps=self.eps))
+            rows_G = [list(rows) for rows in credit.tokens_GNT]
+            for rows, of in zip(rows_G, found, strict=True):
+                for places, _ in of:
+                    number = next(numbers)
+                    for n in places:
+                        rows[n] = tuple(number + self.outcome * x for x in rows[n])
+            changed.append(replace(credit, tokens_GNT=tuple(map(tuple, rows_G))))
+        share = {"credit/right_reviews_share": n_right / n_reviews} if n_reviews else {}
+        return with_counters(changed, {"credit/n_reviews": float(n_reviews), **share})
+
+
+def reviews(trajectory: Trajectory, is_right: bool) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Give for each review of an attempt the numbers of its generations, several where it is in pieces, and x.
+
+    Args:
+        trajectory: of an agent of kind `critic`.
+        is_right: whether it succeeded.
+    """
+    number = 0
+    for turn in trajectory.turns:
+        said = iter(turn.action.notes[REVIEW].split("\n") if REVIEW in turn.action.notes else ())
+        for call in calls_of(turn.generations):
+            places = tuple(range(number, number + len(call)))
+            number += len(call)
+            verdict = next(said, None) if call[0].role == CRITIC else None
+            if verdict is not None:
+                yield places, float(verdict == (ACCEPT if is_right else REVISE))

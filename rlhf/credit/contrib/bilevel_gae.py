@@ -1,0 +1,44 @@
+"""Bi-level GAE: from turn to turn first, then from token to token within each turn."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.credit.flat_tokens import Floats, TokenLine, following, scan
+from rlhf.credit.value_based import FromValues
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class BiLevelGAE(FromValues):
+    """GAE with γ_H over turns gives H_k; GAE with γ over the tokens of turn k ends in it: A = H_k at its last token.
+
+        H_k = δ_k + γ_H λ H_{k+1},  δ_k = r_k + γ_H V_{k+1} − V_k      V_k: before the last sampled token of turn k
+        A_t = δ_t + γ λ A_{t+1},    δ_t = γ V_{t+1} − V_t              before the last token of a turn
+
+    Whitened. The critic is trained on A_t + V_t. Nothing but H passes from one turn to another. A turn in which nothing
+    was sampled does not count as one; its reward goes to the turn before, or after where there is none. V after the
+    last turn is that of the state a limit cut the trajectory in, and 0 where the episode ended by itself.
+
+    Turns are known here. The authors' code takes every token with a reward for the end of a turn: it joins turns
+    without reward to the next, and cannot do with an episode that earned nothing.
+
+    Source: RAGEN, arXiv 2504.20073; `compute_bi_level_gae_advantage_return`.
+    """
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per sampled token within a turn."""
+    turn_gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """γ_H, discount per turn."""
+
+    def estimate(self, line: TokenLine, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
+        """Return the advantage and the return of each sampled token."""
+        values_K = values_N[line.last_K]
+        deltas_K = line.rewards_K + self.turn_gamma * following(values_K, line.turns_S, cut_S) - values_K
+        deltas_N = self.gamma * following(values_N, line.tokens_K, values_K) - values_N
+        deltas_N[line.last_K] = scan(deltas_K, line.turns_S, self.turn_gamma * self.lam)
+        advantages_N = scan(deltas_N, line.tokens_K, self.gamma * self.lam)
+        return advantages_N, advantages_N + values_N

@@ -1,0 +1,181 @@
+"""Credit of games that one policy plays for several seats: each seat is judged by what it earned itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.contrib.self_play import SelfPlay
+from rlhf.checking import CheckContext, Problem
+from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.groups import turn_rewards
+from rlhf.credit.grpo import GRPO
+from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Turn, Values
+from rlhf.settings import STRICT
+
+#: Note of a turn that says who had it.
+SEAT = "seat"
+
+
+@plain_dataclass(frozen=True, slots=True)
+class _Side:
+    """What the attempts of a group are for one seat.
+
+    Attributes:
+        number: of the group that it was cut from.
+        group: the trajectories in which the seat had a turn, cut to these turns.
+        places: of each of them, its number in the whole group and those of its generations.
+    """
+
+    number: int
+    group: ScoredGroup
+    places: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Seats:
+    """The credit of `inner` for each seat alone, which is compared with the same seat in the group's other attempts.
+
+    A turn's reward is that of the seat that had the turn. To the others it is worth
+
+        −r where what one wins the others lose (`opposite`), r where they play together (`same`), else 0 (`own`).
+
+    What a seat earns by the turns of others counts on its last turn before them, or on its first turn if there is none
+    before. A seat's turns are then an attempt of their own, with these rewards, and the attempts of a group at a
+    task are a group for each seat, so that the advantage of moving first is in the baseline and not in the credit.
+
+    A seat that another than the policy had in an attempt, such as an older version, is given no credit there and is
+    compared with nobody.
+
+    Who had a turn is in its note `seat`, which an agent of kind `self_play` leaves, or else in the role of what was
+    sampled for it. Plain actions without a note are a seat of their own, and where there are no others this is `inner`.
+    The outcome stays that of the whole episode.
+
+    Worked: player 0 and player 1 move in turn, two moves each; player 1 wins by its second, which is rewarded with 1.
+    `opposite`: player 1 earns (0, 1), player 0 (0, −1); `same`: both (0, 1); `own`: (0, 1) and (0, 0).
+
+    Source: baselines of each role in self-play, SPIRAL, arXiv 2506.24119, whose baseline is a moving average.
+    """
+
+    inner: AdvantageEstimator = Field(default_factory=GRPO)
+    """Estimator for the turns of one seat."""
+    others: Literal["opposite", "same", "own"] = "opposite"
+    """What the reward of a turn is to the seats that did not have it."""
+
+    def __post_init__(self) -> None:
+        """Refuse an estimator that needs a critic, whose values are of the whole episode."""
+        if self.inner.needs_values:
+            raise ValueError(
+                f"inner is {type(self.inner).__name__}, which needs a critic; expected one that compares attempts, "
+                "such as grpo: a critic's values are not cut into seats"
+            )
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a game with one seat, but for an agent of kind `self_play`, which can be measured there."""
+        if not isinstance(context.recipe.agent, SelfPlay):
+            yield from self.check_seats(context)
+
+    def check_seats(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a game with one seat; where older versions have no seat either, they say so."""
+        if len(context.recipe.properties.seats) < 2 and context.stage.opponents is None:
+            yield Problem(
+                "this estimator compares by seats, and the environment has one",
+                where=context.at("kind"),
+                got="seats",
+                expected="an environment whose `properties` name two seats or more",
+                do="use its inner estimator alone, or a game whose seats are played",
+            )
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether it needs a critic: never."""
+        return False
+
+    @property
+    def min_group(self) -> int:
+        """Smallest group size that gives the inner estimator any signal."""
+        return self.inner.min_group
+
+    def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
+        """Return one number per sampled token of `group`, which is taken to be the whole step."""
+        return self.over_batch([group])[0]
+
+    def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
+        """Return the credit of each group of a step."""
+        sides = [side for number, group in enumerate(groups) for side in self._sides(number, group)]
+        rows = [[[(0.0,) * len(g.token_ids) for g in t.generations] for t in group.trajectories] for group in groups]
+        metrics = {"credit/n_sides": float(len(sides))}
+        for side, credit in zip(sides, credit_of(self.inner, [side.group for side in sides]), strict=True):
+            for name, value in credit.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + value
+            for (i, places), found in zip(side.places, credit.tokens_GNT, strict=True):
+                for n, row in zip(places, found, strict=True):
+                    rows[side.number][i][n] = row
+        return [Credit(tuple(map(tuple, of)), metrics if k == 0 else {}) for k, of in enumerate(rows)]
+
+    def _sides(self, number: int, group: ScoredGroup) -> list[_Side]:
+        """The group once for each seat, in the order of their first turns."""
+        rewards_GK = turn_rewards(group)
+        seats_GK = [list(map(seat_of, t.turns)) for t in group.trajectories]
+        others_G = list(map(seats_of_others, group.trajectories))
+        sides = []
+        for seat in dict.fromkeys(seat for seats_K in seats_GK for seat in seats_K):
+            of_each = enumerate(zip(seats_GK, others_G, strict=True))
+            members = [i for i, (seats_K, others) in of_each if seat in seats_K and seat not in others]
+            if not members:
+                continue
+            trajectories = tuple(_cut(group.trajectories[i], seats_GK[i], seat) for i in members)
+            scores = tuple(self._score(group.scores[i], seats_GK[i], rewards_GK[i], seat) for i in members)
+            places = tuple((i, _generations(group.trajectories[i], seats_GK[i], seat)) for i in members)
+            sides.append(_Side(number, ScoredGroup(group.task_id, trajectories, scores, group.failures), places))
+        return sides
+
+    def _score(self, score: Score, seats_K: Sequence[str], rewards_K: Sequence[float], seat: str) -> Score:
+        """What the seat earned: by its own turns, and by those of the others that followed each."""
+        factor = {"opposite": -1.0, "same": 1.0, "own": 0.0}[self.others]
+        earned: list[list[float]] = []
+        early: list[float] = []
+        for who, reward in zip(seats_K, rewards_K, strict=True):
+            if who == seat:
+                earned.append([reward])
+            else:
+                (earned[-1] if earned else early).append(factor * reward)
+        earned[0] += early
+        turns = tuple(math.fsum(of_turn) for of_turn in earned)
+        own = [k for k, who in enumerate(seats_K) if who == seat]
+        parts = {
+            name: verdict
+            if verdict.per_turn is None
+            else replace(verdict, per_turn=tuple(verdict.per_turn[k] for k in own))
+            for name, verdict in score.parts.items()
+        }
+        return Score(parts, turns, math.fsum(turns))
+
+
+def seat_of(turn: Turn) -> str:
+    """Who had a turn, by its note; where the agent could not leave any, by the role of what was sampled last."""
+    role = turn.generations[-1].role if turn.generations else ""
+    return turn.action.notes.get(SEAT, role)
+
+
+def seats_of_others(trajectory: Trajectory) -> frozenset[str]:
+    """The seats that another than the policy had in an attempt; see `Generation.by`."""
+    return frozenset(seat_of(turn) for turn in trajectory.turns if any(g.by for g in turn.generations))
+
+
+def _cut(trajectory: Trajectory, seats_K: Sequence[str], seat: str) -> Trajectory:
+    """The turns of one seat as a trajectory of their own."""
+    turns = tuple(turn for turn, who in zip(trajectory.turns, seats_K, strict=True) if who == seat)
+    return replace(trajectory, turns=turns, n_given=0, n_shared=0, parent=None)
+
+
+def _generations(trajectory: Trajectory, seats_K: Sequence[str], seat: str) -> tuple[int, ...]:
+    """Numbers of the generations of one seat."""
+    whose = [who for turn, who in zip(trajectory.turns, seats_K, strict=True) for _ in turn.generations]
+    return tuple(n for n, who in enumerate(whose) if who == seat)

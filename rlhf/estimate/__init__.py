@@ -1,0 +1,1 @@
+"""Estimates: memory, parameters and tokens of a recipe before it runs."""

@@ -1,0 +1,127 @@
+"""What a recipe comes to: episodes, turns, tokens, updates, parameters and memory, before anything runs.
+
+Figures that depend on what the policy does are upper bounds and named so. Memory is in bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import ModelError
+from rlhf.estimate.memory import estimates, largest
+from rlhf.estimate.meta import count, meta_model, parameters_of
+from rlhf.evaluation.statistics import share_interval
+from rlhf.recipe.model_folders import is_local_model
+from rlhf.recipe.registry import kind_of
+from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
+
+
+def arithmetic(recipe: Recipe, n_processes: int = 1) -> dict[str, Any]:
+    """Return the batch arithmetic of `recipe` as plain values; memory is that of each of `n_processes`."""
+    policy, memory, context = _sized(recipe, n_processes)
+    return {
+        "stages": [
+            *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
+            *({"stage": path, **_paired(stage)} for path, stage in paired_stages(recipe)),
+            *({"stage": path, **_policy_gradient(stage, recipe)} for path, stage in policy_gradient_stages(recipe)),
+        ],
+        "policy": policy,
+        "memory_bytes": memory,
+        "evaluation": _evaluation(recipe),
+        "cuts": _cuts(recipe, context),
+    }
+
+
+def _sized(recipe: Recipe, n_processes: int) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
+    """The policy's size, the memory of the stage that needs most, and the context, in words."""
+    try:
+        model, config = meta_model(recipe.policy)
+    except ModelError as error:
+        # A name on a hub that cannot be reached now is no mistake in the recipe; a folder that is not there is one.
+        if is_local_model(str(getattr(recipe.policy, "path", "."))):
+            raise
+        return {"unknown": error.got}, None, "its size"
+    n, n_trained = count(parameters_of(model))
+    memory = largest(estimates(recipe, n_processes)).values()
+    return {"n_parameters": n, "n_trainable": n_trained}, memory, f"{config.max_position_embeddings} tokens"
+
+
+def _supervised(stage: Any) -> dict[str, Any]:
+    """Of attempts that are imitated, the most: as many tasks may have nothing to keep."""
+    source = stage.attempts
+    n = source.tasks_per_round * source.max_per_task if source else stage.n_demonstrations
+    rounds = source.rounds if source else 1
+    return {
+        "kind": "supervised",
+        "n_demonstrations": rounds * n,
+        "n_updates": rounds * stage.epochs * -(-n // stage.batch_size),
+        "n_episodes": rounds * source.tasks_per_round * source.group_size if source else 0,
+    }
+
+
+def _paired(stage: Any) -> dict[str, Any]:
+    """The most pairs, as tasks whose attempts score alike have none; None where a file or a run tells their number.
+
+    A reward model that learns from single attempts passes over these.
+    """
+    source, is_single = stage.pairs, getattr(stage, "learns", "pairs") != "pairs"
+    n_pairs = source.tasks * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
+    return {
+        "kind": kind_of("stage", stage),
+        "counted": "attempt" if is_single else "pair",
+        "max_pairs": n_pairs,
+        "n_updates": n_pairs and stage.epochs * -(-n_pairs // stage.batch_size),
+        "n_episodes": source.tasks * source.group_size if source.is_attempted else 0,
+    }
+
+
+def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
+    episodes = stage.tasks_per_step * stage.group_size
+    rounds = getattr(stage.selection, "max_rounds", 1)
+    turns = episodes * rounds * recipe.limits.max_turns
+    n_updating = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
+    branches = episodes - stage.tasks_per_step * stage.rollout.n_from_start(stage.group_size)
+    return {
+        "kind": "policy_gradient",
+        "n_steps": stage.steps,
+        "episodes_per_step": episodes,
+        "max_rounds_per_step": rounds,
+        "branches_per_step": branches,
+        "max_turns_per_step": turns,
+        "max_shared_turns_per_step": branches * (recipe.limits.max_turns - 1),
+        "max_sampled_tokens_per_step": turns * recipe.limits.max_tokens,
+        "max_samples_per_step": episodes if stage.layout == "trajectory" else turns // rounds,
+        "updates_per_step": stage.epochs * stage.minibatches,
+        "episodes_per_update": episodes / stage.minibatches,
+        "n_episodes": stage.steps * episodes,
+        "n_updates": n_updating * stage.epochs * stage.minibatches,
+    }
+
+
+def _evaluation(recipe: Recipe) -> dict[str, Any]:
+    # Attempts at one task are not independent: the tasks are what the interval can be counted on.
+    n_tasks = recipe.evaluation.n_tasks
+    low, high = share_interval(n_tasks / 2, n_tasks)
+    n_episodes = n_tasks * recipe.evaluation.attempts
+    return {"split": recipe.evaluation.split, "n_episodes": n_episodes, "half_width_at_half": (high - low) / 2}
+
+
+def _cuts(recipe: Recipe, model_context: str) -> dict[str, str]:
+    """Which settings cut something short, and what they cut."""
+    limits = recipe.limits
+    cuts = {
+        "limits.max_tokens": f"a generation at {limits.max_tokens} tokens",
+        "limits.max_turns": f"an episode at {limits.max_turns} turns",
+        "limits.episode_timeout_s": f"an episode at {limits.episode_timeout_s:g} s",
+    }
+    if limits.max_context is not None:
+        cuts["limits.max_context"] = f"an episode when prompt and generation reach {limits.max_context} tokens"
+    else:
+        cuts["the policy's context"] = f"an episode when prompt and generation reach {model_context}"
+    steps = getattr(recipe.environment, "max_steps", None)
+    if steps is not None:
+        cuts["environment.max_steps"] = f"an episode at {steps} steps, by the environment"
+    return cuts

@@ -1,0 +1,386 @@
+"""What each process of a run needs of memory, found before a model is loaded.
+
+Weights, gradients, moments and copies are counted off the model's shapes and are exact. Activations and logits are
+those of a micro-batch filled to its budget (`rlhf.estimate.dry_run`). Caches are bounds. What is alive at a time is
+added up: what a stage holds throughout, the cache of the rollout before its updates, and the largest of what comes and
+goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import ModelError
+from rlhf.estimate.auxiliary_models import beside, shapes_of
+from rlhf.estimate.dry_run import Pass, peak_bytes
+from rlhf.estimate.meta import Parameter, count, meta_model, parameters_of, shaped
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
+
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: Numbers of gathered parameters that ZeRO 3 keeps at a time, at most.
+_ZERO3_LIVE = 1_000_000_000
+
+#: What to change about each part of a stage; `{stage}` is its path as an override has it.
+_CHANGES = {
+    "weights": "use a smaller model, policy.dtype=bfloat16 or '{stage}.trainer={{kind: deepspeed, zero: 3}}'",
+    "gradients": "train adapters, policy.lora={{}}, or spread them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
+    "masters": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
+    "moments": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
+    "buffers": "lower {stage}.trainer.bucket_mb",
+    "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
+    "teacher": "name a smaller teacher in {stage}.loss.teacher",
+    "critic": "set {stage}.critic.lora={{}} or {stage}.critic.trunk=policy",
+    "rewards": "ask a server instead, by the url of the reward, or use smaller models",
+    "reward_copy": "remove {stage}.reward_refresh, or use a smaller reward model",
+    "judges": "remove {stage}.judge_renewal, or ask a judge that stays",
+    "background": "set {stage}.checkpoint_in_background=false",
+    "engine": "use engine={{kind: vllm}} with engine.dtype=bfloat16, or servers on other GPUs: engine.servers",
+    "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
+    "activations": "lower {stage}.max_tokens_per_microbatch, or set {stage}.trainer.gradient_checkpointing=true",
+    "logits": "lower {stage}.max_tokens_per_microbatch",
+    "critic_activations": "lower {stage}.max_tokens_per_microbatch",
+    "update": "train adapters, policy.lora={{}}",
+    "loading": "use a smaller model",
+    "program": "start fewer processes",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sort of thing in memory.
+
+    Attributes:
+        name: of `_CHANGES`.
+        n_bytes: of it, in each process.
+        on_host: whether it lies in the machine's memory where the policy is on a GPU.
+    """
+
+    name: str
+    n_bytes: int
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory of each process in one stage.
+
+    Attributes:
+        path: of the stage.
+        n_processes: that share it.
+        held: throughout.
+        passing: of these, whose parts are there together, one comes after the other.
+        max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held`.
+        is_whole: False where activations could not be found for this model, and are left out.
+    """
+
+    path: str
+    n_processes: int
+    held: tuple[Part, ...]
+    passing: tuple[tuple[Part, ...], ...]
+    max_kv_cache: int
+    is_whole: bool = True
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is there when most is."""
+        return self.held + max(self.passing, key=total)
+
+    def change(self, part: Part) -> str:
+        """Say what to change so that there is less of it."""
+        return _CHANGES[part.name].format(stage=self.path.replace("[", ".").replace("]", ""))
+
+    def values(self) -> dict[str, Any]:
+        """Return plain values, in bytes."""
+        found = {part.name: part.n_bytes for part in self.held}
+        kept = sum(n for name, n in found.items() if name not in ("kv_cache", "program"))
+        there = {part.name: part.n_bytes for group in self.passing for part in group}
+        return {
+            "stage": self.path,
+            "n_processes": self.n_processes,
+            **found,
+            **there,
+            "training_total": kept,
+            "max_kv_cache": self.max_kv_cache,
+            "on_host": total(part for part in self.parts if part.on_host),
+            "peak": total(self.parts),
+            "is_whole": self.is_whole,
+        }
+
+
+def total(parts: Iterable[Part]) -> int:
+    """Bytes of all parts."""
+    return sum(part.n_bytes for part in parts)
+
+
+def estimates(recipe: Recipe, n_processes: int = 1) -> list[Estimate]:
+    """Return the estimate of each stage.
+
+    Raises:
+        ModelError: the configuration of a pretrained model cannot be read.
+    """
+    model, config = meta_model(recipe.policy)
+    in_4bit = recipe.policy.lora is not None and recipe.policy.lora.quantization is not None
+    found, stages = parameters_of(model, in_4bit=in_4bit), enumerate(recipe.stages)
+    return [_estimate(recipe, f"stages[{i}]", stage, found, config, n_processes) for i, stage in stages]
+
+
+def largest(found: Sequence[Estimate]) -> Estimate:
+    """Return the estimate of the stage that needs most."""
+    return max(found, key=lambda estimate: total(estimate.parts))
+
+
+def _estimate(
+    recipe: Recipe, path: str, stage: Any, parameters: Sequence[Parameter], config: Any, n_processes: int
+) -> Estimate:
+    dtype = precision_of(recipe, stage)
+    if getattr(stage.trainer, "zero", None) is not None:
+        parameters = [replace(p, size=_SIZES[dtype]) if p.size >= 1 else p for p in parameters]
+    kept = trainer_bytes(parameters, stage.trainer, n_processes)
+    on_host = _on_host(stage.trainer)
+    counted, most = _kv_cache(recipe, stage, config, n_processes)
+    held = [Part(name, kept[name], name in on_host) for name in ("weights", "gradients", "masters", "moments")]
+    held.append(Part("buffers", _buffers(parameters, stage.trainer)))
+    held += _copies(recipe, stage, parameters, dtype)
+    undivided = trainer_bytes(parameters, stage.trainer, 1)
+    moments = undivided["masters"] + undivided["moments"]
+    others = beside(recipe, stage, parameters, _SIZES[dtype], moments=moments, attempts=_episodes(stage) > 0)
+    held += [Part(name, n, name == "background") for name, n in others.items()]
+    held += [Part("kv_cache", counted), Part("program", _program(), on_host=True)]
+    asked, model = _pass_of(recipe, stage, config), _Model(config.to_json_string(), dtype, recipe.policy.lora, config)
+    # Once more without logits to speak of.
+    peaks = [_dry(model, asked), _dry(model, replace(asked, n_sampled=1))]
+    whole, bare = (peak or 0 for peak in peaks)
+    loading = sum(p.n_bytes for p in parameters) - kept["weights"] if getattr(stage.trainer, "zero", 0) == 3 else 0
+    passing = (
+        (Part("activations", min(bare, whole)), Part("logits", max(whole - bare, 0))),
+        (Part("critic_activations", _of_critic(stage, model, asked)),),
+        (Part("update", kept["update"], "moments" in on_host),),
+        (Part("loading", loading, on_host=True),),
+    )
+    return Estimate(path, n_processes, tuple(held), passing, most, is_whole=None not in peaks)
+
+
+def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) -> dict[str, int]:
+    """Return what a trainer holds of the policy in each process, and what an update takes beside it, in bytes.
+
+    Of a parameter in bfloat16, eight processes and ZeRO 2: weights 2, gradients 4 / 8, weights in float32 (`masters`)
+    4 / 8, moments 8 / 8. Plain torch in bfloat16: 2, 4, 4 and 8; in float32: 4, 4, 0 and 8.
+
+    Args:
+        parameters: of the policy, adapters and what lies under them.
+        kind: of the trainer, a stage's `trainer`.
+        n_processes: that share the stage.
+    """
+    zero = getattr(kind, "zero", 0)
+    trained = [p for p in parameters if p.is_trained]
+    weights, of_trained = sum(p.n_bytes for p in parameters), 4 * sum(p.n for p in trained)
+    if not zero:
+        masters = 4 * sum(p.n for p in trained if p.size < 4)
+        # The update takes a root of every mean square at once.
+        return {
+            "weights": weights, "gradients": of_trained, "masters": masters, "moments": 2 * of_trained,
+            "update": of_trained,
+        }  # fmt: skip
+    if zero == 3:
+        weights = sum(
+            p.n_bytes if p.n < kind.keep_whole_below else int(-(-p.n // n_processes) * p.size) for p in parameters
+        )
+    n_trained = sum(p.n for p in trained)
+    share = -(-n_trained // n_processes)
+    of_one = 2 if kind.precision == "float16" else 4  # gradients of bfloat16 are added up in float32
+    gradients = of_one * (n_trained if zero == 1 else share)
+    # The update has its gradients in float32 once more, and the roots.
+    return {"weights": weights, "gradients": gradients, "masters": 4 * share, "moments": 8 * share, "update": 8 * share}
+
+
+def _on_host(kind: Any) -> set[str]:
+    """What lies in the machine's memory though the policy is on a GPU."""
+    found = {"masters", "moments"} if getattr(kind, "offload_optimizer", False) else set()
+    if found and kind.zero > 1:
+        found.add("gradients")
+    return found | ({"weights"} if getattr(kind, "offload_parameters", False) else set())
+
+
+def _buffers(parameters: Sequence[Parameter], kind: Any) -> int:
+    """Bytes in which gradients wait to be summed, and of the layers that ZeRO 3 has gathered."""
+    zero = getattr(kind, "zero", 0)
+    if not zero:
+        return 0
+    size = max(p.size for p in parameters)
+    n, n_trained = count(parameters)
+    gathered = min(n, _ZERO3_LIVE) * size if zero == 3 else 0
+    return int(min(kind.bucket_mb * 1_000_000, n_trained * size) + gathered)
+
+
+def precision_of(recipe: Recipe, stage: Any) -> str:
+    """Number format that the stage computes in."""
+    own: str = getattr(recipe.policy, "dtype", "float32")
+    return getattr(stage.trainer, "precision", None) or own
+
+
+# --- copies of the policy and models beside it ---------------------------------------------------------------------
+
+
+def _copies(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], dtype: str) -> Iterator[Part]:
+    n, n_trained = count(parameters)
+    lora, loss = recipe.policy.lora is not None, getattr(stage, "loss", None)
+    reference = 0
+    if getattr(loss, "needs_ref", False):
+        reference = n * _SIZES[dtype] if not lora else 0
+        if lora and getattr(stage, "reference_reset", None) is not None:
+            reference = sum(p.n_bytes for p in parameters if p.is_trained)
+    yield Part("reference", reference)
+    yield Part("teacher", _teacher(recipe, loss, n, dtype))
+    yield Part("critic", _critic(recipe, getattr(stage, "critic", None), dtype))
+    yield Part("engine", _engine(recipe, n - n_trained if lora else n, dtype))
+
+
+def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
+    path = getattr(loss, "teacher", None)
+    if not isinstance(path, str):
+        return 0
+    found = shapes_of(path, recipe.policy)
+    return (n_parameters if found is None else count(found)[0]) * _SIZES[dtype]
+
+
+def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
+    """Bytes of a critic: its own trunk, and gradient and moments of all that it trains; the head is next to nothing."""
+    from rlhf.training.critics.value_model import trunk_of
+    from rlhf.training.policy.model import Pretrained
+
+    if critic is None or not hasattr(critic, "trains_trunk"):  # a critic of one's own, of which nothing is known
+        return 0
+    shares = critic.trunk == "policy"
+    policy = recipe.policy if shares else replace(recipe.policy, lora=critic.lora)
+    pretrained: Any = Pretrained
+    try:
+        model, _ = meta_model(pretrained(path=critic.path, lora=critic.lora, dtype=dtype) if critic.path else policy)
+    except ModelError:  # not to be had now: as large as the policy
+        model, _ = meta_model(policy)
+    parameters = parameters_of(trunk_of(model))
+    moved = sum(p.n_bytes for p in parameters if p.is_trained and critic.trains_trunk)
+    # A shared trunk keeps gradients in the policy's place, one after the other, and moments of its own.
+    held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
+    # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
+    copied = hasattr(critic, "tau") or (hasattr(critic, "told") and critic.lora is None)
+    return held + (moved if copied else 0)
+
+
+def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
+    """Bytes of the engine's own copy of the weights.
+
+    The embedded one has none unless the policy is taken to pieces; that of servers lies with them.
+    """
+    from rlhf.inference.settings import VllmSettings
+    from rlhf.recipe.view import shards_parameters
+
+    engine = recipe.engine
+    if not isinstance(engine, VllmSettings):
+        return n_parameters * _SIZES[dtype] if shards_parameters(recipe) else 0
+    return 0 if engine.servers else n_parameters * _engine_size(recipe, dtype) // engine.tensor_parallel
+
+
+def _engine_size(recipe: Recipe, dtype: str) -> int:
+    """Bytes of one number in the engine."""
+    return _SIZES.get(getattr(recipe.engine, "dtype", "auto"), _SIZES[dtype])
+
+
+def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tuple[int, int]:
+    """Bytes of keys and values in each process: what is counted, and the most that there can be.
+
+    The bound has every live episode fill its context. Where nothing but the model's own size limits that, only what
+    episodes sample is counted.
+    """
+    from rlhf.inference.settings import kv_bytes_per_token
+
+    engine, limits = recipe.engine, recipe.limits
+    text = config.get_text_config()
+    given = getattr(engine, "kv_cache_gb", None)
+    if getattr(engine, "servers", ()):
+        return 0, 0
+    if given is not None:
+        return int(given * 1e9), int(given * 1e9)
+    dtype = getattr(recipe.policy, "dtype", "float32")
+    per_token = kv_bytes_per_token(text, _engine_size(recipe, dtype))
+    context = limits.max_context or text.max_position_embeddings
+    sessions = min(engine.max_sessions, limits.max_concurrent)
+    most = per_token * context * sessions
+    n_episodes = _episodes(stage)
+    if not n_episodes:  # its update comes before any rollout
+        return 0, most
+    is_bounded = limits.max_context is not None or hasattr(recipe.policy, "max_context")
+    length = context if is_bounded else min(context, limits.max_turns * limits.max_tokens)
+    episodes = -(-n_episodes // n_processes)
+    return per_token * length * min(sessions, episodes), most
+
+
+def _episodes(stage: Any) -> int:
+    """Attempts that the policy makes before the updates of a stage, or of a step of it; 0 where it makes none."""
+    if hasattr(stage, "pairs"):
+        return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
+    source = getattr(stage, "attempts", None)
+    if source is not None:
+        return int(source.tasks_per_round * source.group_size)
+    return getattr(stage, "tasks_per_step", 0) * getattr(stage, "group_size", 0)
+
+
+# --- what comes and goes ---------------------------------------------------------------------------------------------
+
+
+def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
+    """The largest micro-batch of a stage: filled to its budget, unless there are fewer tokens in a minibatch."""
+    from rlhf.training.backends.token_stats import wanted_by
+    from rlhf.training.stages.supervised import Supervised
+
+    limits = recipe.limits
+    context = limits.max_context or config.get_text_config().max_position_embeddings
+    loss = getattr(stage, "loss", None)
+    if isinstance(stage, Supervised):
+        n_rows, reads_all = stage.batch_size, stage.observation_weight > 0
+    elif hasattr(stage, "pairs"):  # two rows each, padded to one length
+        n_rows, reads_all = 2 * stage.at_once, False
+    else:
+        n_rows, reads_all = -(-stage.tasks_per_step * stage.group_size // stage.minibatches), False
+    n_tokens = min(getattr(stage, "max_tokens_per_microbatch", n_rows * context), n_rows * context)
+    n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
+    return Pass(
+        n_tokens,
+        n_sampled,
+        frozenset(wanted_by(loss)) if loss is not None else frozenset(),
+        bool(getattr(loss, "needs_ref", False)),
+        stage.trainer.gradient_checkpointing,
+    )
+
+
+def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
+    """Bytes of activations of a critic that trains a trunk; it keeps them where the policy computes them again."""
+    if not getattr(getattr(stage, "critic", None), "trains_trunk", False):
+        return 0
+    return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What makes two models' passes the same."""
+
+    key: str
+    dtype: str
+    lora: Any
+    config: Any = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _dry(model: _Model, asked: Pass) -> int | None:
+    return peak_bytes(model.config, partial(shaped, dtype=model.dtype, lora=model.lora), asked)
+
+
+def _program() -> int:
+    """Bytes of interpreter and libraries: those of this process, which has loaded them too."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,1 @@
+"""Inference: engines that sample for a policy. Importing this loads no torch."""

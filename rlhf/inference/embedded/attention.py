@@ -1,0 +1,359 @@
+"""One attention function for trainer and rollout engine: rows of any length side by side, no padding in linear layers.
+
+All tokens of a call lie in one row `[1, T]`. Who attends to whom is said by a plan that travels to every attention
+layer in the forward keyword `packed_plan`; gradient checkpointing keeps it. Two plans exist: `RowPlan` here (training:
+block-diagonal causal attention over whole rows) and `SlotPlan` in `kv_cache` (rollout: new tokens attend to the cached
+prefix of their session). Without a plan the function is transformers' own `sdpa`, so that `model.generate` and plain
+calls of a prepared model work as before.
+
+`T`, `H`, `G`, `D` are tokens, query heads, key-value heads and head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlhf.errors import ModelError
+from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
+from rlhf.inference.embedded.varlen import VarlenPlan, takes_varlen
+from rlhf.inference.role_adapters import number_of, role_adapters
+
+#: Name under which transformers knows the function.
+ATTENTION_NAME = "rlhf_packed"
+
+#: Squared tokens of padding that cost as much as one more kernel call; measured on one CPU core, 6 heads of 32.
+_CALL_COST = 8192
+
+#: Tokens that rows must have in common, from their first on, to share them.
+SHORTEST_SHARED = 16
+
+
+class AttentionPlan(Protocol):
+    """Who attends to whom in one forward pass."""
+
+    is_used: bool
+    """Whether a layer has asked; if none has after a forward pass, the model did not hand the plan on."""
+    by_layer: bool
+    """Whether it has to know which layer asks; compiled layers are one program where it has not."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+        """Attention of one layer: query `[T, H, D]`, key and value `[T, G, D]`, result `[T, H, D]`."""
+        ...
+
+
+class RowPlan(PackedRows):
+    """Block-diagonal causal attention: tokens see the tokens before them in their own row, and no others.
+
+    Rows of similar length share one kernel call. They are padded on the right, where the causal mask alone keeps the
+    padding out of every real token, so no mask is stored and memory stays linear in T.
+
+    A token that several rows share is computed once: it stands in the padded layout of each of these rows, for the
+    kernel call alone, and its gradient is the sum of what they say. What the others compute of it is dropped.
+
+    Arguments are those of `PackedRows`.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu", source: Ints | None = None) -> None:
+        super().__init__(lengths, device, source)
+        self._groups: list[tuple[int, int, int]] = []  # rows, padded length, first padded place
+        at, inverse = self._layout(self._starts)
+        real = at >= 0
+        shared = np.flatnonzero(real & ~self._own[at])
+        self._shared = _runs(shared, self._tokens[at[shared]])
+        self._aligned = bool(real.all()) and bool((inverse == self._places).all()) and not len(shared)
+        self._gather = on_device(np.where(real, self._tokens[at], 0), device)
+        self._inverse = on_device(inverse[self._own], device)
+        self._dropped = on_device(np.flatnonzero(~(real & self._own[at])), device)
+
+    def _layout(self, starts: Ints) -> tuple[Ints, Ints]:
+        """Return padded place -> place (-1 at padding), and place -> padded place."""
+        order = np.argsort(-self.lengths, kind="stable")
+        gather, inverse, first = [], np.empty(self.n_tokens, np.int64), 0
+        for rows in _similar(order, self.lengths):
+            width = int(self.lengths[rows[0]])
+            offsets = np.arange(width)
+            inside = offsets < self.lengths[rows, None]
+            tokens = np.where(inside, starts[rows, None] + offsets, -1)
+            places = first + np.arange(tokens.size).reshape(tokens.shape)
+            inverse[tokens[inside]] = places[inside]
+            gather.append(tokens.reshape(-1))
+            self._groups.append((len(rows), width, first))
+            first += tokens.size
+        return np.concatenate(gather), inverse
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+        """Attention within rows; see `AttentionPlan.attend`."""
+        self.is_used = True
+        if not self._aligned:
+            query = _move(query, self._gather, self._inverse)
+            key, value = (_move(x, self._gather, self._inverse, shared=self._shared) for x in (key, value))
+        outs = []
+        for n_rows, width, first in self._groups:
+            q, k, v = (
+                x[first : first + n_rows * width].view(n_rows, width, *x.shape[1:]).transpose(1, 2)
+                for x in (query, key, value)
+            )
+            gqa = q.shape[1] != k.shape[1]
+            out = F.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=gqa
+            )
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+        joined = torch.cat(outs) if len(outs) > 1 else outs[0]
+        return joined if self._aligned else _move(joined, self._inverse, self._gather, zero=self._dropped)
+
+
+def shared_prefixes(token_ids: Ints, lengths: Ints) -> Ints:
+    """For each place of rows laid end to end, `[T]`, the place whose token is computed for it: itself, or one like it.
+
+    Rows that begin alike share those tokens, if they are at least `SHORTEST_SHARED`: under causal attention what is
+    computed of them is the same. In the order of a dictionary it is a row's neighbour that has most in common with it.
+
+    Rows 1 2 3 4, 7 and 1 2 3 5 6, where 2 tokens are enough: 0 1 2 3, 4, 0 1 2 8 9.
+    """
+    source, starts = np.arange(len(token_ids)), np.cumsum(lengths) - lengths
+    rows = [token_ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">i8").tobytes())
+    for before, row in pairwise(order):
+        n = min(len(rows[before]), len(rows[row]))
+        differing = np.flatnonzero(rows[before][:n] != rows[row][:n])
+        n = int(differing[0]) if len(differing) else n
+        if n >= SHORTEST_SHARED:
+            source[starts[row] : starts[row] + n] = source[starts[before] : starts[before] + n]
+    return source
+
+
+def _runs(places: Ints, tokens: Ints) -> list[tuple[int, int, int]]:
+    """Cut pairs of places and tokens into runs in which both go up by one: (first place, first token, length)."""
+    cuts = np.flatnonzero((np.diff(places) != 1) | (np.diff(tokens) != 1)) + 1
+    runs = zip(np.split(places, cuts), np.split(tokens, cuts), strict=True)
+    return [(int(p[0]), int(t[0]), len(p)) for p, t in runs if len(p)]
+
+
+def _similar(order: Ints, lengths: Ints) -> list[Ints]:
+    """Split rows, longest first, wherever padding one more row would cost more than another kernel call."""
+    squares = lengths[order] ** 2
+    groups, begin = [], 0
+    for i in range(1, len(order) + 1):
+        if i == len(order) or squares[begin] - squares[i] > _CALL_COST:
+            groups.append(order[begin:i])
+            begin = i
+    return groups
+
+
+class _Move(torch.autograd.Function):
+    """`x[index]` whose gradient is `grad[back]`, rows `zero` of it cleared, and the runs `shared` of `grad` added.
+
+    Autograd's own gradient of an index adds rows one by one, ten times slower; here most rows have one origin.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, index: Tensor, back: Tensor, zero: Tensor | None, shared: Sequence[tuple[int, int, int]]
+    ) -> Tensor:
+        ctx.save_for_backward(back, zero)
+        ctx.shared = shared
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        back, zero = ctx.saved_tensors
+        grad = grads[0].index_select(0, back)
+        if zero is not None:
+            grad.index_fill_(0, zero, 0.0)
+        for place, token, n in ctx.shared:
+            grad[token : token + n] += grads[0][place : place + n]
+        return grad, None, None, None, None
+
+
+def _move(
+    x: Tensor,
+    index: Tensor,
+    back: Tensor,
+    *,
+    zero: Tensor | None = None,
+    shared: Sequence[tuple[int, int, int]] = (),
+) -> Tensor:
+    return cast(Tensor, _Move.apply(x, index, back, zero, shared))  # type: ignore[no-untyped-call]
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    packed_plan: AttentionPlan | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend in one layer, as transformers calls it; query `[1, H, T, D]`, result `[1, T, H, D]`."""
+    if packed_plan is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    unknown = [name for name in ("sliding_window", "softcap", "s_aux") if kwargs.get(name) is not None]
+    if unknown:
+        raise ModelError(
+            "this attention variant cannot be packed",
+            where=type(module).__name__,
+            got=", ".join(unknown),
+            expected="plain full attention",
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    layer = cast(int, module.layer_idx) if packed_plan.by_layer else 0
+    return packed_plan.attend(layer, q, k, v, scale, dropout)[None], None
+
+
+def _make_known() -> None:
+    """Tell transformers of the function: once there is a model, as reading a recipe should not wait for model code."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION_NAME, _packed_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+
+
+def use_packed_attention(model: nn.Module) -> None:
+    """Prepare `model` (a transformers causal LM, or a PEFT wrapper of one) for `packed_forward` and the engine.
+
+    Raises:
+        ModelError: the model has layers that are not plain full attention, or cannot change its attention.
+    """
+    wrapper: Any = model
+    base = wrapper.get_base_model() if hasattr(model, "get_base_model") else wrapper
+    config = base.config
+    name = type(base).__name__
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if not hasattr(config, "layer_types") and getattr(config, "sliding_window", None):
+        kinds = {"sliding_attention"}
+    if kinds != {"full_attention"}:
+        raise ModelError(
+            "only models whose layers all attend to the whole context are supported",
+            where=name,
+            got=", ".join(sorted(kinds)),
+            expected="full_attention in every layer",
+            hint="if the context is shorter than the window, set sliding_window to null in the model's config.json",
+        )
+    if not getattr(base, "_supports_attention_backend", False):
+        raise ModelError(
+            "the model does not let its attention be replaced",
+            where=name,
+            expected="a model class of transformers 5 with _supports_attention_backend, such as Qwen3, Qwen2 or Llama",
+        )
+    _make_known()
+    base.set_attn_implementation(ATTENTION_NAME)
+
+
+def planned_forward(
+    model: nn.Module,
+    token_ids: Tensor,
+    position_ids: Tensor,
+    plan: AttentionPlan,
+    select: Tensor | None,
+    adapters: Ints | None = None,
+) -> Tensor:
+    """Logits `[N, V]` of tokens `[T]` at places `select` `[N]` (None: all) under `plan`.
+
+    Where roles have adapters of their own, `adapters` are their numbers, `[T]`; None: the shared one reads all.
+
+    Raises:
+        ModelError: the model was not prepared, or drops the plan on the way to its attention layers.
+    """
+    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if implementation != ATTENTION_NAME:
+        raise ModelError(
+            "the model is not prepared for packed rows",
+            where=type(model).__name__,
+            got=f"attention {implementation!r}",
+            expected=repr(ATTENTION_NAME),
+            hint="call use_packed_attention(model) once after loading",
+        )
+    routed = role_adapters(model)
+    if routed is not None:
+        routed.say(adapters, token_ids.device)
+    output = model(
+        input_ids=token_ids[None],
+        position_ids=position_ids[None],
+        # A mask of four dimensions is taken as finished, which spares the model from building one of [T, T].
+        attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=token_ids.device),
+        use_cache=False,
+        logits_to_keep=0 if select is None else select,
+        packed_plan=plan,
+    )
+    if not plan.is_used:
+        raise ModelError(
+            "the model does not hand keyword arguments on to its attention layers, so rows would see each other",
+            where=type(model).__name__,
+            expected="a model class of transformers 5 that passes **kwargs through, such as Qwen3, Qwen2 or Llama",
+        )
+    return cast(Tensor, output.logits[0])
+
+
+def packed_forward(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Sequence[int],
+    select: Tensor | None = None,
+    adapters: Sequence[str] | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Logits of rows laid end to end; differentiable, and never larger than what is selected.
+
+    What rows have in common from their first token on, such as the prompt of a group, is computed once. Values and
+    gradients are those of separate rows but for rounding; dropout, where there is any, drops the same for all of them.
+
+    Args:
+        model: prepared by `use_packed_attention`.
+        token_ids: int64 `[T]`, all rows one after the other; best on the CPU, where they are compared.
+        lengths: `[R]` tokens of each row; they sum to T.
+        select: int64 `[N]` places in `[0, T)` whose logits are wanted; None for all.
+        adapters: `[R]` which role's adapter reads each row, empty for the shared one; None: that one reads all.
+        device: where the model runs; None is where its first parameter lies.
+
+    Returns:
+        `[N, V]` in the model's dtype; row i predicts the token after place `select[i]`.
+
+    Raises:
+        ValueError: `lengths` do not sum to T.
+        ModelError: see `planned_forward`.
+        EngineError: the model has no adapter of a role.
+    """
+    if token_ids.ndim != 1 or sum(lengths) != len(token_ids):
+        raise ValueError(f"token_ids must be [T] with T = sum(lengths), got {list(token_ids.shape)}, {sum(lengths)}")
+    device = next(model.parameters()).device if device is None else device
+    # Tensors without memory have no ids to compare: nothing is shared, which is the most that there can be to compute.
+    if token_ids.is_meta:
+        bare = RowPlan(lengths, token_ids.device)
+        return planned_forward(model, token_ids, bare.position_ids, bare, select)
+    numbers = _numbers(model, lengths, adapters)
+    ids = token_ids.cpu().numpy()
+    # One text read by two adapters is no common beginning.
+    source = shared_prefixes(ids if numbers is None else ids + (numbers << 32), np.asarray(lengths, np.int64))
+    plan = (VarlenPlan if takes_varlen(model, device) else RowPlan)(lengths, device, source)
+    kept = source == np.arange(len(source))
+    if select is not None:
+        select = select.to(device, non_blocking=True)
+        select = select if kept.all() else plan.token_of[select]
+    elif not kept.all():
+        select = plan.token_of
+    numbers = None if numbers is None else numbers[kept]
+    return planned_forward(model, on_device(ids[kept], device), plan.position_ids, plan, select, numbers)
+
+
+def _numbers(model: nn.Module, lengths: Sequence[int], adapters: Sequence[str] | None) -> Ints | None:
+    """Number of the adapter that reads each token, `[T]`; None where the shared one, or the only one, reads all."""
+    if adapters is None or not any(adapters):
+        return None
+    numbers = [number_of(model, name, "packed_forward, adapters") for name in adapters]
+    return np.repeat(np.asarray(numbers, np.int64), lengths)

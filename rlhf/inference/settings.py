@@ -1,0 +1,124 @@
+"""Engine settings of a recipe. Torch-free: an engine is built only by `rlhf.build.train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.checking import CheckContext, Problem, no_effect
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TransformersSettings:
+    """The embedded engine: in process, sharing the policy's parameters with the trainer."""
+
+    shares_policy: ClassVar[bool] = True
+
+    max_sessions: Annotated[int, Field(ge=1)] = 128
+    """Episodes whose key/value cache is kept at a time."""
+    max_batch_tokens: Annotated[int, Field(ge=1)] = 4096
+    """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+
+
+def shares_policy(engine: object) -> bool:
+    """True if an engine of these settings samples with the trainer's own weights (attribute `shares_policy`)."""
+    return bool(getattr(engine, "shares_policy", False))
+
+
+#: Keys that say how to start a vLLM; servers that run already were started with options of their own.
+_OF_START = (
+    *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
+    *("eager", "compile", "sleep"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class VllmSettings:
+    """vLLM: one engine in a process of its own, or servers that run already. Has a copy of the policy's weights."""
+
+    shares_policy: ClassVar[bool] = False
+
+    servers: tuple[str, ...] = ()
+    """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
+    delivery: Literal["auto", "cuda_ipc", "shared_memory", "http"] = "auto"
+    """How full weights arrive: in the GPU that both use, in this machine's memory, or sent; auto takes the first."""
+    at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
+    """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
+    lora: Literal["auto", "adapter", "merged"] = "auto"
+    """How an adapter is delivered: beside the base, or merged into full weights, which samples faster; auto merges on a
+    GPU of this machine, unless roles have adapters."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of the engine's copy; auto is the policy's."""
+    max_sessions: Annotated[int, Field(ge=1)] = 128
+    """Requests that run at a time; more wait."""
+    max_batch_tokens: Annotated[int, Field(ge=1)] = 8192
+    """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+    kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """Memory for keys and values in 1e9 bytes; null is all that `max_sessions` contexts need, or what there is."""
+    gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    """Share of a GPU's memory that the engine may take, weights included; the trainer needs the rest."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """GPUs that share one copy of the model."""
+    eager: Literal["auto"] | bool = "auto"
+    """Run the model without CUDA graphs, which start faster and sample slower; auto uses them where there is a GPU."""
+    compile: bool = False
+    """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
+    sleep: bool = False
+    """Give the GPU's memory back while the policy is updated: weights go to the machine's, the cache is dropped."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Most seconds for one generation."""
+    delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """Most seconds for one delivery of weights."""
+    buffer_mb: Annotated[int, Field(ge=1)] = 256
+    """Memory through which full weights pass, in 2^20 bytes."""
+    canary_tolerance: Annotated[float, Field(gt=0)] | None = None
+    """Most nats that engine and trainer may differ after a delivery; null measures it, at least 1e-3 in float32."""
+
+    def __post_init__(self) -> None:
+        if self.compile and self.eager is True:
+            raise ValueError("compile has no effect with eager: true, which runs the model as it is")
+        if not self.servers:
+            if self.delivery == "http":
+                raise ValueError("delivery: http needs servers: an engine of one's own shares this memory")
+            return
+        defaults = {f.name: f.default for f in fields(self)}
+        for name in _OF_START:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name} has no effect with servers: set it where the servers are started")
+        if not all(server.startswith(("http://", "https://")) for server in self.servers):
+            raise ValueError("servers takes addresses that begin with http:// or https://")
+        if len({server.rstrip("/") for server in self.servers}) < len(self.servers):
+            raise ValueError("servers names an address twice")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to say how adapters are delivered where there are none."""
+        if self.lora != type(self)().lora and context.recipe.policy.lora is None:
+            yield no_effect(context.at("lora"), self.lora, "the policy has no adapter, see policy.lora")
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse servers, which every process would deliver weights to."""
+        if self.servers:
+            yield Problem(
+                "every process delivers weights to an engine of its own",
+                where=context.at("servers"),
+                got=f"{len(self.servers)} servers, and {n} processes were started",
+                expected="an engine that each process starts: servers: []",
+                do="remove the key, or start one process",
+            )
+
+
+def kv_bytes_per_token(config: Any, n_bytes: int) -> int:
+    """Bytes of keys and values of one token, in all layers.
+
+    Args:
+        config: of the text model, Hugging Face's.
+        n_bytes: of one number.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers) * int(heads) * int(width) * n_bytes

@@ -1,0 +1,57 @@
+"""What `VllmEngine` remembers of a call while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rlhf.data import Finish, Generation, Prompt, SamplingParams
+from rlhf.inference.seeds import stable_seed
+from rlhf.inference.vllm.instance import Sampled
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of `generate`, which may be sampled in several pieces, by several versions of the weights.
+
+    `withdrawn` says that its session was released; `task` works on it.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    session: str
+    withdrawn: bool = False
+    request_id: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    task: asyncio.Task[Generation] | None = None
+
+    def rest(self) -> SamplingParams:
+        """Parameters for what is left to sample; after an interruption with random numbers of its own."""
+        if not self.token_ids:
+            return self.params
+        n = len(self.token_ids)
+        return replace(self.params, max_tokens=self.params.max_tokens - n, seed=stable_seed(self.params.seed, n))
+
+    def take(self, sampled: Sampled, versions: Sequence[tuple[int, int]]) -> None:
+        """Add what an instance sampled."""
+        self.token_ids += sampled.token_ids
+        self.logprobs += sampled.logprobs
+        for version, n in versions:
+            if self.spans and self.spans[-1][0] == version:
+                self.spans[-1] = (version, self.spans[-1][1] + n)
+            elif n:
+                self.spans.append((version, n))
+
+    def generation(self, finish: Finish, version: int) -> Generation:
+        """The answer."""
+        first = self.spans[0][0] if self.spans else version
+        spans = tuple(self.spans) if len(self.spans) > 1 else ()
+        return Generation(self.prompt, self.token_ids, self.logprobs, finish, first, spans)
+
+    def end(self) -> None:
+        """Stop working on it."""
+        if self.task is not None:
+            self.task.cancel()

@@ -1,0 +1,168 @@
+"""Whom `rlhf evaluate` evaluates, and on what: found out before anything loads that takes its time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlhf.chat_api import Patience
+from rlhf.errors import ModelError, RecipeError, nearest
+from rlhf.recipe import Recipe, load
+from rlhf.recipe.builder import build_part, plain_part
+from rlhf.recipe.evaluation_request import BASELINES, EvaluationRequest, is_model, is_program
+from rlhf.recipe.model import recipe_of
+from rlhf.recipe.splits import check_declared_split
+from rlhf.recipe.strategy_checks import check_strategy, strategy_said
+from rlhf.recipe.suites import Suite, load_suite, suite_of_recipe
+from rlhf.recipe.text import parse_fields
+
+#: Keys that a model without a recipe may be given.
+_OF_MODELS = ("policy", "engine", "seed")
+
+
+@dataclass(frozen=True)
+class EvaluationTarget:
+    """A policy and the suite it is to be judged on.
+
+    Attributes:
+        kind: `model`, `endpoint`, `program`, `random` or `oracle`.
+        name: for the reader.
+        suite: with the agents and limits that this policy brings.
+        recipe: of a model.
+        checkpoint: of a model, where it is not the recipe's own.
+        endpoint: address of the server.
+        model: its name there.
+        patience: with the server.
+    """
+
+    kind: str
+    name: str
+    suite: Suite
+    recipe: Recipe | None = None
+    checkpoint: Path | None = None
+    endpoint: str = ""
+    model: str = ""
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether numbers of tokens mean anything."""
+        return self.kind == "model"
+
+
+def contender(asked: EvaluationRequest) -> EvaluationTarget:
+    """Find out what is to be evaluated, and on what. Nothing is loaded yet.
+
+    Raises:
+        RecipeError: it is nothing that can be evaluated, or not with these keys.
+    """
+    found = _contender(asked)
+    environments = {part.name: part.environment for part in found.suite.parts}
+    check_strategy(found.suite.strategy, environments, found.has_tokens, found.name)
+    return found
+
+
+def _contender(asked: EvaluationRequest) -> EvaluationTarget:
+    suite = load_suite(asked.suite) if asked.suite else None
+    if is_program(asked.target) or asked.endpoint:
+        if suite is None:
+            raise _needs_suite(asked.target or asked.endpoint)
+        if not asked.target:
+            _refuse(asked.overrides, (), "an endpoint")
+            return _on_server(asked, asked.model, _changed(suite, asked))
+        if asked.target in BASELINES:
+            _refuse(asked.overrides, (), asked.target)
+            return EvaluationTarget(asked.target, asked.target, _changed(suite, asked))
+        kind = {"kind": asked.target, **parse_fields(asked.overrides)}
+        agent = build_part("agent", kind, "agent", base=Path.cwd())
+        parts = tuple(replace(part, agent=agent) for part in suite.parts)
+        suite = _changed(replace(suite, parts=parts), asked)
+        if asked.endpoint:
+            return _on_server(asked, f"{asked.target} on {asked.model}", suite)
+        return EvaluationTarget("program", asked.target, suite)
+    if suite is not None and is_model(asked.target):
+        return _model(asked, suite)
+    recipe = load(asked.target, asked.overrides, is_trained=asked.checkpoint is not None)
+    suite = suite_of_recipe(recipe) if suite is None else suite.taken_by(recipe)
+    checkpoint = Path(asked.checkpoint) if asked.checkpoint else None
+    return EvaluationTarget("model", asked.checkpoint or asked.target, _changed(suite, asked), recipe, checkpoint)
+
+
+def _on_server(asked: EvaluationRequest, name: str, suite: Suite) -> EvaluationTarget:
+    patience = Patience() if asked.tries is None else Patience(n_tries=asked.tries)
+    return EvaluationTarget("endpoint", name, suite, endpoint=asked.endpoint, model=asked.model, patience=patience)
+
+
+def _model(asked: EvaluationRequest, suite: Suite) -> EvaluationTarget:
+    """A model in Hugging Face format, or an adapter over one, with the suite's own agents."""
+    _refuse(asked.overrides, _OF_MODELS, "a model")
+    given = parse_fields(asked.overrides)
+    adapter = Path(asked.target).expanduser() / "adapter_config.json"
+    path = _base_of(adapter) if adapter.is_file() else asked.target
+    part = suite.parts[0]
+    values = {
+        "seed": given.get("seed", 0),
+        "policy": {"kind": "pretrained", "path": path, **given.get("policy", {})},
+        "engine": given.get("engine", {}),
+        "environment": plain_part("environment", part.environment),
+        "rewards": {"success": {"kind": "outcome"}},
+        "limits": plain_part(None, part.limits),
+        "stages": [{"kind": "policy_gradient", "steps": 1}],  # a recipe has one; an evaluation never looks at it
+    }
+    recipe = recipe_of(values, name=suite.name, base=Path.cwd())
+    checkpoint = Path(asked.target) if adapter.is_file() else None
+    return EvaluationTarget("model", asked.target, _changed(suite, asked), recipe, checkpoint)
+
+
+def _base_of(adapter: Path) -> str:
+    base = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            "the adapter does not say what it belongs to",
+            where=str(adapter),
+            got="no base_model_name_or_path",
+            expected="the folder or hub name of its base model",
+            hint="name the run that it comes from, or the base with policy.path=NAME",
+        )
+    return str(base)
+
+
+def _changed(suite: Suite, asked: EvaluationRequest) -> Suite:
+    """The suite with what the command line says of it."""
+    pairs = (("split", asked.split), ("n", asked.n))
+    tasks: dict[str, Any] = {key: value for key, value in pairs if value is not None}
+    for part in suite.parts if asked.split is not None else ():
+        check_declared_split(asked.split or "", part.environment, "--split")
+    if tasks:
+        # Another list of tasks is not what the hash was made of.
+        parts = (replace(part, tasks=replace(part.tasks, **{**tasks, "sha256": ""})) for part in suite.parts)
+        suite = replace(suite, parts=tuple(parts))
+    if asked.strategy:
+        suite = replace(suite, strategy=strategy_said(asked.strategy))
+    return suite if asked.attempts is None else replace(suite, attempts=asked.attempts)
+
+
+def _refuse(overrides: Sequence[str], known: Sequence[str], what: str) -> None:
+    for override in overrides:
+        key = override.partition("=")[0].partition(".")[0]
+        if key not in known:
+            raise RecipeError(
+                f"this key has no effect on the evaluation of {what}",
+                where=key,
+                got=override,
+                expected=", ".join(f"{name}...." for name in known) or "no keys",
+                hint=nearest(key, known) or "remove it; what a suite says is changed in a suite of your own",
+            )
+
+
+def _needs_suite(target: str) -> RecipeError:
+    return RecipeError(
+        "this says nothing of tasks",
+        where=target,
+        got="no --suite",
+        expected="--suite NAME, or a recipe, a run or a checkpoint of one",
+        hint="`rlhf recipes --suites` lists the suites that come along",
+    )

@@ -1,0 +1,232 @@
+"""How a kind becomes a class.
+
+A recipe says `kind:` wherever a part can be chosen. A kind is
+
+- a name of the table in `rlhf.recipe.catalog`,
+- `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe, or
+- `./file.py:Name`, looked for beside the recipe, then in the current folder.
+
+A recipe therefore runs Python that it names: read a stranger's recipe before you run it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from environments.packages import how_to_install
+from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
+from rlhf.recipe.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
+
+
+def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:
+    """Return the class (for a reward: or the function) that `kind` names.
+
+    Args:
+        section: a key of `CATALOG`.
+        kind: catalogue name, `package.module:Name` or `./file.py:Name`.
+        base: folder of the recipe.
+        where: YAML path for messages.
+
+    Raises:
+        RecipeError: no such kind, file, module or name; a file that raises on import; a part of the wrong shape.
+        MissingPackageError: an optional package is absent.
+    """
+    where = where or f"{section}.kind"
+    if ":" not in kind:
+        return _from_table(section, kind, where)
+    source, _, name = kind.rpartition(":")
+    module = _file_module(source, base, where) if _is_file(source) else _named_module(source, base, where)
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        public = [n for n in public if getattr(vars(module)[n], "__module__", "") == module.__name__] or public
+        raise RecipeError(
+            f"{source} defines no '{name}'",
+            where=where,
+            got=kind,
+            expected=", ".join(public) or "a module that defines something",
+            hint=nearest(name, public) or "name a class of that file after the colon",
+        )
+    return _checked(section, getattr(module, name), kind, where)
+
+
+def kind_of(section: str, part: object) -> str:
+    """Return a kind that resolves to `part` (a live object or a function) from any folder."""
+    target = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
+    module, name = target.__module__, target.__qualname__
+    for kind, entry in CATALOG.get(section, {}).items():
+        if entry.target == f"{module}:{name}":
+            return kind
+    loaded = sys.modules.get(module)
+    if module.startswith(_FILE_PREFIX) and loaded is not None:
+        return f"{loaded.__file__}:{name}"
+    return f"{module}:{name}"
+
+
+def section_of_type(annotation: object) -> str | None:
+    """Return the section whose contract `annotation` is, or None."""
+    if not isinstance(annotation, type):
+        return None
+    return SECTION_OF_TYPE.get(f"{annotation.__module__}:{annotation.__qualname__}")
+
+
+def _from_table(section: str, kind: str, where: str) -> Any:
+    table = CATALOG[section]
+    if kind not in table:
+        raise RecipeError(
+            f"no {section} is called '{kind}'",
+            where=where,
+            got=kind,
+            expected=", ".join(table) + ", package.module:Name, or ./file.py:Name",
+            hint=f"name what it defines after a colon: {kind}:Name" if _is_file(kind) else _near(section, kind),
+        )
+    entry = table[kind]
+    for package in PACKAGES_OF_EXTRA.get(entry.extra or "", ()):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(
+                f"'{kind}' needs a package that is not installed",
+                where=where,
+                got=f"no module named {package}",
+                expected=f"the extra '{entry.extra}'",
+                hint=how_to_install(entry.extra or ""),
+            )
+    module, _, name = entry.target.partition(":")
+    return getattr(_imported(module, where), name)
+
+
+def _near(section: str, kind: str) -> str:
+    """Say of what else `kind` is one, and what of this section is nearest to it."""
+    others = [other for other, table in CATALOG.items() if kind in table]
+    found = [f"'{kind}' is a kind of {' and of '.join(others)}"] if others else []
+    found += [hint] if (hint := nearest(kind, CATALOG[section])) else []
+    return "; ".join(found) or "`rlhf recipes --kinds` lists all kinds"
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith(".py") or "/" in source or "\\" in source
+
+
+def _named_module(name: str, base: Path, where: str) -> ModuleType:
+    # At the end of the path, so that nothing beside a recipe can take the place of an installed package.
+    for folder in (str(base.resolve()), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    return _imported(name, where)
+
+
+def _imported(name: str, where: str) -> ModuleType:
+    with _explained(name, where, "mend the module, or name another"):
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _explained(name: str, where: str, hint: str) -> Iterator[None]:
+    """Turn whatever an import of `name` raises into a message: a package that is absent, or a module that is broken."""
+    try:
+        with boundary(RecipeError, f"{where}, importing {name}", hint):
+            yield
+    except RecipeError as error:
+        cause = error.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
+            raise
+        if name == cause.name or name.startswith(cause.name + "."):
+            raise RecipeError(
+                f"no module is called '{cause.name}'",
+                where=where,
+                got=name,
+                expected="a module that is installed, or lies beside the recipe or in the current folder",
+                hint="pip install it, or write ./file.py:Name",
+            ) from cause
+        raise MissingPackageError(
+            f"{name} needs a package that is not installed",
+            where=where,
+            got=f"no module named {cause.name}",
+            expected="a Python with that package",
+            hint=f"pip install the package that provides {cause.name}",
+        ) from cause
+
+
+_FILE_PREFIX = "recipe_file_"
+
+
+def _file_module(source: str, base: Path, where: str) -> ModuleType:
+    tried = list(dict.fromkeys((root / source).resolve() for root in (base, Path.cwd())))
+    path = next((p for p in tried if p.is_file()), None)
+    if path is None:
+        raise RecipeError(
+            "no such file",
+            where=where,
+            got=source,
+            expected=" or ".join(map(str, tried)),
+            hint="a file is looked for beside the recipe, then in the current folder",
+        )
+    # One file is one module however it is named, so that its classes are equal and can be pickled within the process.
+    name = f"{_FILE_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:10]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RecipeError("not a Python file", where=where, got=str(path), expected="a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _explained(str(path), where, "mend the file: it raises when it is imported"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _checked(section: str, target: Any, kind: str, where: str) -> Any:
+    if inspect.isfunction(target) and section == "reward":
+        _refuse_arguments(target, 2, kind, where)
+        return target
+    if not inspect.isclass(target):
+        raise RecipeError(
+            f"this is no {section}",
+            where=where,
+            got=f"{kind} is a {type(target).__name__}",
+            expected="a class or a function" if section == "reward" else "a class",
+            hint=f"name a class with {', '.join(REQUIRED_MEMBERS.get(section, ())) or 'its settings as fields'}",
+        )
+    missing = [member for member in REQUIRED_MEMBERS.get(section, ()) if not hasattr(target, member)]
+    if missing and not (section == "reward" and hasattr(target, "over_group")):
+        raise RecipeError(
+            f"this is no {section}: {target.__name__} lacks {', '.join(missing)}",
+            where=where,
+            got=kind,
+            expected=f"a class with {', '.join(REQUIRED_MEMBERS[section])}",
+            hint="docs/plugins.md has whole parts to start from",
+        )
+    if section == "reward" and any("__call__" in vars(base) for base in target.__mro__):
+        is_static = isinstance(inspect.getattr_static(target, "__call__"), staticmethod)
+        _refuse_arguments(target.__call__, 2 if is_static else 3, kind, where)
+    return target
+
+
+def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
+    """Raise RecipeError where a reward cannot be called with two arguments, which `self` makes `n`."""
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of another language
+        return
+    try:
+        takes.bind(*[None] * n)
+    except TypeError as error:
+        own = list(takes.parameters.values())[n - 2 :]
+        raise RecipeError(
+            "a reward takes (task, trajectory), a verifier (answer, reference)",
+            where=where,
+            got=f"{kind}, which takes ({', '.join(map(str, own))})",
+            expected="two parameters",
+            hint="write (answer, reference) for its parameters, or (task, trajectory); others need a default",
+        ) from error

@@ -1,0 +1,110 @@
+"""The environment's side of one attempt: started once, stepped under a limit, closed once on every path."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from environments.base import CallHung, Environment, StepResult
+from environments.gate import checked_result
+from rlhf.data import Outcome, Task
+from rlhf.errors import EnvError
+from rlhf.rollout.executors import CallError, CallTimeout, Lane
+from rlhf.rollout.limits import Limits
+
+
+class Ended(Exception):
+    """The episode cannot go on."""
+
+    def __init__(self, outcome: Outcome, detail: str = "") -> None:
+        super().__init__(detail)
+        self.outcome, self.detail = outcome, detail
+
+
+class EnvSession:
+    """An environment's episode that is closed once, also when its start returns after everybody has left.
+
+    Args:
+        environment: `start`, `step` and `close` may be plain or async functions.
+        task: what to start.
+        limits: time limits of the calls.
+        lane: where the calls run; left at the end.
+    """
+
+    def __init__(self, environment: Environment, task: Task, limits: Limits, lane: Lane) -> None:
+        self._environment, self._task, self._limits, self._lane = environment, task, limits, lane
+        self._step: Callable[[str], Any] | None = None
+        self._close: Callable[[], Any] | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._late: asyncio.Task[None] | None = None
+
+    async def start(self) -> StepResult:
+        """Begin the attempt and return its opening. Raises Ended."""
+        opening = await self._call("start", self._begin, timeout_s=self._limits.start_timeout_s)
+        return checked(opening, "opening")
+
+    async def step(self, action: str) -> StepResult:
+        """Do one action. Raises Ended."""
+        assert self._step is not None
+        result = await self._call("step", self._step, action, timeout_s=self._limits.step_timeout_s)
+        return checked(result, "step")
+
+    async def close(self, notes: list[str]) -> None:
+        """Free the episode and its lane; what goes wrong is noted, for the episode is over."""
+        with self._lock:
+            self._closed, close = True, self._close
+        try:
+            if close is not None:
+                await self._call("close", close, timeout_s=self._limits.step_timeout_s)
+        except Ended as ended:
+            notes.append(ended.detail)
+        finally:
+            await self._lane.leave()
+
+    async def _begin(self) -> Any:
+        """Start, in the lane; an episode that comes too late is closed there, as nobody else knows of it."""
+        episode: Any = self._environment.start(self._task)
+        if inspect.isawaitable(episode):
+            episode = await episode
+        step, close = (getattr(episode, name, None) for name in ("step", "close"))
+        with self._lock:
+            late = self._closed
+            if not late:
+                self._step, self._close = step, close if callable(close) else None
+        if late and callable(close):
+            # A task of its own: this one has been cancelled and would not get past its next await.
+            self._late = asyncio.get_running_loop().create_task(_close(close))
+        missing = [name for name, one in (("step", step), ("close", close)) if not callable(one)]
+        if missing:
+            got = f"{type(episode).__name__} without {' and '.join(missing)}"
+            raise EnvError(f"returned {got}; an episode has opening, step and close")
+        return getattr(episode, "opening", None)
+
+    async def _call(self, name: str, function: Any, *args: Any, timeout_s: float) -> Any:
+        try:
+            return await self._lane.call(function, *args, timeout_s=timeout_s)
+        except CallTimeout as error:
+            raise Ended(Outcome.TIMEOUT, f"{name}: {error}") from error
+        except CallError as error:
+            hung = isinstance(error.__cause__, CallHung)
+            raise Ended(Outcome.TIMEOUT if hung else Outcome.ENV_ERROR, f"{name}: {error}") from error
+        except EnvError as error:
+            raise Ended(Outcome.ENV_ERROR, str(error)) from error
+
+
+async def _close(close: Callable[[], Any]) -> None:
+    done = close()
+    if inspect.isawaitable(done):
+        await done
+
+
+def checked(result: object, where: str) -> StepResult:
+    """Return `result` with plain Python types. Raises Ended where an environment answers something else."""
+    try:
+        return checked_result(result, where)
+    except EnvError as error:
+        raise Ended(Outcome.ENV_ERROR, str(error)) from error

@@ -1,0 +1,300 @@
+"""How the attempts at one task come about: each on its own, as the branches of trees, or one after another.
+
+A tree begins as one attempt from the task's start. In each round, states of its attempts are chosen, and attempts are
+made that leave from there: what led to the state is replayed in a fresh episode of the environment, generations and
+all, and from then on the policy samples anew. A chain makes its attempts one after another, and each is told of those
+before. All attempts at a task, of whichever tree or chain, are one group.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass as plain_dataclass
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.checking import CheckContext, Problem
+from rlhf.data import Message, Role, Trajectory
+from rlhf.data.generation import calls_of
+from rlhf.rollout.branching import Branch, Fork
+from rlhf.settings import STRICT
+
+
+@runtime_checkable
+class GroupStructure(Protocol):
+    """A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches."""
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of branching after the attempts from the start."""
+        ...
+
+    def n_from_start(self, group_size: int) -> int:
+        """Return how many of `group_size` attempts are made from the task's start.
+
+        Raises:
+            ValueError: groups of that size cannot be made.
+        """
+        ...
+
+    def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
+        """Return what the next round of attempts begins with, given all attempts so far in order of their numbers."""
+        ...
+
+
+def replays(part: object) -> bool:
+    """True if episodes of this sampler or rollout begin with a replay (attribute `replays`)."""
+    return bool(getattr(part, "replays", False))
+
+
+def unreplayable(section: str, part: object, path: str, context: CheckContext) -> Iterator[Problem]:
+    """Yield a problem where `part`, the `section` of `path`, replays what the environment may not repeat."""
+    if replays(part) and not context.recipe.properties.replayable:
+        environment = context.kind_of("environment", context.recipe.environment)
+        yield Problem(
+            "episodes would begin with a replay, which this environment does not promise to repeat",
+            where=f"{path}.{section}.kind",
+            got=f"{context.kind_of(section, part)} in {environment}",
+            expected="an environment whose `properties` say replayable=True",
+            do="declare it if it is so, `rlhf check environment` proves it; or remove the key",
+        )
+
+
+def unmakeable(rollout: GroupStructure, group_size: int, path: str) -> Iterator[Problem]:
+    """Yield a problem where `rollout` cannot make groups of the size that `path` has."""
+    try:
+        rollout.n_from_start(group_size)
+    except ValueError as error:
+        yield Problem(
+            "groups of this size cannot be made",
+            where=f"{path}.group_size",
+            got=str(group_size),
+            expected=str(error),
+            do="group_size counts the attempts of all trees of a task",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Independent:
+    """Every attempt is made from the task's start."""
+
+    n_rounds: ClassVar[int] = 0
+
+    def n_from_start(self, group_size: int) -> int:
+        """All of them."""
+        return group_size
+
+    def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
+        """There are none."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Tree:
+    """M trees of 1 + L·N·T attempts.
+
+    In each of L rounds, N states of each tree are chosen, and T attempts leave from each. `group_size` is the attempts
+    of all trees together: M = group_size / (1 + L·N·T), which has to be a whole number.
+
+    The states are those in which the policy was to act, in any attempt of the tree; what several attempts share counts
+    once. The state at the start is not among them, for an attempt from there shares nothing: it is another tree. It is
+    branched from where a tree has no other state. `random` draws states with replacement, all alike. `surprisal` takes
+    the N states whose next turn held the least likely token, by −log π(token) in nats as the engine reports it, and
+    begins again from the first where there are fewer than N.
+
+    A tree whose first attempt ended by the failure of a part has no states at all: its branches are not made.
+
+    With `at: token` branches leave within replies: what came before the chosen token stays, and the policy samples from
+    there on. Places are the tokens of all replies but the first of each, and of each piece that a branch has left
+    behind; a reply of one token has none. Where a tree has no place, it is branched from before a turn.
+
+    Sources: Tree-GRPO, arXiv 2509.21240 (`random`, `turn`, T = 1; there the start may be drawn, and some leaves are
+    left out); TreeRL, arXiv 2506.11902 (`surprisal`, `token`; there tokens after words such as "conclusion" are left
+    out).
+    """
+
+    replays: ClassVar[bool] = True
+
+    branches_per_round: Annotated[int, Field(ge=1)] = 2
+    """N, the states of a tree that are branched from in one round."""
+    continuations: Annotated[int, Field(ge=1)] = 1
+    """T, the attempts that leave from each of them."""
+    rounds: Annotated[int, Field(ge=1)] = 1
+    """L; later rounds also branch from the attempts of earlier ones."""
+    choose: Literal["random", "surprisal"] = "random"
+    """How states are chosen."""
+    at: Literal["turn", "token"] = "turn"
+    """Where branches leave: before a turn, or within a reply, before one of its tokens but the first."""
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of branching after the attempts from the start."""
+        return self.rounds
+
+    @property
+    def n_leaves(self) -> int:
+        """Attempts of one tree."""
+        return 1 + self.rounds * self.branches_per_round * self.continuations
+
+    def n_from_start(self, group_size: int) -> int:
+        """Return the number of trees. Raises ValueError where there is no whole number of them."""
+        n_trees, left = divmod(group_size, self.n_leaves)
+        if left or not n_trees:
+            raise ValueError(f"a multiple of 1 + rounds x branches_per_round x continuations = {self.n_leaves}")
+        return n_trees
+
+    def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
+        """Return the next round's branches, tree by tree."""
+        trees: dict[int, list[Trajectory]] = {}
+        root_of: dict[int, int] = {}
+        for t in group:
+            root_of[t.attempt] = t.attempt if t.parent is None else root_of[t.parent]
+            trees.setdefault(root_of[t.attempt], []).append(t)
+        return [
+            Branch(state.attempt.attempt, state.attempt.turns[: state.turn], fork=state.fork)
+            for attempts in trees.values()
+            for state in self._chosen(self._open(attempts), rng)
+            for _ in range(self.continuations)
+        ]
+
+    def _open(self, attempts: Sequence[Trajectory]) -> list[_State]:
+        """Return what the attempts of a tree may be left from."""
+        if self.at == "token" and (places := _within(attempts)):
+            return places
+        states = [state for t in attempts for state in _states(t)]
+        return [s for s in states if s.turn > s.attempt.n_given] or states
+
+    def _chosen(self, states: list[_State], rng: random.Random) -> list[_State]:
+        n = self.branches_per_round if states else 0
+        if self.choose == "random":
+            return rng.choices(states, k=n) if n else []
+        order = sorted(states, key=lambda state: -state.surprisal)  # stable: of equals, the one that was met first
+        return [order[i % len(order)] for i in range(n)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Retry:
+    """Chains of 1 + `retries` attempts: each begins the task anew, and is told what the ones before it did.
+
+    The policy reads the earlier attempts of its chain, opening, actions and replies, and what it is to do about them,
+    before the observation of the fresh episode. `group_size` is the attempts of all chains together:
+    M = group_size / (1 + retries), which has to be a whole number. After the failure of a part a chain ends.
+
+    With `until: solved` a chain also ends with an attempt that the environment calls solved, so a group may hold fewer
+    attempts, and being asked again means to have failed. With `until: end` nobody is told how an attempt went: every
+    chain has all of its attempts.
+
+    An attempt has the earlier ones in its prompt alone: it is a trajectory of its own, with its own score, and all
+    attempts at a task are one group.
+
+    Sources: RISE, arXiv 2407.18219 (there all attempts of a chain are one conversation); Reflexion, arXiv 2303.11366.
+    """
+
+    retries: Annotated[int, Field(ge=1)] = 2
+    """Attempts that a chain may have after the first."""
+    until: Literal["solved", "end"] = "solved"
+    """When a chain ends before it has all of its attempts: once it is solved, or never."""
+    ask: str | None = None
+    """What is said after the earlier attempts; null asks for another way where the last one failed, and for a better
+    one where nobody knows."""
+    max_shown: Annotated[int, Field(ge=1)] = 2
+    """Earlier attempts that are shown, the last ones."""
+    max_chars: Annotated[int, Field(ge=40)] = 2000
+    """Longest text of an earlier attempt; of a longer one its end is shown."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse retries until solved where a reward says what is solved: none is asked before they are chosen."""
+        solving = next((name for name, w in context.recipe.rewards.items() if w.solved_at is not None), None)
+        if solving and self.until == "solved" and context.learns and not context.is_trained:
+            yield Problem(
+                "whether to retry is decided before rewards are asked",
+                where=context.at("until"),
+                got=f"solved, which rewards.{solving}.solved_at says",
+                expected="end",
+                do="write until: end, or use rollout: {kind: independent}",
+            )
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of retries."""
+        return self.retries
+
+    def n_from_start(self, group_size: int) -> int:
+        """Return the number of chains. Raises ValueError where there is no whole number of them."""
+        n_chains, left = divmod(group_size, 1 + self.retries)
+        if left or not n_chains:
+            raise ValueError(f"a multiple of 1 + retries = {1 + self.retries}")
+        return n_chains
+
+    def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
+        """Return the next attempt of each chain that goes on."""
+        tried = {t.parent for t in group}
+        by_number = {t.attempt: t for t in group}
+        ends = [t for t in group if t.attempt not in tried and not t.outcome.is_failure_of_a_part]
+        found = []
+        for end in ends:
+            chain = [end]
+            while (parent := chain[0].parent) is not None:
+                chain.insert(0, by_number[parent])
+            if len(chain) <= self.retries and not (end.solved and self.until == "solved"):
+                found.append(Branch(end.attempt, end.turns[: end.n_given], (self.told(chain),)))
+        return found
+
+    def told(self, chain: Sequence[Trajectory]) -> Message:
+        """Return what the next attempt is told of those before it."""
+        first = max(0, len(chain) - self.max_shown)
+        shown = [f"Attempt {i}:\n{self._text(t)}" for i, t in enumerate(chain[first:], start=first + 1)]
+        known = "That attempt failed. Begin anew, and go another way."
+        unknown = "Begin anew, and do it better if you can."
+        ask = self.ask if self.ask is not None else known if self.until == "solved" else unknown
+        return Message(Role.USER, "\n".join([*shown, ask]))
+
+    def _text(self, t: Trajectory) -> str:
+        lines = [t.opening, *(line for turn in t.turns for line in (f"> {turn.action.text}", turn.reply))]
+        text = "\n".join(lines)
+        return text if len(text) <= self.max_chars else f"...{text[3 - self.max_chars :]}"
+
+
+@plain_dataclass(frozen=True, slots=True)
+class _State:
+    """Where the policy was to act: before a turn of an attempt."""
+
+    attempt: Trajectory
+    turn: int
+    fork: Fork | None = None
+    logprob: float = 0.0
+
+    @property
+    def surprisal(self) -> float:
+        """Of the token in its place, else of the least likely token of the turn, nats; 0 where nothing was sampled."""
+        if self.fork is not None:
+            return -self.logprob
+        return max((-x for g in self.attempt.turns[self.turn].generations for x in g.logprobs), default=0.0)
+
+
+def _states(t: Trajectory) -> list[_State]:
+    """Return the states that no earlier attempt has met: a branch shares the one it leaves from with its parent."""
+    if t.outcome.is_failure_of_a_part:
+        return []
+    first = t.n_given if t.parent is None else t.n_shared + 1
+    return [_State(t, k) for k in range(first, len(t.turns))]
+
+
+def _within(attempts: Iterable[Trajectory]) -> list[_State]:
+    """Return the places within replies, each once; not before the first token of a reply, or of a piece of one."""
+    seen: set[int] = set()
+    found: list[_State] = []
+    for t in (t for t in attempts if not t.outcome.is_failure_of_a_part):
+        for k, turn in enumerate(t.turns):
+            for number, call in enumerate(calls_of(turn.generations)):
+                n = 0
+                for g in call:
+                    if id(g) not in seen and g.usage is None:  # text of a server has no tokens to branch between
+                        seen.add(id(g))
+                        places = enumerate(g.logprobs[1:], start=n + 1)
+                        found += [_State(t, k, Fork(number, at), logprob) for at, logprob in places]
+                    n += len(g.token_ids)
+    return found

@@ -1,0 +1,232 @@
+"""The policy as one episode sees it, and what can be seen of a running episode from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from agents.base import Reply
+from rlhf.data import Finish, Generation, Message, Prompt, SamplingParams
+from rlhf.data.foreign import shown
+from rlhf.data.generation import joined
+from rlhf.errors import AgentError, ContextFull, EngineError, boundary
+from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.seeds import stable_seed
+from rlhf.rollout.branching import SharedPrefix
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.opponent_engine import OpponentEngine
+from rlhf.rollout.renderer import Renderer
+
+
+class EpisodeStatus(StrEnum):
+    """What an episode waits for."""
+
+    ENVIRONMENT = "environment"
+    AGENT = "agent"
+    ENGINE = "engine"
+
+
+@dataclass(slots=True)
+class EpisodeMonitor:
+    """What can be seen of a running episode from outside.
+
+    Attributes:
+        phase: what it waits for.
+        since: `time.monotonic()` when that began.
+        n_tokens: sampled so far.
+    """
+
+    phase: EpisodeStatus = EpisodeStatus.ENVIRONMENT
+    since: float = field(default_factory=time.monotonic)
+    n_tokens: int = 0
+
+    def enter(self, phase: EpisodeStatus) -> None:
+        """Note what is waited for from now on."""
+        self.phase, self.since = phase, time.monotonic()
+
+
+class EpisodePolicy:
+    """The policy as one episode sees it; one object serves all turns, `begin_turn` tells them apart."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        renderer: Renderer,
+        limits: Limits,
+        sampling: SamplingParams,
+        seed: int,
+        attempt: int,
+        session: str,
+        watch: EpisodeMonitor,
+        players: Mapping[str, OpponentEngine] = MappingProxyType({}),
+    ) -> None:
+        self._engine, self._renderer, self._limits, self._sampling = engine, renderer, limits, sampling
+        self._seed, self._attempt, self._session, self._watch = seed, attempt, session, watch
+        self._players, self._player = players, OpponentEngine("", engine)
+        self._turn = self._n_calls = 0
+        self._head: SharedPrefix | None = None
+        self._pieces: dict[int, tuple[Generation, ...]] = {}
+        self.generations: list[Generation] = []
+
+    def begin_turn(self, turn: int, head: SharedPrefix | None = None, seat: str = "") -> None:
+        """Forget the calls of the last turn; with a head, answer as it says first. All calls are those of a seat."""
+        self._player = self._players.get(seat, OpponentEngine("", self._engine))
+        self._turn, self._n_calls, self.generations = turn, 0, []
+        self._head, self._pieces = head, {}
+
+    def recorded(self, generations: Sequence[Generation]) -> tuple[Generation, ...]:
+        """Return calls as they are recorded: in pieces, where other attempts have a part of them too."""
+        return tuple(g for call in generations for g in self._pieces.get(id(call), (call,)))
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Reply:
+        """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
+        call, self._n_calls = self._n_calls, self._n_calls + 1
+        if call >= self._limits.max_calls:
+            raise AgentError(
+                "the agent asks the policy too often in one turn",
+                where=f"turn {self._turn + 1}",
+                got=f"call {call + 1}",
+                expected=f"at most {self._limits.max_calls} (limits.max_calls)",
+                hint="let it decide after fewer calls, or raise limits.max_calls",
+            )
+        _check_call(messages, max_tokens, role)
+        if too_long := self._too_long(messages):
+            raise ContextFull(
+                "a message is longer than the context",
+                where=self._session,
+                got=f"{len(too_long.content)} characters for {self._context} tokens",
+                hint="let the environment cut what it shows, or raise limits.max_context",
+            )
+        prompt = self._renderer.prompt(messages, tools, role)
+        pieces = self._kept(prompt, call)
+        if not pieces or self._goes_on(call):
+            said = await self._sample(prompt, call, max_tokens, pieces)
+            pieces = (*pieces, replace(said, role=role, by=self._player.name))
+            self._watch.n_tokens += len(pieces[-1].token_ids)
+        self._watch.enter(EpisodeStatus.AGENT)
+        generation = joined(pieces)
+        self.generations.append(generation)
+        self._pieces[id(generation)] = pieces
+        return Reply(self._renderer.reply_text(generation.token_ids), generation)
+
+    def n_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of the prompt that `messages` make; one more than the context where a message alone is longer."""
+        if self._too_long(messages):
+            return self._context + 1
+        return len(self._renderer.prompt(messages).token_ids)
+
+    @property
+    def _context(self) -> int:
+        return context_of(self._player.engine, self._limits)
+
+    def _too_long(self, messages: Sequence[Message]) -> Message | None:
+        """A message that is longer than the context; it would be tokenised for minutes only to be refused."""
+        written = (m for m in messages if m.token_ids is None)
+        return next((m for m in written if self._renderer.exceeds(m.content, self._context)), None)
+
+    def _goes_on(self, call: int) -> bool:
+        """Whether this is the call that is answered as it was up to a place within."""
+        return self._head is not None and call == len(self._head.calls)
+
+    def _kept(self, prompt: Prompt, call: int) -> tuple[Generation, ...]:
+        """What is kept of an earlier answer to this call. Raises AgentError where it is another call now."""
+        if self._head is None or call > len(self._head.calls):
+            return ()
+        pieces = self._head.pieces if self._goes_on(call) else self._head.calls[call]
+        if pieces[0].prompt != prompt:
+            raise AgentError(
+                "the agent asks otherwise when a turn is played again",
+                where=f"turn {self._turn + 1}, call {call + 1}",
+                got=f"a prompt of {len(prompt.token_ids)} tokens",
+                expected="the prompt that it made of the same history before",
+                hint="an agent holds nothing between turns; use rollout: {kind: tree, at: turn}",
+            )
+        return pieces
+
+    async def _sample(
+        self, prompt: Prompt, call: int, max_tokens: int | None, kept: Sequence[Generation] = ()
+    ) -> Generation:
+        limit = min(self._limits.max_tokens, max_tokens or self._limits.max_tokens)
+        if kept:
+            limit -= sum(len(piece.token_ids) for piece in kept)
+            prompt = replace(prompt, token_ids=kept[-1].full_ids)
+        limit = bounded(limit, prompt, self._player.engine, self._limits, self._session)
+        seed = stable_seed(self._seed, self._attempt, self._turn, call)
+        self._watch.enter(EpisodeStatus.ENGINE)
+        sampling = replace(self._sampling, max_tokens=limit, seed=seed)
+        return await sampled(self._player.engine, prompt, sampling, self._session)
+
+
+def _check_call(messages: Sequence[Message], max_tokens: object, role: object) -> None:
+    """Raise AgentError where an agent asks with what is no message, number or role."""
+    odd = next((m for m in messages if type(m) is not Message or type(m.content) is not str), None)
+    if odd is not None:
+        problem, got = "is no Message of text", shown(odd)
+    elif max_tokens is not None and type(max_tokens) is not int:
+        problem, got = "max_tokens is no whole number", shown(max_tokens)
+    elif type(role) is not str:
+        problem, got = "role is no text", shown(role)
+    else:
+        return
+    raise AgentError(f"the agent asks the policy with what it cannot be asked: {problem}", where="generate", got=got)
+
+
+def context_of(engine: RolloutEngine, limits: Limits) -> int:
+    """Tokens of prompt and generation together."""
+    return min(engine.max_context, limits.max_context or engine.max_context)
+
+
+def bounded(limit: int, prompt: Prompt, engine: RolloutEngine, limits: Limits, session: str) -> int:
+    """Return how many tokens may be sampled after `prompt`: `limit`, or fewer where the context ends before.
+
+    Raises:
+        ContextFull: not even one.
+    """
+    context = context_of(engine, limits)
+    room = context - len(prompt.token_ids)
+    if room < 1:
+        raise ContextFull(
+            "the prompt leaves no room for a token",
+            where=session,
+            got=f"{len(prompt.token_ids)} tokens in a context of {context}",
+            hint="raise limits.max_context, lower limits.max_turns, or let the agent forget (history)",
+        )
+    return min(limit, room)
+
+
+async def sampled(engine: RolloutEngine, prompt: Prompt, sampling: SamplingParams, session: str) -> Generation:
+    """Sample once after `prompt`.
+
+    Raises:
+        EngineError: the engine fails, or does not answer what it was asked.
+    """
+    with boundary(EngineError, where="engine.generate"):
+        generation = await engine.generate(prompt, sampling, session)
+    _check_generation(generation, prompt, sampling.max_tokens)
+    return generation
+
+
+def _check_generation(generation: object, prompt: Prompt, limit: int) -> None:
+    """Raise EngineError unless the engine answered what it was asked."""
+    if not isinstance(generation, Generation):
+        problem = f"returned {type(generation).__name__}, expected Generation"
+    elif generation.finish is Finish.ABORT:
+        problem = "gave the call up"
+    elif generation.prompt != prompt:
+        problem = "answered for another prompt"
+    elif len(generation.token_ids) > limit:
+        problem = f"sampled {len(generation.token_ids)} tokens, at most {limit} were asked for"
+    else:
+        return
+    raise EngineError(problem, where="engine.generate")

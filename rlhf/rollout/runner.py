@@ -1,0 +1,182 @@
+"""Collecting: tasks in, scored groups out. Training and evaluation both go through here."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.base import Agent
+from agents.planner import ENDED, PLAN, REACHED
+from agents.stores.kind import ENTRIES, RECALLED
+from environments.base import Environment
+from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
+from rlhf.data.generation import calls_of, counted_once
+from rlhf.inference.engine import RolloutEngine
+from rlhf.processes import current
+from rlhf.rollout.group import OnProgress, run_groups
+from rlhf.rollout.group_structure import GroupStructure, Independent
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.scoring import Weighted, check_failures, score_group
+from rlhf.spans import span
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """The groups of one step and how long they took."""
+
+    groups: tuple[ScoredGroup, ...]
+    seconds: float
+
+    @property
+    def n_episodes(self) -> int:
+        """Attempts, failed ones included."""
+        return sum(len(g.trajectories) + len(g.failures) for g in self.groups)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over trajectories, counts over everything; see `rlhf.metrics` for units."""
+        trajectories = [t for g in self.groups for t in g.trajectories]
+        scores = [s for g in self.groups for s in g.scores]
+        failures = [f for g in self.groups for f in g.failures]
+        turns = [turn for t in trajectories for turn in t.own_turns]  # what attempts share counts once
+        generations = counted_once(turn.generations for turn in turns)
+        n = max(len(trajectories), 1)
+        n_tokens = sum(len(g.token_ids) for g in generations)
+        returns = [s.total for s in scores]
+        mean = sum(returns) / n
+        n_invalid = sum(not turn.valid for turn in turns)
+        values = {
+            "rollout/success": sum(t.solved for t in trajectories) / n,
+            "rollout/return_mean": mean,
+            "rollout/return_std": (sum((r - mean) ** 2 for r in returns) / n) ** 0.5,
+            "rollout/n_episodes": float(self.n_episodes),
+            "rollout/n_turns_mean": sum(len(t.turns) - t.n_given for t in trajectories) / n,
+            "rollout/n_replayed_turns": float(sum(len(t.turns) for t in trajectories) - len(turns)),
+            "rollout/n_tokens": float(n_tokens),
+            "rollout/tokens_per_s": n_tokens / max(self.seconds, 1e-9),
+            "rollout/n_truncated_generations": float(sum(g.finish is Finish.LENGTH for g in generations)),
+            "rollout/n_invalid_actions": float(n_invalid),
+            "rollout/invalid_share": n_invalid / max(len(turns), 1),
+            "rollout/n_failures": float(len(failures)),
+            "rollout/error_share": len(failures) / max(self.n_episodes, 1),
+            "rollout/n_retries": float(sum(t.n_retries for t in trajectories)),
+            "time/rollout_s": self.seconds,
+        }
+        outcomes = Counter(t.outcome for t in trajectories) + Counter(f.outcome for f in failures)
+        values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
+        for name in scores[0].parts if scores else ():
+            values[f"reward/{name}"] = sum(s.parts[name].value for s in scores) / n
+        values |= _of_prompts(turns) | _of_notes(turns, n) | _of_parts(self.groups)
+        return values
+
+
+def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:
+    """How much the policy was shown, and how often it was asked."""
+    lengths = [len(call[0].prompt.token_ids) for turn in turns for call in calls_of(turn.generations)]
+    return {
+        "rollout/prompt_tokens_mean": sum(lengths) / max(len(lengths), 1),
+        "rollout/prompt_tokens_max": float(max(lengths, default=0)),
+        "rollout/calls_per_turn": len(lengths) / max(len(turns), 1),
+    }
+
+
+def _of_notes(turns: Sequence[Turn], n_trajectories: int) -> dict[str, float]:
+    """How many notes of each name an agent has left, and how long they were; notes that are numbered count as one.
+
+    A store that had nothing to say leaves an empty note, so that it is asked no more: that is no recall.
+    """
+    lengths: dict[str, list[int]] = {}
+    for turn in turns:
+        for name, note in turn.action.notes.items():
+            found = lengths.setdefault(re.sub(r"\W+", "_", name.rstrip("0123456789 ")), [])
+            if note or name not in (RECALLED, ENTRIES):
+                found.append(len(note))
+    counts = {f"agent/n_{name}": len(found) / n_trajectories for name, found in lengths.items()}
+    if any(g.role == PLAN for turn in turns for g in turn.generations):
+        ended = [line for turn in turns for line in turn.action.notes.get(ENDED, "").split("\n")]
+        counts["agent/n_subgoals_reached"] = ended.count(REACHED) / n_trajectories
+    return counts | {f"agent/chars_{name}": sum(found) / len(found) for name, found in lengths.items() if found}
+
+
+def _of_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Success of each kind of task, which is what its id begins with; nothing where all are of one kind."""
+    solved: dict[str, list[bool]] = {}
+    for group in groups:
+        name = re.sub(r"[^\w.-]+", "_", group.task_id.partition("/")[0])
+        solved.setdefault(name, []).extend(trajectory.solved for trajectory in group.trajectories)
+    kinds = {name: found for name, found in solved.items() if found}
+    return {f"success_of/{name}": sum(x) / len(x) for name, x in kinds.items()} if len(kinds) > 1 else {}
+
+
+@dataclass(frozen=True)
+class RolloutRunner:
+    """Everything an attempt needs, tied together once."""
+
+    environment: Environment
+    agent: Agent
+    rewards: Mapping[str, Weighted]
+    engine: RolloutEngine
+    renderer: Renderer
+    limits: Limits
+    seed: int
+    on_progress: OnProgress | None = None
+
+    async def collect(
+        self,
+        tasks: Sequence[Task],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        step: int,
+        grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
+        earlier: RolloutBatch | None = None,
+        players: Players | None = None,
+    ) -> RolloutBatch:
+        """Attempt every task `group_size` times, as `grouping` says, and score the attempts.
+
+        Of several processes each attempts its share of the tasks, and all return all groups.
+
+        Another round of a step is given the `earlier` ones: what is returned holds their groups first. `players` says
+        who has seats of an attempt in the policy's place.
+
+        Raises:
+            TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
+        """
+        start = time.perf_counter()
+        before = earlier.groups if earlier else ()
+        here = current()
+        share = here.share(len(tasks))
+        own = tasks[share]
+        with span("rollout"):
+            attempts: list[Any] = await run_groups(
+                own,
+                self.environment,
+                self.agent,
+                self.engine,
+                self.renderer,
+                self.limits,
+                sampling,
+                group_size=group_size,
+                seed=self.seed,
+                step=step,
+                earlier=[*(group.task_id for group in before), *(task.id for task in tasks[: share.start])],
+                grouping=grouping,
+                players=players,
+                on_progress=self.on_progress,
+            )
+        timeout_s = self.limits.reward_timeout_s
+        with span("scoring"):
+            scored = [
+                await score_group(t, found, self.rewards, timeout_s=timeout_s)
+                for t, found in zip(own, attempts, strict=True)
+            ]
+        parts = here.gather((scored, time.perf_counter() - start), f"the rollouts of step {step + 1}")
+        groups = (*before, *(group for found, _ in parts for group in found))
+        check_failures(groups, self.limits)
+        seconds = max(seconds for _, seconds in parts)
+        return RolloutBatch(groups, seconds + (earlier.seconds if earlier else 0.0))

@@ -1,0 +1,1 @@
+"""Samplers of start states: tasks that begin in the middle of an episode."""

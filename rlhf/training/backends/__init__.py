@@ -1,0 +1,1 @@
+"""Trainer backends: torch and DeepSpeed, optimizers and per-token statistics."""

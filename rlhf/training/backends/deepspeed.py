@@ -1,0 +1,224 @@
+"""The trainer on DeepSpeed: the plain one's forward passes and losses, with gradients and updates over all processes.
+
+Every process is given all micro-batches of a minibatch and goes through every n-th of them. The coefficients of their
+tokens were made over the whole minibatch, so losses and gradients simply add up over the processes. All make the same
+number of passes, because some of them are made together: where one has no micro-batch left it goes through one that
+counts for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rlhf.batching.pack import PackedBatch
+from rlhf.errors import TrainingError, boundary
+from rlhf.processes import current, in_turn
+from rlhf.training.backends.changed_share import share_of
+from rlhf.training.backends.microbatch_stats import Computed, Plain, plain
+from rlhf.training.backends.optimizer import Stepper
+from rlhf.training.backends.settings import DeepSpeed, Precision
+from rlhf.training.backends.sharded import is_sharded, unshard
+from rlhf.training.backends.torch import R, T, TorchTrainer
+from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
+from rlhf.training.throughput import Meter
+
+
+@dataclass
+class DeepSpeedTrainer(TorchTrainer):
+    """Updates `policy` in place, together with the other processes: each must make the same calls in the same order.
+
+    Under ZeRO 0 to 2 every process holds the whole module, and what shares it sees the new weights after an update.
+    Under ZeRO 3 the module is in pieces until `close`.
+
+    Attributes:
+        kind: the recipe keys.
+        config: DeepSpeed's own configuration.
+    """
+
+    kind: DeepSpeed = field(default_factory=DeepSpeed)
+
+    def __post_init__(self) -> None:
+        deepspeed = _library()
+        super().__post_init__()
+        precision = self.kind.precision or _format_of(self.policy.model)
+        if self.kind.zero == 0 and precision != "float32":
+            raise TrainingError(
+                "ZeRO 0 computes in float32 only",
+                where="trainer.zero",
+                got=f"a policy in {precision}",
+                expected="zero: 1, 2 or 3",
+            )
+        self.policy.model.to(getattr(torch, precision))
+        self.meter = Meter.of(self.policy.model)  # the peak is that of the format
+        for parameter in self.policy.model.parameters():
+            parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
+        on_gpu = torch.cuda.is_available()
+        # Without ZeRO the plain stepper bounds the gradient itself.
+        limit = self.settings.max_grad_norm if self.kind.zero else None
+        self.config = self.kind.config(precision, limit, on_gpu=on_gpu)
+        plain_optimizer = self.settings.build(self.policy.model.parameters(), masters=False)
+        here = current()
+        with here.hearing("the start of DeepSpeed"), boundary(TrainingError, where="trainer", hint="see the message"):
+            self._engine, *_ = deepspeed.initialize(
+                model=self.policy.model, optimizer=plain_optimizer, config=self.config, dist_init_required=False
+            )
+        masters = precision != "float32"
+        self.optimizer = GatheredOptimizerState(self._engine, self.kind.zero, keeps=here.is_main, has_masters=masters)
+        if self.kind.zero:
+            self._stepper = _EngineStepper(
+                self.settings,
+                self._engine.optimizer,
+                self.total_updates,
+                engine=self._engine,
+                moments=self.optimizer,
+                is_scaled=precision == "float16",
+            )
+        else:
+            self._stepper = Stepper(self.settings, self._engine.optimizer, self.total_updates)
+
+    def _optimizer(self) -> Any:
+        return None  # it is made once the weights have their format
+
+    @property
+    def live(self) -> Any:
+        """The module as DeepSpeed's engine calls it, which prepares the backward pass."""
+        return _Live(self._engine)
+
+    @property
+    def rounds_in_place(self) -> bool:
+        """Never: ZeRO 0 has float32 only, and the others keep masters."""
+        return False
+
+    @property
+    def n_processes(self) -> int:
+        """How many processes share the micro-batches."""
+        return current().n
+
+    def close(self) -> None:
+        """Leave the policy's module as an ordinary one, whole in every process."""
+        module = self._engine.module
+        self._engine.destroy()
+        self._engine.destroy = _nothing  # or it would again, whenever it is collected, and undo a later engine's work
+        for hook in (self._engine.module_forward_pre_hook, self._engine.module_forward_post_hook):
+            hook.remove()
+        with current().hearing("the end of a stage"):
+            if is_sharded(module):
+                unshard(module)
+        for parameter in module.parameters():
+            for name in [n for n in vars(parameter) if n in ("_hp_mapping", "_dp_group") or n.endswith("_hp_param")]:
+                delattr(parameter, name)
+        super().close()
+
+    def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
+        here = current()
+        with here.hearing("a forward pass"):
+            own = [work(item) for item, _ in self._shared(items)]
+        return in_turn(items, here.gather(own, "what a forward pass found"))
+
+    def _own(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
+        return self._shared(batches)
+
+    def _shared(self, items: Sequence[T]) -> list[tuple[T, bool]]:
+        """Return every n-th item; where that is one fewer than another process has, the last of all, not to count."""
+        here = current()
+        own = [(item, True) for item in items[here.rank :: here.n]]
+        return own + [(items[-1], False)] * (-(-len(items) // here.n) - len(own))
+
+    def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(is_last)
+        with current().hearing("a backward pass"):
+            # DeepSpeed takes the mean over the processes; their losses are shares of a sum.
+            self._engine.backward(loss * current().n)
+
+    def _merged(
+        self, batches: Sequence[PackedBatch], computed: Sequence[Computed], n_changed: torch.Tensor
+    ) -> tuple[list[Plain], float]:
+        found, n = plain(computed, n_changed)
+        of_all, counts = zip(*current().gather((found, (n, self._changes.n)), "what an update logs"), strict=True)
+        return in_turn(batches, of_all), share_of(counts)
+
+
+class _Live:
+    """An engine with the configuration of its model in the place of DeepSpeed's own."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.module, self.config = engine, engine.module, engine.module.config
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._engine(**inputs)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Those of the module."""
+        found: Iterator[torch.nn.Parameter] = self._engine.module.parameters()
+        return found
+
+
+@dataclass
+class _EngineStepper(Stepper):
+    """Lets DeepSpeed bound the gradient and make the update; it leaves out a gradient that is not finite."""
+
+    engine: Any = None
+    moments: Any = None
+    is_scaled: bool = False
+
+    def step(self, *, beside: bool = False) -> float:
+        """As `Stepper.step`. What float16's scale made too large is left out too, and the scale is lowered."""
+        self._set_lr(beside)
+        self.moments.prepare()
+        with current().hearing("an update"):
+            self.engine.step()
+        if self.engine.optimizer.overflow:
+            self._skip(math.inf, counts=not self.is_scaled)
+            return math.inf
+        self._n_skipped_in_a_row = 0
+        self.n_updates += 1
+        self.n_beside += beside
+        return float(self.engine.get_global_grad_norm())
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _format_of(model: Any) -> Precision:
+    found = str(next(p for p in model.parameters()).dtype).removeprefix("torch.")
+    if found not in ("float32", "bfloat16", "float16"):
+        raise TrainingError(
+            "DeepSpeed has no such number format",
+            where="trainer.precision",
+            got=found,
+            expected="float32, bfloat16 or float16",
+        )
+    return found  # type: ignore[return-value]
+
+
+def _library() -> Any:
+    """DeepSpeed, told where it is and not to talk."""
+    import os
+
+    from rlhf.errors import MissingPackageError
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise MissingPackageError(
+            "the trainer needs a package that is not installed",
+            where="trainer.kind",
+            got=str(error),
+            expected="the extra 'deepspeed'",
+            hint="pip install 'rlhf-agents[deepspeed]'",
+        ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if not torch.cuda.is_available():
+        # DeepSpeed would compile a faster all-reduce for processes of one machine, which takes minutes the first time.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    return deepspeed

@@ -1,0 +1,143 @@
+"""AdamW with a schedule, as a recipe writes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass as plain_dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.checking import CheckContext, Problem, no_effect
+from rlhf.errors import TrainingError
+from rlhf.settings import STRICT
+from rlhf.training.backends.master_weights import MasterAdamW, is_short
+
+#: Updates in a row that may be skipped because the gradient was not finite.
+MAX_SKIPPED = 5
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AdamW:
+    """Decoupled weight decay Adam (Loshchilov & Hutter, arXiv 1711.05101) with linear warm-up and a schedule."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of the running means of the gradient and of its square."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the mean square."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Each update shrinks the weights by `lr` times this."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up: stay, or fall towards `final_lr_share` of the peak, where the stage ends."""
+    final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What is left of the peak at the end of the stage, where the schedule falls."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the rate rises linearly from 0."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Gradients are scaled down to this global norm; None leaves them."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to say where a schedule ends that never falls."""
+        if self.schedule == "constant" and self.final_lr_share:
+            yield no_effect(context.at("final_lr_share"), self.final_lr_share, "the schedule is constant")
+
+    def build(self, parameters: Iterable[torch.nn.Parameter], *, masters: bool = True) -> torch.optim.AdamW:
+        """Optimiser over the parameters that require a gradient.
+
+        Args:
+            parameters: of one model.
+            masters: whether those in 16 bits are updated in float32 beside them; False where another sees to that.
+        """
+        trainable = [p for p in parameters if p.requires_grad]
+        on_gpu = bool(trainable) and all(p.is_cuda for p in trainable)
+        options: dict[str, Any] = {"fused": True} if on_gpu else {"foreach": True}
+        kind = MasterAdamW if masters and any(map(is_short, trainable)) else torch.optim.AdamW
+        return kind(trainable, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
+
+    def lr_at(self, update: int, n_updates: int) -> float:
+        """Learning rate of update number `update` of `n_updates`, from 0; a pure function, so resume needs no state."""
+        if update < self.warmup_steps:
+            return self.lr * (update + 1) / (self.warmup_steps + 1)
+        if self.schedule == "constant":
+            return self.lr
+        span = max(n_updates - self.warmup_steps, 1)
+        done = min((update - self.warmup_steps) / span, 1.0)
+        falling = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+        return self.lr * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+
+
+@plain_dataclass
+class Stepper:
+    """Applies gradients by a schedule, and leaves out those that are not finite.
+
+    A group of parameters with a key `lr_scale` has that many times the schedule's learning rate.
+
+    Attributes:
+        settings: of the optimiser.
+        optimizer: over the parameters.
+        total_updates: the schedule's horizon.
+        where: the settings' place in the stage, for messages.
+        n_updates: applied so far.
+        n_beside: those among them that are no part of the schedule: each is made at the learning rate of the update
+            before it, and the schedule goes on as if it had not been.
+        n_skipped: left out.
+    """
+
+    settings: AdamW
+    optimizer: torch.optim.Optimizer
+    total_updates: int
+    where: str = "optimizer"
+    n_updates: int = 0
+    n_beside: int = 0
+    n_skipped: int = 0
+    _n_skipped_in_a_row: int = 0
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last update."""
+        return self.settings.lr_at(max(self.n_updates - self.n_beside - 1, 0), self.total_updates)
+
+    def step(self, *, beside: bool = False) -> float:
+        """Update the parameters that have a gradient, and return its norm before it was bounded.
+
+        Args:
+            beside: the update is no part of the schedule.
+
+        Raises:
+            TrainingError: too many gradients in a row were not finite.
+        """
+        groups = self.optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        limit = self.settings.max_grad_norm if self.settings.max_grad_norm is not None else math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        if not math.isfinite(norm):
+            self._skip(norm)
+            return norm
+        self._n_skipped_in_a_row = 0
+        self._set_lr(beside)
+        self.optimizer.step()
+        self.n_updates += 1
+        self.n_beside += beside
+        return norm
+
+    def _set_lr(self, beside: bool) -> None:
+        lr = self.lr if beside else self.settings.lr_at(self.n_updates - self.n_beside, self.total_updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+
+    def _skip(self, norm: float, *, counts: bool = True) -> None:
+        self.n_skipped += 1
+        self._n_skipped_in_a_row += counts
+        if self._n_skipped_in_a_row >= MAX_SKIPPED:
+            raise TrainingError(
+                f"{MAX_SKIPPED} updates in a row had a gradient that is not finite",
+                where=f"update {self.n_updates}",
+                got=f"gradient norm {norm}",
+                expected="finite gradients",
+                hint=f"lower {self.where}.lr or the reward's scale; the weights are those of the last good update",
+            )

@@ -1,0 +1,377 @@
+"""The plain torch trainer: packed forward, loss, backward, AdamW, on one device.
+
+It cannot tell which algorithm runs: each token reaches it with a log-prob, an advantage and a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from rlhf.batching.pack import PackedBatch, collate, is_split, pack
+from rlhf.batching.samples import Floats, Sample
+from rlhf.errors import DataError, TrainingError, boundary
+from rlhf.inference.embedded.attention import packed_forward
+from rlhf.inference.role_adapters import leave_alone
+from rlhf.losses.importance_correction import Correction, corrected
+from rlhf.losses.mismatch import CorrectionInputs
+from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
+from rlhf.losses.trajectories import Trajectories, trajectories_of
+from rlhf.spans import Part, span
+from rlhf.training.backends.changed_share import Changes, share_of
+from rlhf.training.backends.compiled import CompiledLayers
+from rlhf.training.backends.master_weights import MasterAdamW, is_short
+from rlhf.training.backends.microbatch_stats import Compared, Computed, Plain, metrics_of, plain
+from rlhf.training.backends.optimizer import AdamW, Stepper
+from rlhf.training.backends.sharded import device_of
+from rlhf.training.backends.token_stats import Figure, TokenStats, read, wanted_by
+from rlhf.training.policy.model import Policy
+from rlhf.training.throughput import Meter
+
+#: Arrays that a loss gets as they are in the batch.
+_OF_TOKENS = (
+    "sampler_logprobs", "old_logprobs", "advantages", "weights", "sequence_ids", "places", "old_mean_logprobs",
+    "teacher_logprobs", "off_policy",
+)  # fmt: skip
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class TorchTrainer:
+    """Updates `policy` in place.
+
+    Attributes:
+        total_updates: updates the stage will make; the schedule's horizon.
+        recomputes: whether the backward pass computes activations again.
+        compiles: whether layers are compiled.
+        optimizer: over the policy's trained parameters.
+        meter: of what is trained on.
+    """
+
+    policy: Policy
+    settings: AdamW
+    total_updates: int
+    recomputes: bool = False
+    compiles: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recomputes:
+            self.policy.recompute(True)
+        self.meter = Meter.of(self.policy.model)
+        self._compiled = CompiledLayers(self.policy.model) if self.compiles else None
+        self.optimizer: Any = self._optimizer()
+        self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
+        self._changes = Changes(self.policy.model)
+
+    def _optimizer(self) -> Any:
+        return self.settings.build(self.policy.model.parameters())
+
+    def _at_work(self) -> AbstractContextManager[None]:
+        """Inside, layers run as compiled, where they are."""
+        return nullcontext() if self._compiled is None else self._compiled.in_use()
+
+    @property
+    def live(self) -> Any:
+        """The policy as it is called where gradients are to flow."""
+        return self.policy.model
+
+    def close(self) -> None:
+        """Leave the policy's module as an ordinary one: the stage is over."""
+        if self.recomputes:
+            self.policy.recompute(False)
+
+    @property
+    def n_updates(self) -> int:
+        """Optimiser updates so far, of the stage."""
+        return self._stepper.n_updates
+
+    @n_updates.setter
+    def n_updates(self, value: int) -> None:
+        self._stepper.n_updates = value
+
+    @property
+    def n_beside(self) -> int:
+        """Updates among them that are no part of the schedule."""
+        return self._stepper.n_beside
+
+    @n_beside.setter
+    def n_beside(self, value: int) -> None:
+        self._stepper.n_beside = value
+
+    @property
+    def n_skipped(self) -> int:
+        """Updates left out because the gradient was not finite."""
+        return self._stepper.n_skipped
+
+    @property
+    def rounds_in_place(self) -> bool:
+        """Whether weights in 16 bits are updated without masters in float32."""
+        trained = (p for p in self.policy.model.parameters() if p.requires_grad)
+        return not isinstance(self.optimizer, MasterAdamW) and any(map(is_short, trained))
+
+    def logprobs(
+        self, model: torch.nn.Module, batch: PackedBatch, *, temperature: float, entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs in nats of the policy tokens, `[N]`, under `model` at `temperature`; and the entropy, `[N]`."""
+        found = self.read(model, batch, {"entropy"} if entropy else (), temperature=temperature)
+        return found.logprobs, found.entropy
+
+    def read(
+        self, model: torch.nn.Module, batch: PackedBatch, wanted: Collection[Figure], *, temperature: float
+    ) -> TokenStats:
+        """What `model` says of the policy tokens, at `temperature`."""
+        device = device_of(model)
+        there = batch.to(device)
+
+        def forward() -> torch.Tensor:
+            return packed_forward(model, batch.token_ids, batch.lengths.tolist(), there.select, batch.adapters, device)
+
+        return read(model, forward, there.targets, temperature, wanted)
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample], *, temperature: float, max_tokens: int) -> list[Floats]:
+        """Log-probs in nats of the policy tokens of each row, under the present weights; dropout is off.
+
+        Args:
+            samples: rows.
+            temperature: that the rows were sampled at.
+            max_tokens: token budget of one forward pass; the result does not depend on it.
+        """
+        return self.scores(samples, (), temperature=temperature, max_tokens=max_tokens)["logprobs"]
+
+    @torch.no_grad()
+    def scores(
+        self,
+        samples: Sequence[Sample],
+        wanted: Collection[Figure],
+        *,
+        temperature: float,
+        max_tokens: int,
+        model: torch.nn.Module | None = None,
+    ) -> dict[str, list[Floats]]:
+        """As `score`, under `logprobs`, and by its name what else is wanted; of the policy, or of another `model`."""
+        part: Part = "logprobs" if model is None else "reference"
+        model = self.policy.model if model is None else model
+        model.eval()
+        found = {name: [np.zeros(0, np.float32)] * len(samples) for name in ("logprobs", *wanted)}
+
+        def look(members: list[int]) -> dict[str, Floats]:
+            rows = [samples[i] for i in members]
+            reading = self.read(model, collate(rows, np.ones(len(rows))), wanted, temperature=temperature)
+            return {name: getattr(reading, name).cpu().numpy() for name in found}
+
+        packs = pack(samples, max_tokens, n_least=self.n_processes)
+        with span(part), self._at_work():
+            looked = self._each(packs, look)
+        for members, flat in zip(packs, looked, strict=True):
+            ends = np.cumsum([samples[i].n_policy_tokens for i in members])[:-1]
+            for name, values in found.items():
+                for i, own in zip(members, np.split(flat[name], ends), strict=True):
+                    values[i] = own
+        return found
+
+    def update(
+        self,
+        batches: Sequence[PackedBatch],
+        loss: PolicyLoss,
+        *,
+        temperature: float = 1.0,
+        correction: Correction | None = None,
+    ) -> dict[str, float]:
+        """One optimiser update from the micro-batches of one minibatch; their weights already share one normaliser.
+
+        Batches without old log-probs are compared with the engine here: with a `correction`, which must be `per_token`,
+        their old log-probs are the policy's of this moment and it weighs their tokens; without, they are the engine's.
+
+        A loss that needs whole trajectories, or groups, costs a forward pass, without gradient and dropout, where some
+        lie in more than one of `batches`, unless it needs their ratios only and the old log-probs are the policy's of
+        this moment.
+        """
+        with self._at_work():
+            return self._updated(batches, loss, temperature, correction)
+
+    def _updated(
+        self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float, correction: Correction | None
+    ) -> dict[str, float]:
+        whole = getattr(loss, "needs_whole", None)
+        shared: Trajectories | None = None
+        tokens: LossInputs | None = None
+        if whole is not None and is_split(batches, whole):
+            with span("logprobs"):
+                if whole == "tokens":
+                    tokens = self._all_tokens(batches, loss, temperature)
+                else:
+                    shared = self._measured(batches, temperature, moved=correction is None)
+
+        def of(batch: PackedBatch) -> Computed:
+            inputs = self._inputs(batch, loss, temperature)
+            compared: Compared | None = None
+            if batch.old_logprobs is None:
+                inputs, compared = _compare(inputs, correction)
+            if whole == "tokens":
+                inputs = replace(inputs, whole=whole_of([inputs]) if tokens is None else tokens)
+            elif whole is not None:
+                figures = shared or _figures(inputs.policy_logprobs, inputs.old_logprobs, [batch])
+                inputs = replace(inputs, trajectories=figures)
+            output = loss(inputs)
+            return Computed(output.loss, output.metrics, output.metrics_max, compared)
+
+        return self._step(batches, of)
+
+    @torch.no_grad()
+    def _measured(self, batches: Sequence[PackedBatch], temperature: float, *, moved: bool) -> Trajectories:
+        """Figures of the trajectories of a minibatch; unless `moved`, batches without old log-probs have ratio 1."""
+        self.policy.model.eval()
+        device = device_of(self.policy.model)
+
+        def before(batch: PackedBatch) -> torch.Tensor:
+            return (batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs).to(device)
+
+        def now(batch: PackedBatch) -> torch.Tensor:
+            if moved or batch.old_logprobs is not None:
+                return self.logprobs(self.policy.model, batch, temperature=temperature)[0]
+            return before(batch)
+
+        return _figures(torch.cat(self._each(batches, now)), torch.cat([before(b) for b in batches]), batches)
+
+    @torch.no_grad()
+    def _all_tokens(self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float) -> LossInputs:
+        """The tokens of a minibatch, in order; the engine's log-probs are the old ones where they have no others."""
+        self.policy.model.eval()
+        return whole_of(self._each(batches, lambda batch: self._inputs(batch, loss, temperature)))
+
+    def imitate(
+        self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, beside: bool = False
+    ) -> dict[str, float]:
+        """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π − c · entropy).
+
+        Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of actions, in nats.
+        With `beside` the update is no part of the learning rate's schedule, and has the rate of the one before it.
+        """
+        wanted: set[Figure] = {"entropy"} if entropy_coef else set()
+        n_actions = max(sum(int((b.advantages == 1).sum()) for b in batches), 1)
+
+        def of(batch: PackedBatch) -> Computed:
+            found = self.read(self.live, batch, wanted, temperature=1.0)
+            logp = found.logprobs
+            weights = batch.weights * batch.advantages
+            value = -(weights * logp).sum()
+            if found.entropy is not None:
+                value = value - entropy_coef * (weights * found.entropy).sum()
+            mean = -(logp.detach() * (batch.advantages == 1)).sum() / n_actions
+            return Computed(value, {"supervised/loss": mean})
+
+        with self._at_work():
+            return self._step(batches, of, beside=beside)
+
+    def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
+        if batch.off_policy is not None and not getattr(loss, "takes_off_policy", False):
+            raise DataError(
+                "this loss takes every token for the policy's own, and some are not",
+                where="TorchTrainer.update",
+                got=f"{int(batch.off_policy.sum())} off-policy tokens for {type(loss).__name__}",
+                expected="a loss with takes_off_policy = True",
+                hint="use loss: {kind: luffy}",
+            )
+        wanted, batch = wanted_by(loss), batch.to(device_of(self.policy.model))
+        model = self.live if torch.is_grad_enabled() else self.policy.model
+        policy = self.read(model, batch, wanted, temperature=temperature)
+        reference: TokenStats | None = None
+        if getattr(loss, "needs_ref", False):
+            with span("reference"), self.policy.as_reference() as frozen:
+                reference = self.read(frozen, batch, wanted & {"log_normalizers"}, temperature=temperature)
+        there: dict[str, Any] = {name: getattr(batch, name) for name in _OF_TOKENS}
+        if there["old_logprobs"] is None:
+            there["old_logprobs"] = there["sampler_logprobs"]
+        return LossInputs(
+            policy_logprobs=policy.logprobs,
+            ref_logprobs=None if reference is None else reference.logprobs,
+            entropy=policy.entropy,
+            n_minibatch_tokens=batch.n_minibatch_tokens,
+            log_normalizers=policy.log_normalizers,
+            ref_log_normalizers=None if reference is None else reference.log_normalizers,
+            mean_logprobs=policy.mean_logprobs,
+            **there,
+        )
+
+    # --- what trainers over several processes do differently ---
+
+    @property
+    def n_processes(self) -> int:
+        """How many processes share the micro-batches."""
+        return 1
+
+    def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
+        """Return what `work`, which asks the model once, makes of each of the items, in order."""
+        return [work(item) for item in items]
+
+    def _own(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
+        """Return the micro-batches to go through here, and whether each counts."""
+        return [(batch, True) for batch in batches]
+
+    def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _merged(
+        self, batches: Sequence[PackedBatch], computed: Sequence[Computed], n_changed: torch.Tensor
+    ) -> tuple[list[Plain], float]:
+        """Return what every micro-batch came to, and the share of the sampled weights that changed."""
+        found, n = plain(computed, n_changed)
+        return found, share_of([(n, self._changes.n)])
+
+    def _step(
+        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
+    ) -> dict[str, float]:
+        self.policy.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.meter.add(batches)
+        own, counted, device = self._own(batches), [], device_of(self.policy.model)
+        for number, (batch, counts) in enumerate(own):
+            with span("forward"):
+                now = compute(batch.to(device))
+            with span("backward"):
+                self._backward(now.loss if counts else now.loss * 0.0, is_last=number == len(own) - 1)
+            if counts:
+                counted.append(replace(now, loss=now.loss.detach()))
+        leave_alone(self.policy.model, {name for batch in batches for name in batch.adapters or ("",)})
+        with span("optimiser"):
+            self._changes.begin()
+            norm = self._stepper.step(beside=beside)
+            n_changed = self._changes.end()
+        self.policy.model.eval()
+        found, share = self._merged(batches, counted, n_changed)
+        made = {"optimizer/grad_norm": norm, "optimizer/lr": self._stepper.lr, "optimizer/changed_share": share}
+        return {**metrics_of(found), **made}
+
+
+def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
+    """Figures of the trajectories whose tokens `batches` hold; log-probs `[N]` of all of them, one after the other."""
+    names = ("advantages", "sequence_ids", "group_ids")
+    tokens = (torch.cat([getattr(b, name) for b in batches]).to(policy.device) for name in names)
+    return trajectories_of(policy, old, *tokens)
+
+
+def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInputs, Compared]:
+    """Return `inputs` as `correction` has them, and what was compared: the tokens that the engine sampled."""
+    policy = inputs.policy_logprobs.detach()
+    columns = (policy, inputs.sampler_logprobs, inputs.advantages, inputs.sequence_ids)
+    if inputs.off_policy is None:  # a mask on a GPU would have to be counted first
+        sampled: Any = slice(None)
+    else:
+        sampled = ~inputs.off_policy
+    tokens = CorrectionInputs(*(values[sampled] for values in columns))
+    if correction is None:
+        return inputs, (tokens, None)
+    with boundary(TrainingError, where="the correction of trainer and engine"):
+        output = corrected(correction, tokens)
+    factors = torch.ones_like(inputs.weights)
+    factors[sampled] = output.weights.detach().to(factors.dtype)
+    return replace(inputs, old_logprobs=policy, weights=inputs.weights * factors), (tokens, output)

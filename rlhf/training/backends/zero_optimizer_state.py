@@ -1,0 +1,220 @@
+"""The optimiser's state under ZeRO, gathered parameter by parameter: one form for every stage and number of processes.
+
+AdamW looks at each number by itself, so whole moments, cut anew, continue a run exactly wherever the pieces lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlhf.errors import TrainingError
+from rlhf.processes import current
+
+#: Of AdamW, by the names torch gives them.
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+#: Of DeepSpeed's scaler of float16 losses.
+_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+class GatheredOptimizerState:
+    """What a checkpoint needs of an optimiser.
+
+    Args:
+        engine: DeepSpeed's, whose module's trained parameters these are.
+        zero: its stage.
+        keeps: whether this process writes checkpoints; the others get an empty state.
+        has_masters: whether weights in float32 lie beside those of the module.
+    """
+
+    def __init__(self, engine: Any, zero: int, *, keeps: bool, has_masters: bool) -> None:
+        self._engine, self._zero, self._keeps = engine, zero, keeps
+        self._names = (*_MOMENTS, *(("master",) if has_masters else ()))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those whose learning rate counts."""
+        groups: list[dict[str, Any]] = self._engine.optimizer.param_groups
+        return groups
+
+    @property
+    def state(self) -> Any:
+        """The piece of this process; emptied, the means begin anew."""
+        return self._engine.basic_optimizer.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of an update that was left out; under ZeRO DeepSpeed does so itself."""
+        if self._zero == 0:
+            self._engine.zero_grad()
+
+    def prepare(self) -> None:
+        """Before an update: let DeepSpeed look anew for moments that were forgotten."""
+        if not self.state and hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
+            self._engine.optimizer._hp_optimizer_states_linked = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps, moments and weights in float32 by the parameters' names. All processes call it together."""
+        if not self.state:
+            return {"n_steps": 0, "parameters": {}, "scaler": self._scaler()}
+        self._check_links()
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for name, parameter in self._trained():
+            values = {key: self._whole(parameter, key) for key in self._names}
+            if self._keeps:
+                found[name] = {key: value.detach().to("cpu", copy=True) for key, value in values.items()}
+        first = next(iter(self.state.values()))
+        return {"n_steps": int(first["step"]), "parameters": found, "scaler": self._scaler()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from there; each process takes its piece. Raises ValueError for the state of another model."""
+        parameters = dict(self._trained())
+        if "param_groups" in saved:
+            saved = named(saved, list(parameters))
+        self._set_scaler(saved["scaler"])
+        if not saved["n_steps"]:
+            return
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+        theirs = {name: tuple(values["exp_avg"].shape) for name, values in saved["parameters"].items()}
+        if shapes != theirs:
+            differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
+            raise ValueError(f"another model's state: {differing[0]} of shape {differing[1]}")
+        for flat in self._flat():
+            state = {name: torch.zeros_like(flat) for name in _MOMENTS}
+            self.state[flat] = {"step": torch.tensor(float(saved["n_steps"])), **state}
+        if self._zero in (1, 2):
+            self._engine.optimizer._hp_optimizer_states_linked = False
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        for name, parameter in parameters.items():
+            for key in self._names:
+                if key in saved["parameters"][name]:
+                    self._set(parameter, key, saved["parameters"][name][key])
+
+    def _check_links(self) -> None:
+        """Raise TrainingError where DeepSpeed has lost track of what it holds: zeros would be saved in its place."""
+        if self._zero not in (1, 2):
+            return
+        links = [getattr(p, "_hp_mapping", None) for _, p in self._trained()]
+        n_here = sum(link.hp_fragment.numel() for link in links if link is not None and link.optim_fragment)
+        n_found = sum(current().gather(n_here, "the optimiser's state"))
+        n_wanted = sum(p.numel() for _, p in self._trained())
+        if n_found != n_wanted:
+            raise TrainingError(
+                "DeepSpeed does not say where the optimiser's state lies",
+                where="trainer",
+                got=f"the state of {n_found} numbers",
+                expected=f"that of {n_wanted} trained ones",
+            )
+
+    def _trained(self) -> Iterator[tuple[str, Any]]:
+        return ((name, p) for name, p in self._engine.module.named_parameters() if p.requires_grad)
+
+    def _flat(self) -> list[torch.Tensor]:
+        """The tensors that the inner optimiser updates in this process."""
+        optimizer = self._engine.optimizer
+        for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+            if hasattr(optimizer, name):
+                return list(getattr(optimizer, name))
+        return [p for group in optimizer.param_groups for p in group["params"]]
+
+    def _whole(self, parameter: Any, key: str) -> torch.Tensor:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if self._zero == 0:
+            moment: torch.Tensor = self.state[parameter][key]
+            return moment
+        whole = (
+            safe_get_full_fp32_param(parameter) if key == "master" else safe_get_full_optimizer_state(parameter, key)
+        )
+        found: torch.Tensor = whole.reshape(getattr(parameter, "ds_shape", parameter.shape))
+        return found
+
+    def _set(self, parameter: Any, key: str, value: torch.Tensor) -> None:
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        if self._zero == 0:
+            self.state[parameter][key].copy_(value)
+        elif self._zero == 3:
+            piece = _piece(value, parameter.ds_tensor.numel(), self._rank_of(parameter))
+            if key == "master":
+                safe_set_local_fp32_param(parameter, piece)
+            else:
+                safe_set_local_optimizer_state(parameter, piece, key)
+        elif key == "master":
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, key)
+
+    def _rank_of(self, parameter: Any) -> int:
+        rank: int = self._engine.optimizer._get_param_partition_rank(parameter)
+        return rank
+
+    def _scaler(self) -> dict[str, float]:
+        scaler = getattr(self._engine.optimizer, "loss_scaler", None)
+        return {name: float(getattr(scaler, name)) for name in _SCALER if getattr(scaler, name, None) is not None}
+
+    def _set_scaler(self, saved: Mapping[str, float]) -> None:
+        scaler = getattr(self._engine.optimizer, "loss_scaler", None)
+        for name, value in saved.items():
+            setattr(scaler, name, value if name == "cur_scale" else int(value))
+
+
+def named(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the state of plain torch's AdamW, which goes by numbers, as `GatheredOptimizerState.state_dict` has it.
+
+    Args:
+        saved: `state_dict` of an optimiser over all trained parameters, in order.
+        names: of these.
+
+    Raises:
+        ValueError: there are more or fewer of them, or they were not all updated equally often.
+    """
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    if len(numbers) != len(names):
+        raise ValueError(f"another model's state: {len(numbers)} trained parameters, and here are {len(names)}")
+    found = {name: saved["state"].get(number, {}) for number, name in zip(numbers, names, strict=True)}
+    steps = {int(values["step"]) for values in found.values() if values}
+    if len(steps) > 1 or (steps and not all(found.values())):
+        raise ValueError(f"the parameters have been updated {sorted(steps)} times; DeepSpeed counts them together")
+    kept = (*_MOMENTS, "master")
+    parameters = {name: {key: values[key] for key in kept if key in values} for name, values in found.items() if values}
+    return {"n_steps": max(steps, default=0), "parameters": parameters, "scaler": {}}
+
+
+def numbered(
+    saved: Mapping[str, Any], names: Sequence[str], groups: Sequence[Mapping[str, Any]], *, masters: bool = False
+) -> dict[str, Any]:
+    """Return what `GatheredOptimizerState.state_dict` made as plain torch's AdamW takes it.
+
+    Args:
+        saved: by names.
+        names: of the trained parameters, in the order of the optimiser.
+        groups: its own `param_groups`.
+        masters: whether it keeps weights in float32 beside those in 16 bits.
+
+    Raises:
+        ValueError: the state of other parameters.
+    """
+    if saved["n_steps"] and set(names) != set(saved["parameters"]):
+        differing = sorted(set(names) ^ set(saved["parameters"]))[0]
+        raise ValueError(f"another model's state: {differing} is in one of the two only")
+    steps = torch.tensor(float(saved["n_steps"]))
+    wanted = (*_MOMENTS, *(("master",) if masters else ()))
+    state = {
+        number: {"step": steps.clone(), **{key: values[key] for key in wanted if key in values}}
+        for number, values in enumerate(saved["parameters"][name] for name in (names if saved["n_steps"] else ()))
+    }
+    return {"state": state, "param_groups": list(groups)}
+
+
+def _piece(value: torch.Tensor, size: int, number: int) -> torch.Tensor:
+    """Return piece `number` of `size` numbers of a flattened tensor, the last one filled up with zeros."""
+    flat = value.flatten()[number * size : (number + 1) * size]
+    return torch.nn.functional.pad(flat, (0, size - len(flat)))

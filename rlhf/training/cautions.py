@@ -1,0 +1,59 @@
+"""What of a rollout the user should hear of at once, though the run goes on."""
+
+from __future__ import annotations
+
+from rlhf.data import Finish, Outcome
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.runner import RolloutBatch
+from rlhf.rollout.scoring import commonest_failure
+
+#: Share of the generations that may be cut before it is worth a word.
+TRUNCATED_SHARE = 0.01
+
+
+def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, str]:
+    """One sentence each, under a name by which a run tells whether it has said so already.
+
+    Args:
+        collected: of one step or evaluation.
+        limits: that held there.
+        where: what was done, for the reader.
+    """
+    found = {
+        "truncated": _truncated(collected, limits, where),
+        "silent": _silent(collected, where),
+        "failures": _failures(collected, where),
+    }
+    return {name: f"caution: {text}" for name, text in found.items() if text}
+
+
+def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> str:
+    generations = [g for group in collected.groups for t in group.trajectories for g in t.generations]
+    cut = [g for g in generations if g.finish is Finish.LENGTH]
+    if len(cut) <= TRUNCATED_SHARE * len(generations):
+        return ""
+    n_full = sum(len(g.token_ids) < limits.max_tokens for g in cut)
+    by = [f"{len(cut) - n_full} by limits.max_tokens: {limits.max_tokens}"] * (n_full < len(cut))
+    by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
+    return f"{len(cut)} of {len(generations)} generations in {where} were cut before they ended, {' and '.join(by)}"
+
+
+def _silent(collected: RolloutBatch, where: str) -> str:
+    trajectories = [t for group in collected.groups for t in group.trajectories]
+    full = [t for t in trajectories if t.outcome is Outcome.TOKEN_LIMIT and not t.turns]
+    if len(full) <= TRUNCATED_SHARE * len(trajectories):
+        return ""
+    return (
+        f"{len(full)} of {len(trajectories)} attempts in {where} ended before the policy could say anything: the "
+        "first prompt fills the context: raise policy.max_context or limits.max_context, or shorten agent.system"
+    )
+
+
+def _failures(collected: RolloutBatch, where: str) -> str:
+    n_failed = sum(len(group.failures) for group in collected.groups)
+    if not n_failed:
+        return ""
+    return (
+        f"{n_failed} of {collected.n_episodes} attempts in {where} failed for no fault of the policy and are left "
+        f"out of everything; the commonest: {commonest_failure(collected.groups)[1]}"
+    )

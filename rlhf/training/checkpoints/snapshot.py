@@ -1,0 +1,121 @@
+"""What a checkpoint holds of live objects: written as they are, or copied first and written while training goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf.digests import FILES, Mark, listing, seal
+from rlhf.processes import current
+from rlhf.tasks.sampler import Stateful
+from rlhf.training.backends.sharded import is_laid_out, whole_state
+
+#: Written last: a folder without it is no checkpoint.
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Parameters, and the state of optimiser, generator and live parts.
+
+    Attributes:
+        policy: whose model and tokenizer are written.
+        weights: by name, where they are not those that the model holds.
+        trainer: the content of `trainer.pt`.
+    """
+
+    policy: Any
+    weights: Mapping[str, torch.Tensor] | None
+    trainer: Mapping[str, Any]
+
+    @classmethod
+    def take(
+        cls, policy: Any, optimizer: torch.optim.Optimizer | None, kept: Mapping[str, Stateful], *, copy: bool
+    ) -> Snapshot | None:
+        """Return what is to be written; None in a process that writes nothing. All processes call it together.
+
+        Args:
+            policy: to save.
+            optimizer: None where the stage is over.
+            kept: the live parts that remember something.
+            copy: whether what is trained goes on while this is written. Copies lie in the memory of the CPU.
+        """
+        is_main, weights = current().is_main, None
+        if copy or is_laid_out(policy.model):
+            weights = whole_state(policy.model, trained_only=policy.is_lora, keep=is_main)
+        moments = optimizer.state_dict() if optimizer is not None else None
+        if not is_main:
+            return None
+        trainer = {
+            "optimizer": moments,
+            "torch_rng": torch.get_rng_state(),
+            "kept": {name: part.state_dict() for name, part in kept.items()},
+        }
+        return cls(policy, weights, _copied(trainer) if copy else trainer)
+
+    def begin(self, folder: Path) -> None:
+        """Write the tokenizer, which the rollouts use and no other thread may touch."""
+        folder.mkdir(parents=True)
+        self.policy.tokenizer.save_pretrained(folder / "policy")
+
+    def write(self, folder: Path, state: str, logs: Mapping[str, Mark]) -> None:
+        """Write all the rest: `state` is the text of `state.json`, and `logs` what of the run's logs belongs to it."""
+        given = {} if self.weights is None else {"state_dict": self.weights}
+        self.policy.model.save_pretrained(folder / "policy", **given)
+        torch.save(self.trainer, folder / "trainer.pt")
+        seal(folder, logs, last=STATE, text=state)
+
+
+def n_bytes(policy: Any, kept: Mapping[str, Stateful]) -> int:
+    """Bytes of a checkpoint, about: the parameters, two moments for each that is trained, and what parts remember."""
+    parameters = list(policy.model.parameters())
+    remembered = sum(_n_bytes(part.state_dict()) for part in kept.values())
+    return remembered + sum(int(p.nbytes) * (3 if p.requires_grad else 1) for p in parameters)
+
+
+def _n_bytes(state: Any) -> int:
+    if isinstance(state, torch.Tensor):
+        return int(state.nbytes)
+    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return sum(map(_n_bytes, inner))
+
+
+def _copied(value: Any) -> Any:
+    """Tensors and containers in memory of their own, on the CPU; whatever else a state has never changes."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(inner) for inner in value)
+    return value
+
+
+def damage(folder: Path, hint: str = "") -> str | None:
+    """Say what a process that was killed, or a loss of power, left unfinished of a checkpoint; None where nothing is.
+
+    Sizes tell; a checkpoint without the list of its files is taken for whole. What was changed later at its full size
+    is found by `digests.verify`.
+
+    Raises:
+        CheckpointError: the list is not what was written; `hint` says what to do then.
+    """
+    try:
+        found = listing(folder, hint)
+        if found.marks is None and not isinstance(json.loads((folder / STATE).read_text()), Mapping):
+            return f"{STATE} holds no state"
+    except (OSError, ValueError) as error:
+        return f"{STATE} or {FILES} cannot be read ({type(error).__name__})"
+    for name, size in found.sizes.items():
+        path = folder / name
+        there = path.stat().st_size if path.is_file() else None
+        if there is None:
+            return f"{name} is missing"
+        if there != size:
+            return f"{name} has {there} bytes instead of {size}"
+    return None

@@ -1,0 +1,175 @@
+"""A critic that learns how much of the score each turn of a trajectory contributed, and the recipe keys of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from rlhf.batching.samples import Sample
+from rlhf.credit.estimator import without_given
+from rlhf.credit.flat_tokens import TokenLine, nested, shape_of
+from rlhf.data import ScoredGroup, Values
+from rlhf.inference.embedded.attention import packed_forward
+from rlhf.losses.value import explained_variance
+from rlhf.settings import STRICT
+from rlhf.training.contrib.turn_buffer import Episode, episodes_of, packed
+from rlhf.training.critics.base import OwnUpdates, optimizer_of
+from rlhf.training.critics.value_model import OnTrunk, ValueModel
+from rlhf.training.policy.model import Policy
+
+if TYPE_CHECKING:
+    from rlhf.training.stages.policy_gradient import PolicyGradient
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Contributions(OnTrunk):
+    """Learns to spread the score of a trajectory over its turns.
+
+    A linear layer on the hidden state after a turn's last token says what the turn contributed, ĉ_k. It is trained on
+    (Σ_k ĉ_k − R)², R the score. Contributions (.1, .2, .5) and a score of 1: .04. Only sums are ever told: what single
+    turns contribute is what makes the sums of many trajectories come out.
+
+    Source: SPA-RL, arXiv 2505.20732.
+    """
+
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+    frozen: bool = True
+    """Whether it learns in its warm-up only, from the policy as the stage finds it, and then stays as it is."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the trajectories of a step."""
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    """Trajectories in one update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frozen and not self.warmup_steps:
+            raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
+
+    def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> ContributionTrainer:
+        """Return what trains it through a stage; see `CriticKind.start`."""
+        return ContributionTrainer(self, self.build(policy, start, seed), stage)
+
+    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
+        """Return the critic's model before its first update: no turn contributes anything. See `trunk_for`."""
+        model = ValueModel(
+            self.trunk_for(policy, start, seed), shared=self.trunk == "policy", trains_trunk=self.trains_trunk
+        )
+        return model.to(next(policy.model.parameters()).device)
+
+
+@plain_dataclass(frozen=True)
+class Spread:
+    """What a critic thought of a step before it learnt from it.
+
+    Attributes:
+        values: of each group; those of actions are contributions, those of states 0.
+        episodes: trajectories in which something was sampled.
+        totals: the score of each.
+        sums: of the contributions of each.
+        time_s: spent on them.
+    """
+
+    values: list[Values]
+    episodes: Sequence[Episode]
+    totals: Sequence[float]
+    sums: Sequence[float]
+    time_s: float = 0.0
+
+
+def sum_loss(contributions_K: Tensor, turns_E: Sequence[int], totals_E: Tensor) -> Tensor:
+    """Return Σ_e (Σ_k ĉ_k − R_e)² over trajectories of `turns_E` turns, end to end in `contributions_K`."""
+    sums = torch.stack([part.sum() for part in torch.split(contributions_K, list(turns_E))])
+    return (sums - totals_E).square().sum()
+
+
+class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
+    """Updates a model of contributions in place; see `OwnUpdates`."""
+
+    def __init__(self, settings: Contributions, model: ValueModel, stage: PolicyGradient) -> None:
+        self._stage = stage
+        n_steps = settings.warmup_steps if settings.frozen else stage.steps
+        n_batches = -(-stage.tasks_per_step * stage.group_size // settings.batch_size)
+        super().__init__(settings, model, optimizer_of(settings, model), n_steps * settings.epochs * n_batches)
+
+    @torch.no_grad()
+    def look(self, groups: Sequence[ScoredGroup]) -> Spread:
+        """Return what each turn of a step contributed, as far as it knows; dropout is off."""
+        begun = time.perf_counter()
+        self.model.eval()
+        of_each = episodes_of(groups, bootstrap=False)
+        scores = [score.total for group in groups for score in group.scores]
+        episodes = [e for e in of_each if e is not None]
+        totals = [total for e, total in zip(of_each, scores, strict=True) if e is not None]
+        parts = [self._contributions(part).double().cpu() for part in packed(episodes, self._budget)]
+        found = torch.cat([*parts, torch.zeros(0, dtype=torch.float64)])
+        sums = [float(part.sum()) for part in torch.split(found, [e.n_turns for e in episodes])] if episodes else []
+        tokens_K = TokenLine.of([without_given(group) for group in groups]).tokens_K
+        shapes = [shape_of(group) for group in groups]
+        actions = nested(shapes, np.repeat(found.numpy(), tokens_K))
+        states = nested(shapes, np.zeros(int(tokens_K.sum())))
+        values = [
+            Values(nothing, (0.0,) * len(group.trajectories), of_turns)
+            for group, nothing, of_turns in zip(groups, states, actions, strict=True)
+        ]
+        return Spread(values, episodes, totals, sums, time.perf_counter() - begun)
+
+    @property
+    def _budget(self) -> int:
+        return self._stage.max_tokens_per_microbatch
+
+    def _contributions(self, episodes: Sequence[Episode]) -> Tensor:
+        device = self.model.head.weight.device
+        first = np.cumsum([0, *map(len, episodes)])
+        places = np.concatenate([e.ends + at for e, at in zip(episodes, first, strict=False)])
+        ids = torch.from_numpy(np.concatenate([e.token_ids for e in episodes])).to(device)
+        lengths = np.concatenate([e.lengths for e in episodes]).tolist()
+        return packed_forward(self.model, ids, lengths, torch.from_numpy(places).to(device))[:, 0]
+
+    def learn(self, seen: Spread, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
+        """Make the updates of a step, in its warm-up or where it goes on learning; return what is logged."""
+        begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
+        learns = self.is_warming(step) or not self.settings.frozen
+        self.model.holds_trunk = self.model.shared and self.is_warming(step)
+        logged: dict[str, list[float]] = {}
+        for _ in range(self.settings.epochs if learns else 0):
+            order = rng.permutation(len(seen.episodes)).tolist()
+            for at in range(0, len(order), self.settings.batch_size):
+                for name, value in self._update(seen, order[at : at + self.settings.batch_size]).items():
+                    logged.setdefault(name, []).append(value)
+        sums, totals = (torch.tensor(x, dtype=torch.float64) for x in (seen.sums, seen.totals))
+        told = {
+            "critic/explained_variance": explained_variance(sums, totals),
+            "critic/value_mean": float(sums.mean()),
+            "critic/return_mean": float(totals.mean()),
+        }
+        return {
+            **{name: sum(values) / len(values) for name, values in logged.items()},
+            **(told if seen.episodes else {}),
+            "critic/n_updates": float(self.n_updates),
+            "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),
+            "time/critic_s": seen.time_s + time.perf_counter() - begun,
+        }
+
+    def _update(self, seen: Spread, chosen: Sequence[int]) -> dict[str, float]:
+        self.model.train()
+        self._stepper.optimizer.zero_grad(set_to_none=True)
+        episodes, loss, at = [seen.episodes[i] for i in chosen], 0.0, 0
+        totals = torch.tensor([seen.totals[i] for i in chosen], device=self.model.head.weight.device)
+        for part in packed(episodes, self._budget):
+            wanted, at = totals[at : at + len(part)], at + len(part)
+            share = sum_loss(self._contributions(part), [e.n_turns for e in part], wanted) / len(chosen)
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += float(share.detach())
+        norm = self._stepper.step()
+        self.model.eval()
+        return {"critic/sum_loss": loss, "critic/grad_norm": norm, "critic/lr": self._stepper.lr}

@@ -1,0 +1,294 @@
+"""A reward model at work that is trained further: what it collects, how it learns, and whether it is right."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from rewards.models.model_folder import SCALE, ModelReward, load, logits
+from rlhf.data import Score, ScoredGroup, Task, Trajectory, Verdict
+from rlhf.losses.preference import bradley_terry
+from rlhf.rollout.scoring import Weighted
+from rlhf.training.backends.optimizer import Stepper
+from rlhf.training.backends.sharded import device_of
+from rlhf.training.contrib.reward_refresh_settings import RewardRefresh, kept_scale
+from rlhf.training.contrib.step_labels import Labelled, labelled
+from rlhf.training.stages.pairs import Pair, Pairs, Side
+from rlhf.training.stages.trl_trainers import padded
+
+#: What is learnt from: pairs, or attempts with labels.
+Item = Pair | Labelled
+#: Says how sure a share is: takes what was right, and the tasks these belong to.
+Estimate = Callable[[Sequence[bool], Sequence[str]], Any]
+
+
+@dataclass(frozen=True)
+class LiveReward:
+    """A reward of the recipe, asked of its model as it stands."""
+
+    reward: ModelReward
+    model: Any
+
+    def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
+        """Score the attempts at a task, in order. Raises RewardError where that cannot be done."""
+        return self.reward.judged(trajectories, lambda: self.model)
+
+
+@dataclass
+class Refresher:
+    """A copy of the recipe's model, what it may learn from, and when it is to. `learn` takes in a finished step.
+
+    Attributes:
+        settings: the recipe keys.
+        name: of the reward.
+        reward: as the recipe has it.
+        model: trained in place; its `config` holds the scale that it is served with.
+        stepper: of its updates.
+        seed: of the run and stage.
+        fresh: of the attempts since the last time, to learn from.
+        held: of the same attempts, to judge by.
+        old: of attempts before them.
+        n_seen: items that have ever been to be learnt from, but for the fresh ones.
+        n_refreshes: times that it learnt.
+        is_due: whether it is to learn before the next step.
+        is_torn: whether it has learnt a part of what it is to.
+    """
+
+    settings: RewardRefresh
+    name: str
+    reward: ModelReward
+    model: Any
+    stepper: Stepper
+    seed: str
+    fresh: list[Item] = field(default_factory=list)
+    held: list[Item] = field(default_factory=list)
+    old: list[Item] = field(default_factory=list)
+    n_seen: int = 0
+    n_refreshes: int = 0
+    is_due: bool = False
+    is_torn: bool = False
+
+    @classmethod
+    def of(cls, settings: RewardRefresh | None, rewards: Mapping[str, Weighted], seed: str) -> Refresher | None:
+        """Copy the model of the reward that is meant; None where a stage trains none further."""
+        if settings is None:
+            return None
+        name, reward = refreshed(settings, rewards)
+        model = copy.deepcopy(load(reward.path)[0])
+        model.requires_grad_(True)
+        stepper = Stepper(settings.optimizer, settings.optimizer.build(model.parameters()), 1, "reward_refresh")
+        return cls(settings, name, reward, model, stepper, seed)
+
+    @property
+    def live(self) -> LiveReward:
+        """What the policy is scored with."""
+        return LiveReward(self.reward, self.model)
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """The factor and the shift with which its numbers are served."""
+        a, b = getattr(self.model.config, SCALE, (1.0, 0.0))
+        return float(a), float(b)
+
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether it learns which of two attempts is better."""
+        return self.reward.learnt == "pairs"
+
+    # --- while the policy goes on ---
+
+    def learn(self, groups: Sequence[ScoredGroup], n_steps: int) -> None:
+        """Take in the attempts of a finished step, the stage's `n_steps`-th.
+
+        Raises:
+            TrainingError: an attempt was not sampled in one row, and pairs of attempts are.
+        """
+        for item in self._items([_told(group, self.settings.truth) for group in groups], n_steps):
+            (self.held if self._is_held_out(item.task_id) else self.fresh).append(item)
+        self.is_due = self.is_due or n_steps % self.settings.every == 0
+
+    def _items(self, groups: Sequence[ScoredGroup], n_steps: int) -> Iterable[Item]:
+        settings = self.settings
+        if self.is_of_pairs:
+            return Pairs(max_per_task=settings.max_per_task).of(groups, f"{self.seed}/{n_steps}")
+        return labelled(groups, steps=self.reward.learnt == "steps", enough=settings.enough, eta=settings.eta)
+
+    def _is_held_out(self, task_id: str) -> bool:
+        return random.Random(f"{self.seed}/held_out/{task_id}").random() < self.settings.held_out
+
+    # --- when it is due ---
+
+    def refresh(self, estimate: Estimate) -> dict[str, float]:
+        """Learn from what was collected and judge by what was held out; returns what is logged.
+
+        Raises:
+            TrainingError: too many gradients in a row were not finite.
+        """
+        begun, rng = time.perf_counter(), random.Random(f"{self.seed}/{self.n_refreshes}")
+        kept = round(len(self.fresh) * self.settings.old_share / (1 - self.settings.old_share))
+        again = rng.sample(self.old, min(kept, len(self.old)))
+        figures = self._accuracy("before", estimate)
+        anchors = self._sides(self.held or self.fresh)
+        numbers, self.is_torn = self._numbers(anchors), True
+        figures |= self._train([*self.fresh, *again], rng)
+        if self.is_of_pairs and anchors:
+            setattr(self.model.config, SCALE, list(kept_scale(numbers, self._numbers(anchors), self.scale)))
+        figures |= self._accuracy("after", estimate)
+        figures |= {"refresh/n_fresh": float(len(self.fresh)), "refresh/n_old": float(len(again))}
+        self._remember(rng)
+        self.n_refreshes, self.is_due, self.is_torn = self.n_refreshes + 1, False, False
+        figures |= {"refresh/n_refreshes": float(self.n_refreshes), "time/refresh_s": time.perf_counter() - begun}
+        return figures | dict(zip(("refresh/scale", "refresh/shift"), self.scale, strict=True))
+
+    def _train(self, items: Sequence[Item], rng: random.Random) -> dict[str, float]:
+        losses, norms, size = [], [], self.settings.batch_size
+        with torch.random.fork_rng():
+            torch.manual_seed(rng.getrandbits(32))
+            for _ in range(self.settings.epochs):
+                order = rng.sample(range(len(items)), len(items))
+                for i in range(0, len(order), size):
+                    self.model.train()
+                    self.stepper.optimizer.zero_grad(set_to_none=True)
+                    losses.append(self._backward([items[k] for k in order[i : i + size]]))
+                    norms.append(self.stepper.step())
+        self.stepper.optimizer.zero_grad(set_to_none=True)
+        self.model.eval()
+        if not losses:
+            return {}
+        return {"refresh/loss": sum(losses) / len(losses), "refresh/grad_norm": sum(norms) / len(norms)}
+
+    def _backward(self, items: Sequence[Item]) -> float:
+        """Add the gradient of the mean loss; returns that mean."""
+        from rlhf.training.stages.reward_model_pointwise import backward  # which needs the run that this is a part of
+
+        at_once, total = min(self.settings.pairs_per_microbatch, len(items)), 0.0
+        if not self.is_of_pairs:
+            return backward(self.model, [item for item in items if isinstance(item, Labelled)], at_once)
+        for i in range(0, len(items), at_once):
+            said = self._said(self._sides(items[i : i + at_once]))
+            loss = bradley_terry(said[0::2], said[1::2], centring=self.settings.centring).sum() / len(items)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total
+
+    def _remember(self, rng: random.Random) -> None:
+        """Let the fresh ones be old. Each that ever was is as likely to be kept: Vitter's algorithm R."""
+        for item in self.fresh:
+            self.n_seen += 1
+            if len(self.old) < self.settings.capacity:
+                self.old.append(item)
+            elif (place := rng.randrange(self.n_seen)) < self.settings.capacity:
+                self.old[place] = item
+        self.fresh, self.held = [], []
+
+    # --- what it says ---
+
+    @staticmethod
+    def _sides(items: Sequence[Item]) -> list[Sequence[int]]:
+        """Both sides of each pair, one after the other; nothing of what are no pairs."""
+        return [side.token_ids for p in items if isinstance(p, Pair) for side in (p.chosen, p.rejected)]
+
+    def _said(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """`[N]` what the model says of rows where it looks by itself, unscaled; one forward pass."""
+        batch = {k: v.to(device_of(self.model)) for k, v in padded(rows, self.model.config.pad_token_id or 0).items()}
+        said: torch.Tensor = self.model(**batch).logits[:, 0].float()
+        return said
+
+    @torch.no_grad()
+    def _numbers(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        self.model.eval()
+        n = self.settings.pairs_per_microbatch
+        return [x for i in range(0, len(rows), n) for x in self._said(rows[i : i + n]).tolist()]
+
+    def _accuracy(self, when: str, estimate: Estimate) -> dict[str, float]:
+        """How often the better of two held-out attempts is found better, with its interval; nothing without any."""
+        ahead = self._compared()
+        if not ahead:
+            return {"refresh/n_held_out": 0.0}
+        found = estimate([right for right, _ in ahead], [task for _, task in ahead])
+        figures = {"": found.value, "_low": found.low, "_high": found.high}
+        named = {f"refresh/accuracy_{when}{end}": float(value) for end, value in figures.items()}
+        return named | {"refresh/n_held_out": float(len(ahead))}
+
+    def _compared(self) -> list[tuple[bool, str]]:
+        from rlhf.training.stages.reward_model_pointwise import right_before_wrong  # as above
+
+        if self.is_of_pairs:
+            said = self._numbers(self._sides(self.held))
+            return [(a > b, p.task_id) for a, b, p in zip(said[0::2], said[1::2], self.held, strict=True)]
+        rows = [item for item in self.held if isinstance(item, Labelled)]
+        ends = logits(self.model, [(row.token_ids, row.ends[-1:]) for row in rows], self.settings.pairs_per_microbatch)
+        return list(right_before_wrong(rows, [xs[-1] for xs in ends]))
+
+    # --- checkpoints ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, scale, optimiser, and everything collected."""
+        return {
+            "model": {name: value.detach() for name, value in self.model.state_dict().items()},
+            "scale": list(self.scale),
+            "optimizer": self.stepper.optimizer.state_dict(),
+            "n_updates": self.stepper.n_updates,
+            **{name: [_stored(item) for item in getattr(self, name)] for name in _LISTS},
+            **{name: getattr(self, name) for name in _NUMBERS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Raises RuntimeError or ValueError for the state of another model."""
+        self.model.load_state_dict(state["model"])
+        setattr(self.model.config, SCALE, list(state["scale"]))
+        self.stepper.optimizer.load_state_dict(state["optimizer"])
+        self.stepper.n_updates = int(state["n_updates"])
+        for name in _LISTS:
+            setattr(self, name, [_restored(item) for item in state[name]])
+        for name in _NUMBERS:
+            setattr(self, name, state[name])
+
+
+#: What is kept of a `Refresher` besides its model.
+_LISTS, _NUMBERS = ("fresh", "held", "old"), ("n_seen", "n_refreshes", "is_due")
+
+
+def refreshed(settings: RewardRefresh, rewards: Mapping[str, Weighted]) -> tuple[str, ModelReward]:
+    """Return name and reward that are meant; a recipe that was checked has it."""
+    found = [
+        (name, weighted.reward)
+        for name, weighted in rewards.items()
+        if isinstance(weighted.reward, ModelReward) and settings.reward in (None, name) and weighted.watch is None
+    ]
+    return found[0]
+
+
+def _told(group: ScoredGroup, truth: str | None) -> ScoredGroup:
+    """The attempts with what they are truly worth as their scores."""
+    values = [
+        float(trajectory.solved) if truth is None else score.parts[truth].value
+        for trajectory, score in zip(group.trajectories, group.scores, strict=True)
+    ]
+    scores = (Score({}, (0.0,) * len(t.turns), x) for t, x in zip(group.trajectories, values, strict=True))
+    return replace(group, scores=tuple(scores))
+
+
+def _stored(item: Item) -> dict[str, Any]:
+    if isinstance(item, Pair):
+        sides = {"chosen": item.chosen, "rejected": item.rejected}
+        return {"task_id": item.task_id, **{k: torch.tensor(s.token_ids, dtype=torch.int32) for k, s in sides.items()}}
+    ids = {"token_ids": torch.tensor(item.token_ids, dtype=torch.int32), "ends": list(item.ends)}
+    told = {"labels": list(item.labels), "right": item.right, "is_last": item.is_last}
+    return {"task_id": item.task_id, "attempt": item.attempt, **ids, **told}
+
+
+def _restored(values: Mapping[str, Any]) -> Item:
+    if "chosen" in values:
+        chosen, rejected = (tuple(values[name].tolist()) for name in ("chosen", "rejected"))
+        sides = [Side(ids, (True,) * len(ids)) for ids in (chosen, rejected)]
+        return Pair(values["task_id"], sides[0], sides[1])
+    kept: dict[str, Any] = {name: values[name] for name in ("task_id", "attempt", "right", "is_last")}
+    kept |= {name: tuple(values[name]) for name in ("ends", "labels")}
+    return Labelled(token_ids=tuple(values["token_ids"].tolist()), **kept)

@@ -1,0 +1,164 @@
+"""Turns to learn from again: each trajectory with the places of its turns, what each earned, and how it ended.
+
+The turns of a trajectory are transitions (o, a, r, o', done) that share their tokens: o ends where the turn begins, o'
+where the next one does. They are therefore kept, drawn and read together: a forward pass over a trajectory is one over
+all its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rlhf.batching.samples import Sample
+from rlhf.credit.estimator import without_given
+from rlhf.credit.flat_tokens import TokenLine
+from rlhf.data import Outcome, ScoredGroup
+from rlhf.training.critics.values import bare_rows
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+_CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
+_Long = TypeVar("_Long", bound=Sized)
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """A trajectory of K turns in which the policy sampled something.
+
+    Attributes:
+        token_ids: `[L]`, its rows end to end, as the policy saw and made them.
+        lengths: `[R]`, tokens of each row.
+        states: `[K]`, place in `token_ids` of the last token before each turn.
+        ends: `[K]`, place of the last token of each turn.
+        rewards: `[K]`, what each earned, in units of the score.
+        is_cut: whether something would have followed the last turn.
+    """
+
+    token_ids: Ints
+    lengths: Ints
+    states: Ints
+    ends: Ints
+    rewards: Floats
+    is_cut: bool
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def n_turns(self) -> int:
+        """Transitions."""
+        return len(self.rewards)
+
+
+def episodes_of(groups: Sequence[ScoredGroup], *, bootstrap: bool) -> list[Episode | None]:
+    """Return each trajectory of `groups`, in order; None where the policy sampled nothing.
+
+    Turns without sampled tokens hand their reward on as in `TokenLine`.
+
+    Args:
+        groups: of a step.
+        bootstrap: whether a limit cuts a trajectory, rather than ending it.
+    """
+    line = TokenLine.of([without_given(group) for group in groups])
+    rows: dict[int, list[Sample]] = {}
+    for row in bare_rows(groups, "trajectory"):
+        rows.setdefault(row.sequence, []).append(row)
+    found: list[Episode | None] = []
+    after_K = np.cumsum(line.turns_S).tolist()
+    for number, trajectory in enumerate(t for group in groups for t in group.trajectories):
+        own = rows.get(number)
+        if own is None:
+            found.append(None)
+            continue
+        turns = slice(after_K[number] - int(line.turns_S[number]), after_K[number])
+        after = np.cumsum(line.tokens_K[turns])
+        sampled = np.flatnonzero(np.concatenate([row.mask for row in own]))
+        found.append(
+            Episode(
+                token_ids=np.concatenate([row.token_ids for row in own]),
+                lengths=np.array([len(row) for row in own], np.int64),
+                states=sampled[after - line.tokens_K[turns]] - 1,
+                ends=sampled[after - 1],
+                rewards=line.rewards_K[turns].astype(np.float32),
+                is_cut=bootstrap and trajectory.outcome in _CUT,
+            )
+        )
+    return found
+
+
+def packed(episodes: Sequence[_Long], max_tokens: int) -> Iterator[list[_Long]]:
+    """Cut `episodes`, in order, into parts of at most so many tokens; a longer one is a part of its own."""
+    part: list[_Long] = []
+    for episode in episodes:
+        if part and sum(map(len, part)) + len(episode) > max_tokens:
+            yield part
+            part = []
+        part.append(episode)
+    if part:
+        yield part
+
+
+@dataclass
+class TurnBuffer:
+    """Trajectories, the oldest first, of at most `capacity` turns; at least one, however long, once there was one."""
+
+    capacity: int
+    kept: list[Episode] = field(default_factory=list)
+
+    @property
+    def n_turns(self) -> int:
+        """Turns kept."""
+        return sum(e.n_turns for e in self.kept)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Keep `episodes` and forget what there is no room for."""
+        self.kept = [*self.kept, *episodes]
+        excess, n = self.n_turns - self.capacity, 0
+        while excess > 0 and n < len(self.kept) - 1:
+            excess -= self.kept[n].n_turns
+            n += 1
+        self.kept = self.kept[n:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything kept, end to end in a few tensors."""
+        arrays = {name: [getattr(e, name) for e in self.kept] for name in _ARRAYS}
+        state: dict[str, Any] = {name: _joined(parts, _ARRAYS[name]) for name, parts in arrays.items()}
+        sizes = [[len(parts[i]) for parts in arrays.values()] for i in range(len(self.kept))]
+        return state | {
+            "sizes": torch.tensor(sizes, dtype=torch.int32).view(-1, len(_ARRAYS)),
+            "is_cut": torch.tensor([e.is_cut for e in self.kept], dtype=torch.bool),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep what `state_dict` gave."""
+        sizes = state["sizes"].tolist()
+        columns = {
+            name: torch.split(state[name], [row[i] for row in sizes]) if sizes else () for i, name in enumerate(_ARRAYS)
+        }
+        self.kept = [
+            Episode(
+                **{name: parts[i].numpy().astype(_ARRAYS[name][1]) for name, parts in columns.items()},
+                is_cut=bool(state["is_cut"][i]),
+            )
+            for i in range(len(sizes))
+        ]
+
+
+#: Arrays of an episode: how they are stored, and what they are here.
+_ARRAYS: Mapping[str, tuple[Any, Any]] = {
+    "token_ids": (np.int32, np.int64),
+    "lengths": (np.int32, np.int64),
+    "states": (np.int32, np.int64),
+    "ends": (np.int32, np.int64),
+    "rewards": (np.float32, np.float32),
+}
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], of: tuple[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(0), *parts]).astype(of[0]))

@@ -1,0 +1,1 @@
+"""Critics: settings, value models and their updates."""

@@ -1,0 +1,66 @@
+"""What critics that learn have in common: an optimiser of their own, its schedule, a warm-up, and their checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from rlhf.training.backends.optimizer import Stepper
+from rlhf.training.critics.value_model import KeptModel, OnTrunk, OwnModel, TrunkModel
+
+S = TypeVar("S", bound=OwnModel)
+M = TypeVar("M", bound=KeptModel)
+
+
+class OwnUpdates(Generic[S, M]):
+    """Updates a model apart from the policy.
+
+    Args:
+        settings: the recipe keys.
+        model: to update in place.
+        optimizer: over what of it is trained.
+        total_updates: the schedule's horizon.
+
+    Attributes:
+        settings: the recipe keys.
+        model: of the critic.
+    """
+
+    def __init__(self, settings: S, model: M, optimizer: torch.optim.Optimizer, total_updates: int) -> None:
+        self.settings, self.model = settings, model
+        self._stepper = Stepper(settings.optimizer, optimizer, total_updates, where="critic.optimizer")
+
+    @property
+    def n_updates(self) -> int:
+        """Optimiser updates so far, of the stage."""
+        return self._stepper.n_updates
+
+    def is_warming(self, step: int) -> bool:
+        """Whether it learns alone in a step, counted from 0."""
+        return step < self.settings.warmup_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """What its updates have changed, the policy's weights left out: those are saved with the policy."""
+        return {
+            "model": {name: p.detach() for name, p in self.model.kept()},
+            "optimizer": self._stepper.optimizer.state_dict(),
+            "n_updates": self._stepper.n_updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Raises ValueError for the state of another model."""
+        self.model.restore(state["model"])
+        self._stepper.optimizer.load_state_dict(state["optimizer"])
+        self._stepper.n_updates = int(state["n_updates"])
+
+
+def optimizer_of(settings: OnTrunk, model: TrunkModel) -> torch.optim.Optimizer:
+    """Return the optimiser of a critic's head, at a rate of its own, and of its trunk where that is trained."""
+    head, trunk = list(model.head.parameters()), model.trained_trunk()
+    optimizer = settings.optimizer.build([*trunk] or head)
+    if trunk:
+        scale = (settings.head_lr or settings.optimizer.lr) / settings.optimizer.lr
+        optimizer.add_param_group({"params": head, "lr_scale": scale})
+    return optimizer

@@ -1,0 +1,276 @@
+"""A critic's model: a transformer without its output layer, and one linear layer that reads a value off each state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from rlhf.checking import CheckContext, Problem, no_model
+from rlhf.errors import ModelError
+from rlhf.inference.embedded.attention import use_packed_attention
+from rlhf.settings import STRICT
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.policy.lora import no_base
+from rlhf.training.policy.model import Lora, Policy, load_folder
+
+if TYPE_CHECKING:
+    from rlhf.training.critics.values import CriticTrainer
+    from rlhf.training.stages.policy_gradient import PolicyGradient
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OwnModel:
+    """Keys of a critic that may have a model of its own."""
+
+    path: str | None = None
+    """Of a model of its own: folder or hub name of the causal language model that it begins as. None takes a copy of
+    the policy as the stage finds it; of a policy with adapters, of the model under them."""
+    lora: Lora | None = None
+    """Of a model of its own: train adapters instead of all weights."""
+    optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
+    """How the critic's weights are updated."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a folder without a model, and a copy of a base in 4 bits."""
+        if self.path is not None:
+            do = "remove the key: the critic then begins as a copy of the policy"
+            yield from no_model(self.path, context.at("path"), do)
+        lora = context.recipe.policy.lora
+        if lora is not None and lora.quantization is not None and self.copies_policy:
+            whose, expected = f"{context.path}, a copy of that base", "critic.path, or critic.trunk: policy"
+            yield no_base("policy.lora.quantization", lora.quantization, whose, expected)
+
+    @property
+    def copies_policy(self) -> bool:
+        """True if the model begins as a copy of the policy's."""
+        return self.path is None
+
+    def begun(self, policy: Policy, start: Path | None) -> Any:
+        """Return the causal language model that it begins as, without adapters; arguments and errors as `trunk_for`."""
+        return self._copied(policy, start) if self.path is None else self._loaded(self.path, policy)
+
+    def adapted(self, model: Any, seed: int) -> Any:
+        """Return `model` with the adapters that are asked for, drawn from `seed`, prepared for packed rows."""
+        if self.lora is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = self.lora.wrap(model)
+        use_packed_attention(model)
+        return model
+
+    def _copied(self, policy: Policy, start: Path | None) -> Any:
+        if policy.is_lora:
+            return copy.deepcopy(policy.model).unload()  # the model under the adapters never moves
+        if start is None:
+            return copy.deepcopy(policy.model)
+        return load_folder(str(start / "policy"), dtype=_dtype(policy))[0]
+
+    def _loaded(self, path: str, policy: Policy) -> Any:
+        where = f"critic.path {path}"
+        model, tokenizer = load_folder(path, dtype=_dtype(policy), where=where)
+        theirs, ours = tokenizer.get_vocab(), policy.tokenizer.get_vocab()
+        differing = [token for token, number in ours.items() if theirs.get(token) != number]
+        if differing:
+            raise ModelError(
+                "the critic's tokenizer is not the policy's: it would misread the policy's tokens",
+                where=where,
+                got=f"{len(differing)} tokens with another number or none, such as {differing[0]!r}",
+                expected=f"the {len(ours)} tokens of the policy, by the same numbers",
+                hint="use a model of the same family as the policy, or leave path out",
+            )
+        return model
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OnTrunk(OwnModel):
+    """Keys of a critic that reads the hidden states of a transformer."""
+
+    trunk: Literal["own", "policy"] = "own"
+    """The transformer below the value head: a model of the critic's own, or the policy's, whose forward pass it then
+    shares the weights of."""
+    gradient: Literal["trunk", "head"] | None = None
+    """How far down the value loss trains: head and trunk, or the head alone. None is trunk where it is the critic's
+    own, and head where it is the policy's."""
+    head_lr: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the head, which begins at 0 and has further to go than a trained trunk; None is
+    `optimizer.lr`."""
+
+    def __post_init__(self) -> None:
+        if self.trunk == "policy" and (self.path is not None or self.lora is not None):
+            raise ValueError("path and lora have no effect with trunk: policy; remove them")
+        if not self.trains_trunk and self.lora is not None:
+            raise ValueError("lora has no effect with gradient: head; remove it")
+        if not self.trains_trunk and self.head_lr is not None:
+            raise ValueError("head_lr has no effect where the head alone is trained; set optimizer.lr")
+
+    @property
+    def copies_policy(self) -> bool:
+        """True if the model begins as a copy of the policy's."""
+        return self.path is None and self.trunk == "own"
+
+    @property
+    def trains_trunk(self) -> bool:
+        """Whether the value loss moves the trunk."""
+        return (self.gradient or ("trunk" if self.trunk == "own" else "head")) == "trunk"
+
+    def trunk_for(self, policy: Policy, start: Path | None, seed: int) -> nn.Module:
+        """Return the trunk before the first update, prepared for packed rows.
+
+        Args:
+            policy: the live one.
+            start: folder of the checkpoint of the stage's begin, where the policy has moved since; None where it
+                stands there.
+            seed: draws the adapter's weights.
+
+        Raises:
+            ModelError: the model of `path` cannot be loaded or reads other tokens.
+        """
+        if self.trunk == "policy":
+            return trunk_of(policy.model)
+        model = self.begun(policy, start)
+        model.requires_grad_(self.trains_trunk)
+        return trunk_of(self.adapted(model, seed))
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Critic(OnTrunk):
+    """Learns what the policy may expect of a state, for advantages that are measured against it."""
+
+    #: It learns beside trainers of several processes.
+    spans_processes: ClassVar[bool] = True
+
+    bootstrap: bool = True
+    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
+    an end, after which nothing comes."""
+    clip: Annotated[float, Field(gt=0)] | None = 0.5
+    """How far a value may move in one step towards its return before the error stops pulling it, in units of the
+    score; None is no bound."""
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a bound on how far values move in a step that moves none."""
+        stage = context.stage
+        is_bound = self.clip is not None and self.clip != type(self)().clip and self.trunk != "policy"
+        if is_bound and stage.epochs * stage.minibatches == 1:
+            why = "makes one update per step, before which no value has moved"
+            yield f"{context.stage_path} {why}: critic.clip has no effect"
+
+    def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> CriticTrainer:
+        """Return what trains it through a stage; see `CriticKind.start`."""
+        from rlhf.training.critics.values import CriticTrainer
+
+        return CriticTrainer(self, self.build(policy, start, seed), stage)
+
+    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
+        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
+        model = ValueModel(
+            self.trunk_for(policy, start, seed), shared=self.trunk == "policy", trains_trunk=self.trains_trunk
+        )
+        return model.to(next(policy.model.parameters()).device)
+
+
+def _dtype(policy: Policy) -> str:
+    return str(policy.model.dtype).removeprefix("torch.")
+
+
+def trunk_of(model: Any) -> nn.Module:
+    """The transformer below the output layer of a causal language model; adapters stay inside."""
+    unwrapped = getattr(model, "module", model)
+    base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
+    trunk: nn.Module = base.get_decoder()
+    return trunk
+
+
+class KeptModel(nn.Module):
+    """A module of which checkpoints hold what is trained, by name."""
+
+    def kept(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What training changes and no other checkpoint has: parameters by name."""
+        return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Take what `kept` gave from a checkpoint. Raises ValueError for the state of another model."""
+        own = dict(self.kept())
+        shapes, theirs = ({name: tuple(p.shape) for name, p in given.items()} for given in (own, saved))
+        if shapes != theirs:
+            differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
+            raise ValueError(f"the critic of this checkpoint is another model: {differing[0]}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(saved[name])
+
+
+class TrunkModel(KeptModel):
+    """A trunk, and a head on its last hidden states: subclasses set `head`.
+
+    Args:
+        trunk: prepared by `use_packed_attention`.
+        shared: the trunk is the policy's. It is then no submodule: its weights are the policy's to save.
+        trains_trunk: whether the gradient goes on into the trunk.
+    """
+
+    head: nn.Module
+
+    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
+        super().__init__()
+        self.shared, self.trains_trunk = shared, trains_trunk
+        self.holds_trunk = False
+        self._policys = [trunk] if shared else []
+        self.own = None if shared else trunk
+
+    @property
+    def trunk(self) -> Any:
+        """The transformer."""
+        return self._policys[0] if self.shared else self.own
+
+    @property
+    def config(self) -> Any:
+        """Of the trunk."""
+        return self.trunk.config
+
+    def trained_trunk(self) -> list[nn.Parameter]:
+        """Parameters of the trunk that the value loss trains."""
+        return [p for p in self.trunk.parameters() if p.requires_grad] if self.trains_trunk else []
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; a trunk that is not trained stays as it is in use, without dropout."""
+        super().train(mode)
+        self.trunk.train(mode and self.trains_trunk and not self.holds_trunk)
+        return self
+
+    def states(self, places: Tensor, **inputs: Any) -> Tensor:
+        """Last hidden states in float32, `[N, d]`, at `places` `[N]` of the packed rows."""
+        moves = self.trains_trunk and not self.holds_trunk
+        with nullcontext() if moves else torch.no_grad():
+            hidden: Tensor = self.trunk(**inputs).last_hidden_state[0]
+        return hidden[places].float()
+
+
+class ValueModel(TrunkModel):
+    """Reads one number off the last hidden state of each place; a drop-in for
+    `rlhf.inference.embedded.attention.packed_forward`.
+
+    The head is float32, and 0 at first: a critic that has seen nothing expects nothing.
+    """
+
+    head: nn.Linear
+
+    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
+        super().__init__(trunk, shared=shared, trains_trunk=trains_trunk)
+        self.head = nn.Linear(trunk.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
+        """Values `[1, N, 1]`, as `logits`, at places `logits_to_keep` `[N]` of the packed rows."""
+        return SimpleNamespace(logits=self.head(self.states(logits_to_keep, **inputs))[None])

@@ -1,0 +1,265 @@
+"""The critic at work: values of the states of a step before anything is learnt from it, and its own updates after.
+
+It is updated apart from the policy, by an optimiser of its own. The trainer of the policy cannot tell that there is a
+critic; and the critic learns from every row of a step, also from those that filters and corrections keep from the
+policy: a group whose attempts all failed says nothing about which of them was better, and all about what to expect.
+
+Several processes hold it whole, each in its own memory, and share its micro-batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from rlhf.batching.pack import PackedBatch, collate, pack, pack_minibatches
+from rlhf.batching.samples import Bools, Floats, Layout, Sample, make_samples
+from rlhf.data import Credit, Outcome, ScoredGroup, Values
+from rlhf.errors import TrainingError
+from rlhf.inference.embedded.attention import packed_forward
+from rlhf.losses.reduction import Reduction
+from rlhf.losses.value import explained_variance, value_loss
+from rlhf.processes import current, in_turn
+from rlhf.training.backends.replicated import add_gradients
+from rlhf.training.critics.base import OwnUpdates, optimizer_of
+from rlhf.training.critics.value_model import Critic, ValueModel
+from rlhf.training.stages.policy_gradient import PolicyGradient
+
+_CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
+#: Of the value loss: every token counts the same, whatever the reduction of the policy's loss.
+_MEAN = Reduction(kind="token_mean")
+
+
+@dataclass(frozen=True)
+class ValuePredictions:
+    """What a critic thought of a step before it learnt from it.
+
+    Attributes:
+        rows: its own rows, with `Sample.values`; see `value_rows`.
+        sampled: which places of each row are sampled tokens.
+        values: of each group.
+        time_s: spent on them.
+    """
+
+    rows: list[Sample]
+    sampled: list[Bools]
+    values: list[Values]
+    time_s: float = 0.0
+
+
+def value_rows(groups: Sequence[ScoredGroup], layout: Layout) -> tuple[list[Sample], list[Bools]]:
+    """Return the rows of `make_samples`, one for one, with a mask for a critic: True where it is asked for a value.
+
+    That is at each sampled token, for the state before it, and at the place after each generation, for the state that
+    its last token led to, in which the environment's reply is still unread. A token without meaning is added at the
+    end of each row so that there is such a place; no value sees it.
+
+    Returns:
+        The rows, and which of their places are sampled tokens.
+    """
+    samples = bare_rows(groups, layout)
+    return [_widened(sample) for sample in samples], [np.append(sample.mask, False) for sample in samples]
+
+
+def bare_rows(groups: Sequence[ScoredGroup], layout: Layout) -> list[Sample]:
+    """Return the rows of `make_samples` before any token has credit."""
+    nothing = [
+        Credit(tuple(tuple((0.0,) * len(g.token_ids) for g in t.generations) for t in group.trajectories))
+        for group in groups
+    ]
+    return make_samples(groups, nothing, layout)[0]
+
+
+def _widened(sample: Sample) -> Sample:
+    mask = np.append(sample.mask, False)
+    mask[1:] |= sample.mask
+    nothing = np.zeros(len(mask), np.float32)
+    ids = np.append(sample.token_ids, sample.token_ids[-1])
+    return Sample(ids, mask, nothing, nothing, sample.sequence, sample.group)
+
+
+class CriticTrainer(OwnUpdates[Critic, ValueModel]):
+    """Updates a value model in place; see `OwnUpdates`."""
+
+    def __init__(self, settings: Critic, model: ValueModel, stage: PolicyGradient) -> None:
+        self._stage = stage
+        total = stage.steps * stage.epochs * stage.minibatches
+        super().__init__(settings, model, optimizer_of(settings, model), total)
+
+    # --- before anything is learnt from a step ---
+
+    @torch.no_grad()
+    def look(self, groups: Sequence[ScoredGroup]) -> ValuePredictions:
+        """Return what the critic expects of the states of a step; dropout is off."""
+        begun = time.perf_counter()
+        rows, sampled = value_rows(groups, self._stage.layout)
+        self.model.eval()
+        found, here = list(rows), current()
+        packs = pack(rows, self._stage.max_tokens_per_microbatch, n_least=here.n)
+        shares = [[rows[i] for i in members] for members in packs[here.rank :: here.n]]
+        own = [self._values(collate(share, np.ones(len(share)))).cpu().numpy() for share in shares]
+        for members, flat in zip(packs, in_turn(packs, here.gather(own, "the critic's values")), strict=True):
+            ends = np.cumsum([rows[i].n_policy_tokens for i in members])[:-1]
+            for i, part in zip(members, np.split(flat, ends), strict=True):
+                found[i] = replace(rows[i], values=_spread(part, rows[i].mask))
+        values = _values_of(found, sampled, groups, bootstrap=self.settings.bootstrap)
+        return ValuePredictions(found, sampled, list(values), time.perf_counter() - begun)
+
+    def _values(self, batch: PackedBatch) -> torch.Tensor:
+        device = self.model.head.weight.device
+        select = batch.select.to(device)
+        out = packed_forward(self.model, batch.token_ids.to(device), batch.lengths.tolist(), select)
+        return out[:, 0]
+
+    # --- after ---
+
+    def learn(
+        self, seen: ValuePredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
+    ) -> dict[str, float]:
+        """Make the critic's updates of a step: as many passes and minibatches as the policy's, over all rows.
+
+        Args:
+            seen: of this step.
+            samples: all rows of the step with the returns of the credit, as `make_samples` gave them.
+            rng: shuffles trajectories over the minibatches.
+            step: counted from 0.
+
+        Returns:
+            What is logged.
+
+        Raises:
+            TrainingError: the estimator gave no returns, or many gradients in a row are not finite.
+        """
+        begun, stage = time.perf_counter(), self._stage
+        if any(s.returns is None for s in samples):
+            raise TrainingError(
+                "there is nothing to train the critic on",
+                where="critic",
+                got=f"{type(stage.advantage).__name__} gave credit without returns",
+                expected="Credit.returns_GNT of every group",
+                hint="an estimator with needs_values = True says what the values should have been",
+            )
+        self.model.holds_trunk = self.model.shared and self.is_warming(step)
+        budget, n_least = stage.max_tokens_per_microbatch, current().n
+        rows, n_skipped = _with_returns(seen, samples, bootstrap=self.settings.bootstrap), self._stepper.n_skipped
+        logged: dict[str, list[float]] = {}
+        for _ in range(stage.epochs if rows else 0):
+            for batches in pack_minibatches(rows, stage.minibatches, _MEAN, budget, rng, n_least=n_least):
+                for name, value in self._update(batches).items():
+                    logged.setdefault(name, []).append(value)
+        means = {name: sum(values) / len(values) for name, values in logged.items()}
+        return {
+            **means,
+            **_figures(seen, samples),
+            "critic/n_updates": float(self.n_updates),
+            "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),
+            "time/critic_s": seen.time_s + time.perf_counter() - begun,
+        }
+
+    def _update(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
+        self.model.train()
+        self._stepper.optimizer.zero_grad(set_to_none=True)
+        loss, clipped, here = 0.0, 0.0, current()
+        for batch in batches[here.rank :: here.n]:
+            now = self._values(batch)
+            given = (batch.values, batch.returns, batch.weights)
+            old, returns, weights = (x.to(now.device) for x in given if x is not None)
+            output = value_loss(now, old, returns, weights, self.settings.clip)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            loss += float(output.loss.detach())
+            clipped += float((weights * output.clipped).sum())
+        groups = self._stepper.optimizer.param_groups
+        add_gradients((p for group in groups for p in group["params"]), "the critic's gradients")
+        loss, clipped = map(sum, zip(*here.gather((loss, clipped), "the critic's loss"), strict=True))
+        norm = self._stepper.step()
+        self.model.eval()
+        figures = {"loss": loss, "clipped_share": clipped, "grad_norm": norm, "lr": self._stepper.lr}
+        return {f"critic/{name}": value for name, value in figures.items()}
+
+
+def _spread(values: Floats, mask: Bools) -> Floats:
+    row = np.zeros(len(mask), np.float32)
+    row[mask] = values
+    return row
+
+
+def _by_trajectory(rows: Sequence[Sample], parts: Sequence[Floats]) -> dict[int, Floats]:
+    """Join what the rows of each trajectory have, in order."""
+    found: dict[int, list[Floats]] = {}
+    for row, part in zip(rows, parts, strict=True):
+        found.setdefault(row.sequence, []).append(part)
+    return {number: np.concatenate(arrays) for number, arrays in found.items()}
+
+
+def _values_of(
+    rows: Sequence[Sample], sampled: Sequence[Bools], groups: Sequence[ScoredGroup], *, bootstrap: bool
+) -> Iterator[Values]:
+    """Cut the values of the rows into those of each group, by generation, and of the states that limits cut."""
+    values = [np.zeros(0, np.float32) if row.values is None else row.values for row in rows]
+    tokens = _by_trajectory(rows, [v[s] for v, s in zip(values, sampled, strict=True)])
+    last = {row.sequence: float(v[-1]) for row, v in zip(rows, values, strict=True)}
+    number = 0
+    for group in groups:
+        tokens_GNT, cut_G = [], []
+        for trajectory in group.trajectories:
+            counts = [len(g.token_ids) for g in trajectory.generations]
+            flat = tokens.get(number, np.zeros(0, np.float32)).tolist()
+            ends = np.cumsum([0, *counts]).tolist()
+            tokens_GNT.append(tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends)))
+            cut_G.append(last.get(number, 0.0) if bootstrap and trajectory.outcome in _CUT else 0.0)
+            number += 1
+        yield Values(tuple(tokens_GNT), tuple(cut_G))
+
+
+def _with_returns(seen: ValuePredictions, samples: Sequence[Sample], *, bootstrap: bool) -> list[Sample]:
+    """Return the critic's rows with what each value should have been; where nobody knows, the mask is False.
+
+    At a sampled token that is its return; after a generation it is the return of the next token that the trajectory
+    sampled, before which nothing is earned. After the last one it is unknown, or 0 and never asked for. Without
+    bootstrap nobody asks for a value after a generation. What a demonstration earned says nothing of the policy: rows
+    of which nothing is left are left out.
+    """
+    returns = [s.returns[s.mask] for s in samples if s.returns is not None]
+    whole = _by_trajectory(samples, returns)
+    n_before: dict[int, int] = {}
+    rows = []
+    for row, is_sampled, sample in zip(seen.rows, seen.sampled, samples, strict=True):
+        known = whole[row.sequence]
+        first = n_before.get(row.sequence, 0)
+        number_L = first + np.cumsum(is_sampled) - is_sampled  # of the token there, or of the next one
+        n_before[row.sequence] = first + int(is_sampled.sum())
+        mask = row.mask & (number_L < len(known)) if bootstrap else is_sampled
+        mask &= ~_demonstrated(sample)
+        wanted = np.zeros(len(row), np.float32)
+        wanted[mask] = known[number_L[mask]]
+        rows.append(replace(row.masked(mask), returns=wanted))
+    return [row for row in rows if row.mask.any()]
+
+
+def _demonstrated(sample: Sample) -> Bools:
+    """Of a critic's row, the places of tokens that another than the policy wrote, and those right after one."""
+    off = np.zeros(len(sample) + 1, np.bool_)
+    if sample.off_policy is not None:
+        off[:-1] |= sample.off_policy
+        off[1:] |= sample.off_policy
+    return off
+
+
+def _figures(seen: ValuePredictions, samples: Sequence[Sample]) -> dict[str, float]:
+    """Compare the values that the advantages were made with, and the returns, of all tokens that the policy sampled."""
+    own = [s.mask & ~_demonstrated(s)[:-1] for s in samples]
+    values = [row.values[:-1][m] for row, m in zip(seen.rows, own, strict=True) if row.values is not None]
+    returns = [s.returns[m] for s, m in zip(samples, own, strict=True) if s.returns is not None]
+    if not any(map(len, values)):
+        return {}
+    v, g = (torch.from_numpy(np.concatenate(arrays)) for arrays in (values, returns))
+    return {
+        "critic/explained_variance": explained_variance(v, g),
+        "critic/value_mean": float(v.mean()),
+        "critic/return_mean": float(g.mean()),
+    }

@@ -1,0 +1,185 @@
+"""Rewards that are watched: whether what is trained on rises while a held-out reward falls, looked for in every step.
+
+A policy finds what a reward pays for without its being done: the reward rises and the quality falls. A second reward
+that is never trained on shows it, as long as nothing is chosen by it. Over the last `window` steps, and over twice and
+four times as many and so on, as far as the stage goes back, a line is fitted to the mean of each reward per step. The
+alarm is raised where the 99.9% interval of the trained reward's slope lies above 0 and that of the watched one's below.
+
+The interval is b ± t s / √Σ(x − x̄)², with s² = Σ residuals² / (n − 2) and Student's t of n − 2 degrees of freedom. The
+rule and its constants are our own; docs/rewards.md says how often it is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist, correlation, fmean
+from typing import Any
+
+from rlhf.data import Score, ScoredGroup
+from rlhf.errors import TrainingError
+from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.scoring import Weighted
+
+#: Of each slope's interval; both have to leave out 0, at every step of a run.
+CONFIDENCE = 0.999
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A line through the means of consecutive steps.
+
+    Attributes:
+        first: value of the line at the first step.
+        last: value of the line at the last step.
+        low: lower end of the slope's interval, per step.
+        high: its upper end.
+    """
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+
+def trend(values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
+    """Fit a line to at least 8 values that are one step apart.
+
+    0, 1, 2, ..., 9 give the slope 1, without any doubt; values that alternate give an interval around 0.
+    """
+    n = len(values)
+    middle, mean = (n - 1) / 2, fmean(values)
+    spread = n * (n * n - 1) / 12  # Σ (x − x̄)² of 0, 1, ..., n − 1
+    slope = math.fsum((x - middle) * (y - mean) for x, y in enumerate(values)) / spread
+    residual = math.fsum((y - mean - slope * (x - middle)) ** 2 for x, y in enumerate(values))
+    half = _t_quantile(0.5 + confidence / 2, n - 2) * math.sqrt(residual / (n - 2) / spread)
+    return Trend(mean - slope * middle, mean + slope * middle, slope - half, slope + half)
+
+
+def _t_quantile(probability: float, df: int) -> float:
+    """Student's quantile by four terms of its expansion in 1/df, for 6 degrees of freedom and more.
+
+    Source: Abramowitz and Stegun, 26.7.5. At 6 degrees and 0.9995, 5.945 in place of 5.959.
+    """
+    z = NormalDist().inv_cdf(probability)
+    return z + sum(
+        (
+            (z**3 + z) / (4 * df),
+            (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2),
+            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3),
+            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * df**4),
+        )
+    )
+
+
+@dataclass
+class Watches:
+    """Takes in each step; kept in checkpoints, so that a resumed run warns as one that ran on.
+
+    Attributes:
+        settings: of each watched reward, by its name in the recipe.
+        trained: name -> mean of the trained reward in each step of the stage that the watched one judged.
+        watched: name -> mean of the watched reward in the same steps.
+        due: what to stop for before the next step, by name.
+        stopped: names that the stage was stopped for; each does so once.
+    """
+
+    settings: Mapping[str, Watch]
+    trained: dict[str, list[float]] = field(default_factory=dict)
+    watched: dict[str, list[float]] = field(default_factory=dict)
+    due: dict[str, str] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rewards: Mapping[str, Weighted]) -> Watches:
+        """Watch those of a recipe's rewards that it says are watched."""
+        return cls({name: weighted.watch for name, weighted in rewards.items() if weighted.watch is not None})
+
+    def learn(self, groups: Sequence[ScoredGroup], where: str) -> tuple[dict[str, float], dict[str, str]]:
+        """Take in a finished step. Returns what is logged of it, and cautions by name.
+
+        Args:
+            groups: all that were drawn in it.
+            where: the step, for the reader.
+        """
+        scores = [score for group in groups for score in group.scores]
+        figures: dict[str, float] = {}
+        cautions: dict[str, str] = {}
+        for name, settings in self.settings.items():
+            failures = [score.watch_errors[name] for score in scores if name in score.watch_errors]
+            figures[f"watch_failures/{name}"] = float(len(failures))
+            if failures:
+                cautions[f"watch_failures/{name}"] = (
+                    f"caution: the watched reward {name} could not judge {len(failures)} of {len(scores)} attempts of "
+                    f"{where}, which are trained on all the same: {failures[0]}"
+                )
+            pairs = [(_trained(s, settings), s.watched[name].value) for s in scores if name in s.watched]
+            if pairs:
+                figures |= self._compared(name, *zip(*pairs, strict=True))
+                if alarm := self._alarm(name, where):
+                    cautions[f"watch/{name}"] = f"caution: {alarm}"
+                    if settings.stop and name not in self.stopped:
+                        self.due[name] = alarm
+                figures[f"watch_alarm/{name}"] = float(bool(alarm))
+        return figures, cautions
+
+    def _compared(self, name: str, trained: Sequence[float], watched: Sequence[float]) -> dict[str, float]:
+        """Keep the means of a step; returns what is logged of it."""
+        means = fmean(trained), fmean(watched)
+        for values, mean in zip((self.trained, self.watched), means, strict=True):
+            values.setdefault(name, []).append(mean)
+        figures = {f"watch/{name}": means[1], f"watch_gap/{name}": means[0] - means[1]}
+        if len({*trained}) > 1 and len({*watched}) > 1:  # else there is no correlation
+            figures[f"watch_correlation/{name}"] = correlation(trained, watched)
+        return figures
+
+    def _alarm(self, name: str, where: str) -> str:
+        """Say how the trained reward and the watched one part, if they do."""
+        settings = self.settings[name]
+        what = f"the reward {settings.of}" if settings.of else "the score"
+        for n in _windows(settings.window, len(self.trained[name])):
+            trained, watched = (trend(values[name][-n:]) for values in (self.trained, self.watched))
+            if trained.low > 0 and watched.high < 0:
+                return (
+                    f"is the reward being hacked? Over {n} steps up to {where}, {what}, which is trained on, rose from "
+                    f"{trained.first:.3g} to {trained.last:.3g}, and the watched reward {name} fell from "
+                    f"{watched.first:.3g} to {watched.last:.3g}; read attempts that the one likes and the other does "
+                    "not (`rlhf trajectories`), mend the reward, and go back to an earlier checkpoint"
+                )
+        return ""
+
+    def check(self, where: str) -> None:
+        """Raise TrainingError, once for each watched reward that says `stop: true`, where its alarm was raised."""
+        if not self.due:
+            return
+        name, alarm = next(iter(self.due.items()))
+        self.stopped, self.due = [*self.stopped, *self.due], {}
+        raise TrainingError(
+            f"stopped, as rewards.{name}.watch.stop asks: {alarm}",
+            where=where,
+            got="a trained reward that rises while a watched one falls",
+            expected="rewards that agree",
+            hint="`rlhf train --resume RUN` goes on all the same",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything it compares with."""
+        return {"trained": self.trained, "watched": self.watched, "stopped": [*self.stopped, *self.due]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Compare with what another process saw. Whoever resumes a run that was stopped wants it to go on."""
+        self.trained = {name: list(values) for name, values in state["trained"].items()}
+        self.watched = {name: list(values) for name, values in state["watched"].items()}
+        self.stopped, self.due = list(state["stopped"]), {}
+
+
+def _trained(score: Score, settings: Watch) -> float:
+    return score.total if settings.of is None else score.parts[settings.of].value
+
+
+def _windows(window: int, n_steps: int) -> Iterator[int]:
+    """The window, twice, four times, ... as many steps, as far as there are steps."""
+    while window <= n_steps:
+        yield window
+        window *= 2

@@ -1,0 +1,58 @@
+"""Demonstrations of single tasks, played by the environment's oracle when they are first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from rlhf.data import Task, Trajectory
+from rlhf.processes import current
+from rlhf.training.stages import demonstrations
+
+if TYPE_CHECKING:
+    from rlhf.training.run import Run
+
+
+@dataclass
+class Guide:
+    """Plays and remembers; what is remembered is found again by playing, so no checkpoint keeps it.
+
+    Attributes:
+        tasks: of the stage's split, by their ids.
+        known: demonstrations that solve their task, with the tokens that the agent would have said; None where the
+            oracle does not.
+    """
+
+    tasks: Mapping[str, Task]
+    known: dict[str, Trajectory | None] = field(default_factory=dict)
+
+    async def show(self, task_ids: Iterable[str], run: Run) -> dict[str, Trajectory]:
+        """Return a demonstration of each of these tasks that the oracle solves; ids of other tasks have none."""
+        ids = [i for i in dict.fromkeys(task_ids) if i in self.tasks]
+        for task_id in ids:
+            if task_id not in self.known:
+                self.known[task_id] = await self._play(self.tasks[task_id], run)
+        found = ((i, self.known[i]) for i in ids)
+        return {i: demonstration for i, demonstration in found if demonstration is not None}
+
+    async def _play(self, task: Task, run: Run) -> Trajectory | None:
+        here = current()
+        return here.from_main(await self._solve(task, run) if here.is_main else None, "a demonstration")
+
+    async def _solve(self, task: Task, run: Run) -> Trajectory | None:
+        collector = run.collector
+        played = await demonstrations.play(
+            collector.environment,
+            [task],
+            random_share=0.0,
+            unsolved_share=0.0,
+            # One task that cannot be played is a task without a demonstration, not the end of the run.
+            limits=replace(collector.limits, max_error_fraction=1.0),
+            seed=run.seed,
+            needs=demonstrations.needs_of(collector.agent),
+            say=lambda text: run.say_once({"a demonstration failed": text}),
+        )
+        solved = [d for d in played if d.trajectory.solved and d.trajectory.turns]
+        rendered = await demonstrations.render(solved[:1], collector.agent, collector.renderer)
+        return rendered[0] if rendered else None

@@ -1,0 +1,1 @@
+"""The policy: model, adapters and tokenizer."""

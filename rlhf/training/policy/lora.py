@@ -1,0 +1,322 @@
+"""Adapters: what a recipe says of them, and what they make of the weights below them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.declared import never_called
+from rlhf.checking import CheckContext, Problem
+from rlhf.errors import MissingPackageError, ModelError
+from rlhf.inference.role_adapters import SHARED, refuse_names, refuse_roles, route
+from rlhf.inference.settings import VllmSettings
+from rlhf.settings import STRICT
+
+_SHARED_ONE = "plain actions have the adapter that is shared; remove the role"
+_UNSAID = "let the agent say in which roles it calls the policy, in an attribute `roles`, or remove the role"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Lora:
+    """Low-rank adapters (Hu et al., arXiv 2106.09685) by PEFT; the base weights stay frozen."""
+
+    rank: Annotated[int, Field(ge=1)] = 16
+    """Columns of the two factors of an adapter."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """What an adapter adds is scaled by alpha/rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that training drops at random."""
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter, such as [q_proj, v_proj]; or all linear ones but the output layer."""
+    rslora: bool = False
+    """Scale by alpha/sqrt(rank) instead (arXiv 2312.03732)."""
+    dora: bool = False
+    """Learn the length of each row of a weight apart from its direction, which the adapter turns (DoRA, arXiv
+    2402.09353). vLLM cannot hold such adapters beside the base: it needs `engine.lora: merged`."""
+    quantization: Literal["4bit"] | None = None
+    """Keep the base in 4 bits, as NF4 with quantised scales (QLoRA, arXiv 2305.14314): bitsandbytes, a GPU, a
+    pretrained policy, the plain trainer and the embedded engine."""
+    roles: tuple[str, ...] = ()
+    """Roles of the agent that have an adapter of their own, such as [plan]; all others share one. One base, and one
+    forward pass, serve them all. A role that is called as a part of the model is refused."""
+
+    def __post_init__(self) -> None:
+        for name in self.roles:
+            if not re.fullmatch(r"[A-Za-z0-9_-]+( [A-Za-z0-9_-]+)*", name) or name == SHARED:
+                raise ValueError(
+                    "roles takes names of letters, digits, _, - and single blanks, and not "
+                    f"{SHARED}, which all others share; got {name!r}"
+                )
+        if len(set(self.roles)) < len(self.roles):
+            raise ValueError("roles names a role twice")
+        if self.roles and self.dora:
+            raise ValueError("roles takes plain adapters: remove dora, or roles")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse engines, trainers, stages and roles that do not go with adapters as these."""
+        if context.stage is not None:
+            yield from self._of_critic(context)
+            return
+        if self.dora:
+            yield from self._turned(context)
+        if self.quantization is not None:
+            yield from self._quantized(context)
+        if self.roles:
+            yield from self._of_roles(context)
+
+    def _of_critic(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of a critic's adapters."""
+        if self.quantization is not None:
+            expected = "a base in its own number format"
+            yield no_base(context.at("quantization"), self.quantization, "a critic", expected)
+        if self.roles:
+            yield Problem(
+                "a critic is asked in no role",
+                where=context.at("roles"),
+                got=", ".join(self.roles),
+                expected="nothing",
+                do="remove the key",
+            )
+
+    def _turned(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of DoRA."""
+        engine = context.recipe.engine
+        if isinstance(engine, VllmSettings) and engine.lora == "adapter":
+            yield Problem(
+                "vLLM cannot hold DoRA adapters beside the base",
+                where="engine.lora",
+                got="adapter, with policy.lora.dora",
+                expected="merged",
+                do="set engine.lora: merged, or use plain LoRA",
+            )
+        for path in context.recipe.sharded:
+            yield Problem(
+                "DoRA looks at whole weights of the base, which ZeRO 3 has in pieces",
+                where=f"{path}.trainer.zero",
+                got="3 with policy.lora.dora",
+                expected="zero: 0, 1 or 2",
+                do="lower trainer.zero, or use plain LoRA",
+            )
+
+    def _quantized(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of a base in 4 bits; trainers and critics have some of their own."""
+        where, said, recipe = context.at("quantization"), self.quantization, context.recipe
+        if recipe.policy.needs_texts:
+            yield no_base(where, said, "a policy made from scratch", "policy: {kind: pretrained}")
+        if isinstance(recipe.engine, VllmSettings):
+            yield no_base(where, said, "vLLM, whose base would not be in 4 bits", "engine: {kind: transformers}")
+
+    def _of_roles(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of adapters of roles."""
+        recipe = context.recipe
+        is_vllm = isinstance(recipe.engine, VllmSettings)
+        if is_vllm and recipe.engine.lora == "merged":
+            yield _one_set("engine.lora", "merged", "adapter", "they cannot be merged into one set of weights")
+        for i, stage in enumerate(recipe.stages):
+            path = f"stages[{i}]"
+            if not stage.knows_roles:
+                why = "this stage knows one set of weights"
+                kind = context.kind_of("stage", stage)
+                yield _one_set(f"{path}.kind", kind, "supervised or policy_gradient", why)
+            if path in recipe.sharded and not is_vllm:
+                why = "the embedded engine has a copy then, into which adapters are merged"
+                yield _one_set(f"{path}.trainer.zero", "3", "0 to 2, or engine: {kind: vllm}", why)
+        for path, stage in recipe.learning:
+            given = (
+                ("critic", stage.critic),
+                ("reward_refresh", stage.reward_refresh),
+                ("judge_renewal", stage.judge_renewal),
+            )
+            for key, value in given:
+                if value is not None:
+                    yield _one_set(f"{path}.{key}", "given", "null", "it works with one set of weights")
+        if not context.is_trained:
+            yield from self._uncalled(context)
+
+    def _uncalled(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield a problem for each role in which the agent never calls the policy."""
+        known = [role for role in context.recipe.roles if role]
+        for i, role in enumerate(self.roles):
+            if role not in known:
+                way_out = _SHARED_ONE if context.recipe.roles else _UNSAID
+                yield never_called(context.at(f"roles[{i}]"), role, known, way_out)
+
+    def wrap(self, model: Any) -> Any:
+        """`model` with trainable adapters."""
+        from peft import LoraConfig, get_peft_model
+
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # declared a whole number, used as a factor
+            lora_dropout=self.dropout,
+            target_modules=targets,
+            use_rslora=self.rslora,
+            use_dora=self.dora,
+            task_type="CAUSAL_LM",
+        )
+        try:
+            # In 16 bits as the base: the optimiser keeps float32 masters, and engines compute with this format too.
+            adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+            roles = sorted(self.roles)  # as they are found in the folder of a checkpoint
+            refuse_names(adapted, roles)
+            for name in roles:
+                adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]), autocast_adapter_dtype=False)
+            return route(adapted, roles) if roles else adapted
+        except ValueError as error:
+            raise ModelError(
+                "the adapter does not fit the model",
+                where="policy.lora.targets",
+                got=str(targets),
+                expected="names of linear layers of the model, or all-linear",
+                hint=str(error).splitlines()[0],
+            ) from error
+
+
+def no_base(where: str, quantization: str | None, whose: str, expected: str) -> Problem:
+    """The problem of a base in 4 bits beside what cannot have one."""
+    return Problem(
+        "a base in 4 bits does not go with this",
+        where=where,
+        got=f"{quantization} with {whose}",
+        expected=expected,
+        do="change that, or remove quantization",
+    )
+
+
+def _one_set(where: str, got: str, expected: str, why: str) -> Problem:
+    return Problem(
+        f"adapters of roles do not go with this: {why}",
+        where=where,
+        got=f"{got}, with policy.lora.roles",
+        expected=expected,
+        do="change that, or remove policy.lora.roles",
+    )
+
+
+def refuse_unquantizable() -> None:
+    """Raise where no model can be held in 4 bits.
+
+    Raises:
+        MissingPackageError: bitsandbytes is not installed.
+        ModelError: there is no GPU.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise MissingPackageError(
+            "bitsandbytes is not installed",
+            where="policy.lora.quantization",
+            got="4bit, and no module named bitsandbytes",
+            expected="the package, and a GPU",
+            hint="pip install bitsandbytes, or remove the key",
+        )
+    if not torch.cuda.is_available():
+        raise ModelError(
+            "a base in 4 bits needs a GPU",
+            where="policy.lora.quantization",
+            got="4bit, and PyTorch finds no GPU",
+            expected="a machine with one",
+            hint="remove the key; on a CPU use a smaller model, or policy.dtype=bfloat16",
+        )
+
+
+def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what `from_pretrained` needs to hold a base so; nothing where it is not quantised.
+
+    Args:
+        quantization: of `Lora`.
+        dtype: that is computed in.
+
+    Raises:
+        MissingPackageError, ModelError: see `refuse_unquantizable`.
+    """
+    if quantization is None:
+        return {}
+    refuse_unquantizable()
+    from transformers import BitsAndBytesConfig
+
+    config_of: Any = BitsAndBytesConfig
+    config = config_of(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": 0}}
+
+
+def load_adapters(base: Any, saved: Path) -> Any:
+    """Put the adapters in a folder, that of every role, around their base, in the number format they were saved in.
+
+    Raises:
+        ModelError: one cannot be read, or is of another model.
+    """
+    from peft import PeftModel
+
+    try:
+        exact: dict[str, Any] = {"is_trainable": True, "autocast_adapter_dtype": _is_in_float32(saved)}
+        model = PeftModel.from_pretrained(base, str(saved), **exact)
+        roles = _roles_in(saved)
+        refuse_names(model, roles)
+        for role in roles:
+            model.load_adapter(str(saved / role), role, **exact)
+        return route(model, roles) if roles else model
+    except Exception as error:  # PEFT, torch and safetensors raise one of their own each
+        raise ModelError(
+            "the adapter cannot be loaded",
+            got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            expected="an adapter of the base model",
+        ) from error
+
+
+def _is_in_float32(saved: Path) -> bool:
+    """Whether the adapter in a folder has float32 weights, whatever its base has."""
+    from safetensors import safe_open
+
+    with safe_open(str(saved / "adapter_model.safetensors"), "pt") as file:
+        return all(file.get_slice(name).get_dtype() == "F32" for name in file.keys())  # noqa: SIM118
+
+
+def _roles_in(saved: Path) -> list[str]:
+    """Roles of which an adapter lies in a folder within. Checkpoints that Hugging Face's trainers left are none."""
+    folders = (path.parent for path in saved.glob("*/adapter_config.json"))
+    return sorted(folder.name for folder in folders if not (folder / "trainer_state.json").is_file())
+
+
+def unadapted(model: Any) -> Any:
+    """Return the plain model that PEFT's `model` is, its adapter merged into the weights below; takes `model` apart.
+
+    Raises:
+        ModelError: roles have adapters of their own, which are no one set of weights.
+    """
+    refuse_roles(model)
+    return model.merge_and_unload()
+
+
+@torch.no_grad()
+def merged(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+    """Return a layer's weight `[M, N]` with its adapters in it.
+
+    LoRA gives W' = W + s B A. DoRA gives each row of W' the length m that was learnt for it: m W' / ‖W'‖. A row (3, 4)
+    that an adapter adds (0, -4) to, with m = 5, becomes (3, 0) · 5 / 3 = (5, 0).
+
+    Args:
+        layer: PEFT's, around the one that `weight` is of.
+        weight: of the base.
+    """
+    for adapter in layer.active_adapters:
+        delta = layer.get_delta_weight(adapter).detach()
+        if adapter not in layer.lora_magnitude_vector:
+            weight = weight + delta.to(weight.dtype)
+            continue
+        magnitude = layer.lora_magnitude_vector[adapter]
+        length = magnitude.get_weight_norm(weight, delta, scaling=1)
+        weight = ((magnitude.weight / length)[:, None] * (weight + delta)).to(weight.dtype)
+    return weight

@@ -1,0 +1,402 @@
+"""The policy: a causal language model with its tokenizer, from a folder, a hub, or from scratch."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.checking import CheckContext, Problem
+from rlhf.errors import CheckpointError, ModelError
+from rlhf.inference.embedded.attention import use_packed_attention
+from rlhf.inference.embedded.swapped_weights import having, held_by
+from rlhf.inference.role_adapters import adapter_names, adapter_of, role_adapters
+from rlhf.processes import current
+from rlhf.settings import STRICT
+from rlhf.training.backends.master_weights import is_short
+from rlhf.training.backends.sharded import device_of, is_laid_out, whole_state
+from rlhf.training.checkpoints.store import check_model, way_out_of
+from rlhf.training.policy.lora import Lora as Lora
+from rlhf.training.policy.lora import load_adapters, loading_options
+from rlhf.training.policy.tokenizer import train_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class FromScratch:
+    """A small model built in seconds, with a tokenizer trained on the environment's text. Saved like any other."""
+
+    family: Literal["qwen3", "llama"] = "qwen3"
+    """Architecture."""
+    hidden_size: Annotated[int, Field(ge=8)] = 128
+    """Width of the model."""
+    intermediate_size: Annotated[int, Field(ge=8)] | None = None
+    """Width of the feed-forward layers; None is three times `hidden_size`."""
+    n_layers: Annotated[int, Field(ge=1)] = 4
+    """Blocks of attention and feed-forward layer."""
+    n_heads: Annotated[int, Field(ge=1)] = 4
+    """Attention heads."""
+    head_dim: Annotated[int, Field(ge=2, multiple_of=2)] = 32
+    """Width of one attention head; vLLM on a CPU takes 32, 64, 80, 96, 112 and 128."""
+    n_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    """Key-value heads, which divide `n_heads`; None is as many as `n_heads`."""
+    vocab_size: Annotated[int, Field(ge=300)] = 2048
+    """Most tokens the tokenizer may learn."""
+    max_context: Annotated[int, Field(ge=16)] = 1024
+    """Positions the model is made for: most tokens of prompt and generation together."""
+    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of the initial weights."""
+    lora: Lora | None = None
+    """Train adapters instead of all weights."""
+
+    def __post_init__(self) -> None:
+        if self.n_heads % (self.n_kv_heads or self.n_heads):
+            raise ValueError("n_heads must be a multiple of n_kv_heads")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse limits that go beyond the context, or fill it."""
+        limits = context.recipe.limits
+        if limits.max_context and limits.max_context > self.max_context:
+            yield Problem(
+                "the limit is longer than the policy's context",
+                where="limits.max_context",
+                got=str(limits.max_context),
+                expected=f"at most policy.max_context = {self.max_context}",
+                do="lower it, or raise policy.max_context",
+            )
+        if not limits.max_context:
+            yield from limits.unprompted(self.max_context)
+
+    @property
+    def needs_texts(self) -> bool:
+        """The tokenizer is trained on the environment's text."""
+        return True
+
+    def build(self, seed: int, texts: Iterable[str] = ()) -> Policy:
+        """Train the tokenizer on `texts` and draw the weights from `seed`."""
+        from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+        tokenizer = train_tokenizer(texts, vocab_size=self.vocab_size, max_context=self.max_context)
+        common: dict[str, Any] = {
+            "vocab_size": len(tokenizer),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size or 3 * self.hidden_size,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads or self.n_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_context,
+            "tie_word_embeddings": True,
+            "initializer_range": self.initializer_range,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        config = Qwen3Config(**common) if self.family == "qwen3" else LlamaConfig(**common)
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        base = copy.deepcopy(model) if self.lora is not None else None
+        policy = Policy.of(model, tokenizer, self.lora)
+        policy.base = base
+        return policy
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Pretrained:
+    """Any causal language model in Hugging Face format: a local folder, or a name on a hub."""
+
+    path: str
+    """Folder of a saved model, or its name on a hub, such as Qwen/Qwen3-0.6B."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights."""
+    chat_template_kwargs: dict[str, bool | str | int] = Field(default_factory=dict)
+    """Passed to the tokenizer's chat template, e.g. {enable_thinking: false}."""
+    lora: Lora | None = None
+    """Train adapters instead of all weights."""
+
+    @property
+    def needs_texts(self) -> bool:
+        """The tokenizer comes with the model."""
+        return False
+
+    def build(self, seed: int, texts: Iterable[str] = ()) -> Policy:
+        """Load model and tokenizer; `seed` draws the adapter's weights."""
+        torch.manual_seed(seed)
+        quantization = self.lora.quantization if self.lora else None
+        model, tokenizer = load_folder(self.path, dtype=self.dtype, quantization=quantization)
+        return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
+
+
+#: Files of which a tokenizer has at least one.
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
+def load_folder(
+    path: str, *, dtype: str = "float32", where: str = "", quantization: str | None = None
+) -> tuple[Any, Any]:
+    """Model and tokenizer of a Hugging Face folder or hub name.
+
+    Raises:
+        ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
+        CheckpointError: the folder lies in a checkpoint or a run, and a file of it is not what was written.
+    """
+    folder = Path(path).expanduser()
+    local = folder.exists() or path.startswith((".", "/", "~"))
+    where = where or f"policy.path {path}"
+    if local:
+        check_model(folder)
+    if local and not (folder / "config.json").is_file():
+        raise ModelError(
+            "no model in this folder",
+            where=where,
+            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder",
+            expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
+            hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
+        )
+    if local and not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise ModelError(
+            "there is no tokenizer in this folder",
+            where=where,
+            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]),
+            expected=f"one of {', '.join(_TOKENIZERS)}",
+            hint="copy the tokenizer's files there from the model it was trained from, as save_pretrained writes them",
+        )
+    options = loading_options(quantization, getattr(torch, dtype))
+    try:
+        model, tokenizer, missing = _load(str(folder) if local else path, getattr(torch, dtype), options)
+    except Exception as error:  # tokenizers raises bare Exception, safetensors one of its own
+        raise ModelError(
+            "the model cannot be loaded",
+            where=where,
+            got=_first_line(error),
+            expected="a readable causal language model with tokenizer",
+            hint="check the files" if local else "check the name and that the hub can be reached, or give a folder",
+        ) from error
+    if missing:
+        raise ModelError(
+            "the files lack some of the model's weights",
+            where=where,
+            got=f"nothing for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+            expected="every parameter of the model that config.json describes",
+            hint="complete the files; weights drawn at random instead would look like a model that has learnt nothing",
+        )
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            "the tokenizer has no chat template",
+            where=where,
+            expected="chat_template.jinja or a chat_template in tokenizer_config.json",
+            hint="use an instruction-tuned model, or save a chat template beside the tokenizer",
+        )
+    return model, tokenizer
+
+
+def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any, Any, list[str]]:
+    """Model, tokenizer, and the names of parameters that the files do not hold."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+@plain_dataclass
+class Policy:
+    """A live policy. The rollout engine and the trainer share `model`."""
+
+    model: Any
+    tokenizer: Any
+    chat_template_kwargs: dict[str, Any]
+    is_lora: bool
+    version: int = 0
+    reference: Any = None
+    base: Any = None
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, lora: Lora | None, template: dict[str, Any] | None = None) -> Policy:
+        """Switch the model to packed attention and wrap it with adapters where asked."""
+        if lora is not None:
+            model = lora.wrap(model)
+        use_packed_attention(model)
+        model.eval()
+        return cls(model, tokenizer, dict(template or {}), lora is not None)
+
+    @property
+    def max_context(self) -> int:
+        """Positions the model was made for."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def n_parameters(self) -> int:
+        """All parameters, frozen ones included."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def compiles_well(self) -> bool:
+        """Whether torch.compile is known to make this model's layers faster: on a GPU, in 16 bits, one adapter."""
+        first = next(self.model.parameters())
+        is_plain = role_adapters(self.model) is None and getattr(self.model, "quantization_method", None) is None
+        return bool(first.is_cuda and is_short(first) and is_plain)
+
+    def recompute(self, on: bool) -> None:
+        """Have training compute activations again in its backward pass instead of keeping them, or not any more."""
+        model = self.model.get_base_model() if self.is_lora else self.model
+        if not on:
+            model.gradient_checkpointing_disable()
+            return
+        try:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        except ValueError as error:
+            raise ModelError(
+                "this model cannot compute its activations again",
+                where="trainer.gradient_checkpointing",
+                got=str(error).splitlines()[0],
+                expected="false",
+            ) from error
+
+    def keep_reference(self, folder: Path, *, adapter: bool = False) -> None:
+        """Keep the policy of a checkpoint, frozen, for KL terms.
+
+        Of adapters it is the base, which needs no copy; with `adapter`, the base under a copy of the checkpoint's one.
+        """
+        if self.is_lora:
+            self.reference = _adapter_weights(self.model, folder / "policy") if adapter else None
+        else:
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            self.reference, _ = load_folder(str(folder / "policy"), dtype=dtype)
+            self.reference.requires_grad_(False).to(device_of(self.model)).eval()
+            use_packed_attention(self.reference)
+
+    @contextmanager
+    def as_reference(self) -> Iterator[Any]:
+        """The reference model, for a forward pass without gradient."""
+        with torch.no_grad():
+            if self.is_lora and self.reference is not None:
+                was_training = self.model.training
+                self.model.eval()
+                try:
+                    with having(held_by(self.model, self.reference)):
+                        yield self.model
+                finally:
+                    self.model.train(was_training)
+            elif self.is_lora:
+                with self.model.disable_adapter():
+                    yield self.model
+            else:
+                if self.reference is None:
+                    raise ModelError(
+                        "there is no reference model", where="Policy.as_reference", hint="call keep_reference"
+                    )
+                yield self.reference
+
+    def save_base(self, run_folder: Path) -> None:
+        """Keep the weights under an adapter that were made from scratch: no other copy of them exists."""
+        if self.base is not None:
+            folder = run_folder.resolve() / "base"
+            if current().is_main:
+                self.base.save_pretrained(folder)
+                self.tokenizer.save_pretrained(folder)
+            self.base = None
+            for settings in self.model.peft_config.values():
+                settings.base_model_name_or_path = str(folder)
+
+    def save(self, folder: Path) -> None:
+        """Write an ordinary Hugging Face folder (an adapter: a PEFT folder with its base's name).
+
+        Where parameters lie in pieces all processes call this together; the first one writes.
+        """
+        is_main = current().is_main
+        whole = whole_state(self.model, trained_only=self.is_lora, keep=is_main) if is_laid_out(self.model) else None
+        if is_main:
+            self.model.save_pretrained(folder, **({} if whole is None else {"state_dict": whole}))
+            self.tokenizer.save_pretrained(folder)
+
+
+def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:
+    """The policy of a checkpoint's `policy` folder: full weights, or an adapter over its base.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+        ModelError: the base under an adapter cannot be read.
+    """
+    template = settings.chat_template_kwargs if isinstance(settings, Pretrained) else {}
+    dtype = getattr(settings, "dtype", "float32")
+    is_lora = (saved / "adapter_config.json").is_file()
+    if is_lora:
+        check_model(saved)
+        source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
+        quantization = settings.lora.quantization if settings.lora else None
+        base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization)
+    try:
+        model = load_adapters(base, saved) if is_lora else None
+        if model is None:
+            model, tokenizer = load_folder(str(saved), dtype=dtype, where=str(saved))
+    except ModelError as error:
+        raise _unusable(saved, f"{error.what}: {error.got}", error.expected) from error
+    policy = Policy.of(model, tokenizer, None, template)
+    policy.is_lora = is_lora
+    return policy
+
+
+def resume(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:
+    """`restore`, to go on with the training of what `settings` describe; another model is a CheckpointError."""
+    policy = restore(settings, saved, run_folder)
+    wanted: dict[str, Any] = {"an adapter": settings.lora is not None}
+    found: dict[str, Any] = {"an adapter": policy.is_lora}
+    if settings.lora is not None and policy.is_lora:
+        wanted["adapters of roles"] = sorted(settings.lora.roles)
+        found["adapters of roles"] = list(adapter_names(policy.model)[1:])
+    if isinstance(settings, FromScratch):
+        names = {"hidden_size": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
+        names |= {"head_dim": "head_dim"}
+        wanted |= {"family": settings.family} | {name: getattr(settings, name) for name in names}
+        config = policy.model.config
+        found |= {"family": config.model_type} | {name: getattr(config, theirs) for name, theirs in names.items()}
+    differing = [name for name in wanted if wanted[name] != found[name]]
+    if differing:
+        got, expected = (", ".join(f"{name} {values[name]}" for name in differing) for values in (found, wanted))
+        raise _unusable(saved, f"another model: {got}", f"the recipe's policy: {expected}")
+    return policy
+
+
+def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
+    """The adapter in a folder, by the names and on the devices of the trained parameters of `model`."""
+    from safetensors.torch import load_file
+
+    check_model(saved)
+    try:
+        found = {
+            (role, name): tensor
+            for role in adapter_names(model)
+            for name, tensor in load_file(saved / role / "adapter_model.safetensors").items()
+        }
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return {name: found[adapter_of(name) or "", _name_in_file(name)].to(p) for name, p in trained.items()}
+    except Exception as error:  # safetensors raises one of its own
+        raise _unusable(saved, _first_line(error), "the adapter that is the reference") from error
+
+
+def _name_in_file(name: str) -> str:
+    """PEFT leaves the adapter's name out of the names in its file, and of DoRA's lengths the last part too."""
+    name = re.sub(r"(\.lora_\w+)\.[^.]+", r"\1", name)
+    return name.removesuffix(".weight") if name.endswith(".lora_magnitude_vector.weight") else name
+
+
+def _unusable(saved: Path, got: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        "the policy of this checkpoint cannot be used",
+        where=str(saved),
+        got=got,
+        expected=expected,
+        hint=way_out_of(saved) or "give another checkpoint",
+    )

@@ -1,0 +1,80 @@
+"""The models that score attempts: made from the policy, judged on tasks of their own, kept as ordinary folders."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from rewards.models.model_folder import LEARNT
+from rlhf.digests import Manifest
+from rlhf.errors import TrainingError, disk
+from rlhf.processes import current
+from rlhf.training.backends.sharded import device_of
+from rlhf.training.policy.lora import unadapted
+from rlhf.training.policy.model import Policy
+
+
+class OfTask(Protocol):
+    """What belongs to a task."""
+
+    @property
+    def task_id(self) -> str:
+        """Its task."""
+        ...
+
+
+Item = TypeVar("Item", bound=OfTask)
+
+
+def split_by_task(items: Sequence[Item], share: float, seed: str) -> tuple[list[Item], list[Item]]:
+    """Return what to train on and what to judge by, of about `share` of the tasks; no task is in both.
+
+    Raises:
+        TrainingError: all are of one task.
+    """
+    tasks = sorted({item.task_id for item in items})
+    if len(tasks) < 2:
+        raise TrainingError(
+            "a reward model is judged on other tasks than it is trained on, and there is one",
+            where="held_out",
+            got=f"{len(items)} of {len(tasks)} task",
+            expected="at least two tasks",
+            hint="raise pairs.tasks, or write pairs of more prompts",
+        )
+    random.Random(seed).shuffle(tasks)
+    out = set(tasks[: min(max(round(share * len(tasks)), 1), len(tasks) - 1)])
+    return [x for x in items if x.task_id not in out], [x for x in items if x.task_id in out]
+
+
+def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
+    """A copy of the policy, adapters merged, that says a number wherever it is read; its folder keeps `learns`."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForSequenceClassification
+    trunk = copy.deepcopy(policy.model)
+    trunk = unadapted(trunk) if policy.is_lora else trunk
+    config = copy.deepcopy(trunk.config)
+    config.num_labels, config.pad_token_id = 1, policy.tokenizer.pad_token_id
+    setattr(config, LEARNT, learns)
+    model: Any = auto.from_config(config, dtype=trunk.dtype)
+    setattr(model, model.base_model_prefix, getattr(trunk, trunk.base_model_prefix))
+    model.set_attn_implementation("sdpa")
+    model.requires_grad_(True)
+    return model.to(device_of(policy.model))
+
+
+def save(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write the model as an ordinary folder, with the tokenizer of the rows that it reads."""
+    with disk("the reward model", folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def save_in(run: Path, name: str, model: Any, tokenizer: Any) -> None:
+    """Write the model as the folder `name` of a run, and list its files in the run's manifest."""
+    save(run / name, model, tokenizer)
+    if current().is_main:
+        Manifest(run).record_all(name)

@@ -1,0 +1,121 @@
+"""The first half of a step: tasks drawn, attempted and scored, in rounds, and groups chosen to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlhf.data import Credit, ScoredGroup
+from rlhf.errors import RlhfError, TrainingError, boundary
+from rlhf.rollout.runner import RolloutBatch
+from rlhf.tasks.selection import Selection
+from rlhf.training.hooks.demonstrations_in_groups import expert_metrics, with_experts
+from rlhf.training.hooks.league import playing
+from rlhf.training.run import Run
+from rlhf.training.stage_state import StageComponents
+
+
+@dataclass(frozen=True)
+class TrainingGroups:
+    """What a step drew, and what it trains on.
+
+    Attributes:
+        collected: every group of every round, in the order their tasks were drawn in.
+        selection: which of them are trained on.
+        n_rounds: rounds drawn.
+        guided: the groups that are trained on, with demonstrations among the attempts; None where there are none.
+    """
+
+    collected: RolloutBatch
+    selection: Selection
+    n_rounds: int
+    guided: Sequence[ScoredGroup] | None = None
+
+    @property
+    def groups(self) -> list[ScoredGroup]:
+        """The groups that are trained on."""
+        if self.guided is not None:
+            return list(self.guided)
+        return [self.collected.groups[i] for i in self.selection.kept]
+
+    @property
+    def recorded(self) -> list[ScoredGroup]:
+        """Every group drawn, in order; those that are trained on with their demonstrations."""
+        of_kept = dict(zip(self.selection.kept, self.groups, strict=True))
+        return [of_kept.get(i, group) for i, group in enumerate(self.collected.groups)]
+
+    def weighted(self, credits: Sequence[Credit]) -> list[Credit]:
+        """Return the credits of `groups` with their advantages multiplied by the factors of the selection."""
+        if self.selection.factors is None:
+            return list(credits)
+        return [_scaled(c, factor) for c, factor in zip(credits, self.selection.factors, strict=True)]
+
+    def of_all(self, credits: Sequence[Credit]) -> list[Credit | None]:
+        """Return for every group drawn its credit among `credits`, which are those of `groups`, or None."""
+        of_kept = dict(zip(self.selection.kept, credits, strict=True))
+        return [of_kept.get(i) for i in range(len(self.collected.groups))]
+
+    def metrics(self) -> dict[str, float]:
+        """Means over trajectories and counts of everything drawn, and what became of the groups."""
+        n, n_kept = len(self.collected.groups), len(self.selection.kept)
+        factors = (1.0,) * n_kept if self.selection.factors is None else self.selection.factors
+        return self.collected.metrics() | {
+            "sampling/n_rounds": float(self.n_rounds),
+            "rollout/n_groups": float(n),
+            "sampling/n_unused_groups": float(n - n_kept),
+            "sampling/factor_mean": sum(factors) / max(n_kept, 1),
+            **(expert_metrics(self.guided) if self.guided is not None else {}),
+        }
+
+
+async def gather(run: Run, parts: StageComponents, step: int) -> TrainingGroups:
+    """Return the scored groups of a step.
+
+    Raises:
+        TrainingError: more attempts failed than `limits.max_error_fraction` allows, the selection gives up, too many
+            steps before this one had nothing to train on, or a watched reward says to stop.
+    """
+    stage, where = parts.stage, f"step {step + 1} of {run.state.label}"
+    parts.empty.check(getattr(stage.selection, "max_empty_steps", None), where)
+    parts.watches.check(where)
+    await run.breathe()
+    sampling = run.collector.limits.sampling(stage.temperature)
+    collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
+    async with playing(parts.league, run.collector.engine) as players:
+        while selection.n_more:
+            drawn = parts.source.draw(selection.n_more, len(collected.groups))
+            with parts.memories.open():
+                collected = await run.collector.collect(
+                    drawn,
+                    group_size=stage.group_size,
+                    grouping=stage.rollout,
+                    sampling=sampling,
+                    step=step,
+                    earlier=collected,
+                    players=players,
+                )
+            n_rounds += 1
+            selection = _selected(run, parts, collected, n_rounds, step)
+            if selection.n_more:
+                run.progress.note(f"{len(selection.kept)} of {stage.tasks_per_step} groups kept, drawing another round")
+    run.caution(collected, where)
+    gathered = TrainingGroups(collected, selection, n_rounds)
+    return replace(gathered, guided=await with_experts(run, parts, gathered.groups)) if stage.expert else gathered
+
+
+def _selected(run: Run, parts: StageComponents, collected: RolloutBatch, n_rounds: int, step: int) -> Selection:
+    """Ask the selection; what it gives up on is recorded."""
+    stage = parts.stage
+    try:
+        with boundary(TrainingError, where=f"the selection of {run.state.label}, step {step + 1}"):
+            selection = stage.selection(collected.groups, stage.tasks_per_step, n_rounds)
+            selection.check(len(collected.groups), type(stage.selection).__name__)
+    except RlhfError:
+        run.record(run.state.label, step + 1, "train", collected.groups, None)
+        raise
+    return selection
+
+
+def _scaled(credit: Credit, factor: float) -> Credit:
+    tokens = tuple(tuple(tuple(factor * x for x in row) for row in rows) for rows in credit.tokens_GNT)
+    return replace(credit, tokens_GNT=tokens)

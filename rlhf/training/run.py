@@ -1,0 +1,336 @@
+"""A live run: the parts a recipe built, and what is done with them between stages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rlhf import locks
+from rlhf.data import Credit, ScoredGroup
+from rlhf.errors import CheckpointError, RlhfError
+from rlhf.inference.engine import RestingEngine
+from rlhf.processes import ProcessError, current
+from rlhf.rollout.runner import RolloutBatch, RolloutRunner
+from rlhf.sinks import Metrics
+from rlhf.spans import span
+from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.cautions import cautions
+from rlhf.training.checkpoints import store
+from rlhf.training.checkpoints.store import State
+from rlhf.training.checkpoints.writer import Writer
+from rlhf.training.hooks.memory_store import MemoryStoreHook
+from rlhf.training.policy.model import Policy
+from rlhf.training.profiling import Profiler
+from rlhf.training.publisher import Publisher
+from rlhf.training.stage_state import StageComponents
+from rlhf.training.used_memory import used_memory
+
+
+class Progress(Protocol):
+    """Shows a person what is going on."""
+
+    def stage(self, name: str, total: int, done: int) -> None:
+        """A stage of `total` steps begins or goes on."""
+        ...
+
+    def advance(self, note: str) -> None:
+        """One step is done; `note` says how it went."""
+        ...
+
+    def note(self, text: str) -> None:
+        """What is waited for now."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+
+class Interrupted(RlhfError):
+    """The run was stopped by its user; everything up to the last finished step is saved."""
+
+
+#: Keeps the trajectories of one step: (stage, step, phase, groups, credits).
+RecordGroups = Callable[[str, int, str, Sequence[ScoredGroup], Sequence[Credit | None] | None], object]
+
+
+@dataclass
+class Run:
+    """Everything a stage needs.
+
+    Attributes:
+        folder: where everything is written.
+        policy: shared by trainer and engine.
+        collector: turns tasks into scored groups with the policy's engine.
+        publisher: delivers the policy to that engine.
+        evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
+        demonstrations: played beforehand for each supervised stage, by its index.
+        estimate: says how sure a share is; takes what was right, and the tasks these belong to.
+        store_keeper: of the agent's store, or None where it has none.
+        writer: of checkpoints that are written while training goes on.
+        profiler: of some steps, or None where none are profiled.
+        state: where the run stands; replaced, never changed.
+    """
+
+    folder: Path
+    seed: int
+    policy: Policy
+    collector: RolloutRunner
+    publisher: Publisher
+    metrics: Metrics
+    record: RecordGroups
+    evaluate: Callable[[str, bool], Awaitable[Any]]
+    progress: Progress
+    state: State
+    demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
+    store_keeper: MemoryStoreHook | None = None
+    writer: Writer = field(default_factory=Writer)
+    profiler: Profiler | None = None
+    _clock: float = field(default_factory=time.perf_counter)
+    _saved: State | None = None
+    _said: set[str] = field(default_factory=set)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of all checkpoints."""
+        return self.folder / "checkpoints"
+
+    def reseed(self, step: int) -> None:
+        """Make dropout and every other draw of torch a function of (seed, stage, step)."""
+        torch.manual_seed((self.seed * 1_000_003 + self.state.stage) * 1_000_003 + step)
+
+    def profiled(self, step: int) -> AbstractContextManager[None]:
+        """What happens inside is `step` of the present stage, counted from 0, and is profiled where that is wanted."""
+        if self.profiler is None:
+            return nullcontext()
+        return self.profiler.at(self.state.stage, self.state.label, step, self.progress.say)
+
+    async def deliver(self, *, again: bool = False) -> None:
+        """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
+        self.policy.version += not again
+        with span("delivery"):
+            await self.publisher.deliver()
+
+    async def rest(self) -> None:
+        """Let the engine make room in the GPU, until it is asked or delivered to again."""
+        if isinstance(self.collector.engine, RestingEngine):
+            with span("delivery"):
+                await self.collector.engine.rest()
+
+    async def remember(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
+        """Let the agent's store, if it has one, take in a finished step; returns what is logged of it."""
+        if self.store_keeper is None:
+            return {}
+        with span("store"):
+            return await self.store_keeper.learn(groups, self.collector, f"{self.seed}/{self.state.label}/{step}")
+
+    def advance(self, **changes: Any) -> None:
+        """Move the state on, the time since the last call included.
+
+        Raises:
+            CheckpointError: one that was being written meanwhile could not be.
+        """
+        self.writer.check()
+        now = time.perf_counter()
+        spent, self._clock = now - self._clock, now
+        self.state = replace(
+            self.state, train_s=self.state.train_s + spent, policy_version=self.policy.version, **changes
+        )
+
+    @contextmanager
+    def off_the_clock(self) -> Iterator[None]:
+        """What happens inside does not count as training time."""
+        self.advance()
+        try:
+            yield
+        finally:
+            self._clock = time.perf_counter()
+
+    def save(
+        self,
+        parts: StageComponents | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        in_background: bool = False,
+    ) -> Path:
+        """Write a checkpoint of the present state: with the live parts of its stage, or an optimiser alone.
+
+        What is still being written is waited for. With `in_background` this one may be written when the call returns,
+        if the stage says so. A state that is saved already, but for the time spent, is not saved again. Once a stage is
+        finished its policy stays, and so does the rest of the checkpoint of its last step: only the state is written.
+        """
+        with span("checkpoint"):
+            self.writer.wait()
+            self.advance()
+            locks.check(self.folder)
+            folder, state = self.checkpoints / self.state.folder_name, replace(self.state, train_s=0.0)
+            if parts is not None and state == self._saved and folder.is_dir():
+                return folder
+            kept, keep = (parts.kept, parts.stage.keep_checkpoints) if parts else ({}, store.KEPT)
+            optimizer = parts.trainer.optimizer if parts else optimizer
+            if parts is None and optimizer is None and self.state.finished and folder.is_dir():
+                store.restate(self.checkpoints, self.state, self.metrics.marks())
+                return folder
+            later = parts is not None and in_background and parts.stage.checkpoint_in_background
+            writer = self.writer if later else None
+            beside = self.store_keeper.save if self.store_keeper else None
+            store.save(
+                self.checkpoints,
+                self.state,
+                self.policy,
+                optimizer,
+                kept,
+                keep=keep,
+                writer=writer,
+                beside=beside,
+                logs=self.metrics.marks(),
+            )
+            self._saved = state if parts is not None else None
+            return folder
+
+    def begin_stage(self, index: int, kind: str) -> None:
+        """Stand before the first step of a stage."""
+        self.state = replace(
+            self.state,
+            stage=index,
+            stage_kind=kind,
+            step=0,
+            n_updates=0,
+            n_critic_updates=0,
+            kl_coef=None,
+            watched=0,
+            finished=False,
+            of_steps=0,
+        )
+
+    def note_trainer(self, trainer: TorchTrainer) -> None:
+        """Keep the configuration that DeepSpeed was given for this stage."""
+        config = getattr(trainer, "config", None)
+        if config is not None and current().is_main:
+            (self.folder / f"deepspeed-{self.state.label}.json").write_text(json.dumps(config, indent=1))
+
+    async def breathe(self) -> None:
+        """Between two updates: hear whether the user wants to stop. Several processes stop together or not at all."""
+        await asyncio.sleep(0)
+        if current().agree_to_stop():
+            raise asyncio.CancelledError
+
+    def take_up(self, parts: StageComponents) -> None:
+        """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""
+        self.note_trainer(parts.trainer)
+        if self.state.step == 0:
+            self.save(parts)
+        else:
+            parts.trainer.n_updates = self.state.n_updates
+            folder = self.checkpoints / self.state.folder_name
+            names = [name for name, p in self.policy.model.named_parameters() if p.requires_grad]
+            store.load_trainer(folder, parts.trainer.optimizer, parts.kept, names=names)
+            parts.trainer.n_beside = parts.hard.n_updates if parts.hard else 0
+
+    @contextmanager
+    def saved_if_stopped(self, parts: StageComponents) -> Iterator[None]:
+        """Save the last finished step when something stops what happens inside; a cancellation becomes Interrupted.
+
+        Not saved is what does not belong together: a step whose updates were not all made, or were made and not logged.
+        """
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            last = self._save_whole(parts)
+            raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {last}") from error
+        except (CheckpointError, ProcessError):  # nothing can be written
+            raise
+        except Exception:
+            last = self._save_whole(parts)
+            self.progress.say(f"the last checkpoint is {last}; to go on: rlhf train --resume {self.folder}")
+            raise
+
+    def _save_whole(self, parts: StageComponents) -> Path | None:
+        """Save unless a step is half done, or other processes are elsewhere; return the newest checkpoint."""
+        self.writer.wait()
+        if current().n > 1 and not current().stops_together:
+            return store.latest(self.checkpoints)
+        made = (parts.trainer.n_updates, parts.n_critic_updates)
+        is_whole = made == (self.state.n_updates, self.state.n_critic_updates) and not parts.is_torn
+        is_begun = self.state.step > 0  # before that, what the stage began with is all that a resumed run reads
+        return self.save(parts) if is_whole and is_begun else store.latest(self.checkpoints)
+
+    def caution(self, collected: RolloutBatch, where: str) -> None:
+        """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""
+        self.say_once(cautions(collected, self.collector.limits, where))
+
+    def say_once(self, texts: Mapping[str, str]) -> None:
+        """Tell the user each of `texts` unless one of its name was told before."""
+        for name, text in texts.items():
+            if name not in self._said:
+                self._said.add(name)
+                self.progress.say(text)
+
+    async def measure(self, name: str, *, full: bool = True) -> Any:
+        """Evaluate, log, and keep the full results under `name`; returns what was found."""
+        with self.off_the_clock(), span("evaluation"):
+            self.progress.note(f"evaluating ({name})")
+            result = await self.evaluate(name, full)
+            self.caution(result.collected, f"an evaluation ({name})")
+            self._log(self.state.step, result.metrics)
+            if full:
+                self.state = replace(self.state, results={**self.state.results, name: result.record})
+                self.progress.say(
+                    f"{name}: success {result.success:.1%} on {result.n} unseen tasks, "
+                    f"95% interval {result.low:.1%} to {result.high:.1%}"
+                )
+        return result
+
+    async def watch(self, every: int, n_steps: int) -> float | None:
+        """Measure between two steps where that is due: after each `every` of `n_steps`, but for the last.
+
+        The policy whose interval has the highest lower end so far is the best: few attempts make it low.
+
+        Returns:
+            the success; None where nothing was due.
+        """
+        step = self.state.step
+        if not every or step % every or not self.state.watched < step < n_steps:
+            return None
+        found = await self.measure(f"step {step}", full=False)
+        is_best = not self.state.best or found.low > self.state.best_low
+        best = {"best": self.state.folder_name, "best_low": float(found.low)} if is_best else {}
+        self.advance(watched=step, **best)
+        return float(found.success)
+
+    def has_stalled(self, every: int, patience: int | None) -> bool:
+        """Whether `patience` evaluations of the stage, one after each `every` steps, went by since the best one of all.
+
+        Without a best one in this stage they count from its begin. Nothing but the state is looked at, so that a
+        resumed run ends where one that ran on does.
+        """
+        if patience is None:
+            return False
+        of_stage = self.state.best.startswith(f"{self.state.label}-")
+        best = int(self.state.best.rpartition("-")[2]) if of_stage else 0
+        if (self.state.watched - best) // every < patience:
+            return False
+        self.progress.say(
+            f"{self.state.label} ends after step {self.state.step}: no better evaluation among the last {patience}; "
+            f"the best policy is {self.checkpoints / self.state.best}"
+        )
+        return True
+
+    def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
+        """Write one line of metrics for the present stage, with the figures of the step's delivery if it had one."""
+        figures = self.publisher.figures if delivered else {}
+        self._log(step, {**values, **figures, **used_memory()})
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        locks.check(self.folder)
+        self.metrics.log(step, self.state.label, values)
+        self.state = replace(self.state, n_logged=self.state.n_logged + 1)

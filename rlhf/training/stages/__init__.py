@@ -1,0 +1,1 @@
+"""Stages of a recipe: settings and training of each kind."""

@@ -1,0 +1,32 @@
+"""What runs the stages that are no policy gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rlhf.training.run import Run
+from rlhf.training.stages.expert_iteration_rounds import imitate_attempts
+from rlhf.training.stages.imitation import imitate
+from rlhf.training.stages.preference import Preference
+from rlhf.training.stages.preference_training import prefer
+from rlhf.training.stages.reward_model import RewardModel
+from rlhf.training.stages.reward_model_pairwise import judge
+from rlhf.training.stages.supervised import Supervised
+
+#: Runs a stage from where the run stands to its end, and leaves the checkpoint of the end to its caller.
+Work = Callable[[Run, Any], Awaitable[None]]
+
+
+def other_stage(stage: Any) -> tuple[str, Work] | None:
+    """Return the kind of a stage and what runs it; None for a policy gradient."""
+    if isinstance(stage, Supervised):
+        return "supervised", imitate if stage.attempts is None else imitate_attempts
+    if isinstance(stage, Preference):
+        return "preference", prefer
+    return ("reward_model", judge) if isinstance(stage, RewardModel) else None
+
+
+def is_played(stage: Any) -> bool:
+    """Whether the policy learns from attempts of its own, so that what it could do before is worth knowing."""
+    return stage.attempts is not None if isinstance(stage, Supervised) else not isinstance(stage, RewardModel)

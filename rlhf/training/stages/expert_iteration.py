@@ -1,0 +1,122 @@
+"""Expert iteration: the policy attempts tasks, the best attempts are kept, and the policy imitates them; repeat.
+
+The environment's verdict is the expert. With one round this is rejection sampling: attempts [1, 0, 1, 1] at a task,
+`keep: solved` and two per task keep the first and the third, unless they are the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.declared import can_write
+from environments.base import can_demonstrate
+from rlhf.checking import CheckContext, Problem
+from rlhf.data import ScoredGroup, Task, Trajectory
+from rlhf.errors import RecipeError
+from rlhf.rollout.group_structure import GroupStructure, Independent, unreplayable
+from rlhf.settings import STRICT
+from rlhf.tasks.shuffled import walk
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Attempts:
+    """Imitate the policy's own best attempts instead of demonstrations.
+
+    In each round the policy as it then is attempts tasks, and is trained for `epochs` on what is kept, with an
+    optimiser and a schedule of the round's own. An attempt that says what a better one of its task has said, token by
+    token, is kept once; of equal scores the one with fewer tokens comes first. Nothing is kept of a group of which
+    every attempt fails.
+
+    Source: STaR, arXiv 2203.14465; RAFT, arXiv 2304.06767; ReST-EM, arXiv 2312.06585, which begins each round with the
+    weights before the first; here, as in the other two, rounds go on from each other.
+    """
+
+    rounds: Annotated[int, Field(ge=1)] = 1
+    """How often tasks are attempted and what is kept is imitated."""
+    tasks_per_round: Annotated[int, Field(ge=1)] = 64
+    """Different tasks attempted in a round; the next round goes on to others."""
+    group_size: Annotated[int, Field(ge=1)] = 8
+    """Attempts at each task."""
+    rollout: GroupStructure = Field(default_factory=Independent)
+    """How they come about: with `retry`, attempts that do better for being shown earlier ones are imitated (RISE)."""
+    keep: Literal["solved", "best"] = "solved"
+    """Which attempts: those that the environment calls solved, or those that score above the mean of their group."""
+    max_per_task: Annotated[int, Field(ge=1)] = 2
+    """Most attempts kept of a task, the best first, so that easy tasks do not crowd out the hard ones."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature."""
+    calibrate: bool = False
+    """Whether attempts that are not solved are corrected and imitated too, as far as `max_per_task` has room: own
+    actions up to the first bad step, after which the environment's oracle is no nearer to the goal, and the oracle's
+    from there on (STeCa)."""
+
+    def __post_init__(self) -> None:
+        """Refuse groups of one that would be compared, and groups of a size that `rollout` cannot make."""
+        if self.keep == "best" and self.group_size < 2:
+            raise ValueError("keep: best compares the attempts at a task, and group_size is 1")
+        try:
+            self.rollout.n_from_start(self.group_size)
+        except ValueError as error:
+            raise RecipeError(
+                "groups of this size cannot be made",
+                where="group_size",
+                got=str(self.group_size),
+                expected=str(error),
+                hint="change group_size, which counts all attempts at a task, or the keys of rollout",
+            ) from error
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to compare by nothing, to replay what is not repeated, and to correct what cannot be corrected."""
+        recipe = context.recipe
+        yield from unreplayable("rollout", self.rollout, context.path, context)
+        environment = context.kind_of("environment", recipe.environment)
+        is_replayable = recipe.properties.replayable
+        if self.calibrate and not (is_replayable and can_demonstrate(recipe.environment)):
+            why = "without a method `plan`" if is_replayable else "which does not promise to repeat itself"
+            yield Problem(
+                "attempts at these tasks cannot be corrected",
+                where=context.at("calibrate"),
+                got=f"{environment}, {why}",
+                expected="a replayable environment with a method `plan(task, taken)`",
+                do="remove the key",
+            )
+        if self.calibrate and not can_write(recipe.agent):
+            yield Problem(
+                "this agent cannot be shown corrections",
+                where=context.at("calibrate"),
+                got=f"{context.kind_of('agent', recipe.agent)}, which lacks write",
+                expected="a method `write` beside `act`, as agents.chat.ChatAgent has",
+                do="remove the key, or write the method",
+            )
+        if self.keep == "best" and not recipe.has_weight:
+            yield Problem(
+                "no attempt can be better than another: every reward has weight 0",
+                where="rewards",
+                got=", ".join(recipe.rewards) or "no rewards",
+                expected=f"a reward with a weight, for {context.at('keep')}: best",
+                do="add rewards: {outcome: {kind: outcome}}, or use keep: solved",
+            )
+
+    def tasks(self, tasks: Sequence[Task], number: int, seed: int | str) -> list[Task]:
+        """Return the tasks of round `number`, from 0: each comes once before any comes again."""
+        n = min(self.tasks_per_round, len(tasks))
+        return [tasks[i] for i in islice(walk(len(tasks), seed, number * n), n)]
+
+    def kept(self, groups: Sequence[ScoredGroup]) -> list[Trajectory]:
+        """Return what is imitated of the attempts, group by group, the best of a task first."""
+        return [trajectory for group in groups for trajectory in self._kept_of(group)]
+
+    def _kept_of(self, group: ScoredGroup) -> list[Trajectory]:
+        scored = [(s.total, t) for t, s in zip(group.trajectories, group.scores, strict=True)]
+        mean = sum(total for total, _ in scored) / max(len(scored), 1)
+        found = [(x, t) for x, t in scored if t.n_tokens and (t.solved if self.keep == "solved" else x > mean)]
+        found.sort(key=lambda pair: (-pair[0], pair[1].n_tokens, pair[1].attempt))
+        different: dict[tuple[tuple[int, ...], ...], Trajectory] = {}
+        for _, trajectory in found:
+            different.setdefault(tuple(g.token_ids for g in trajectory.generations), trajectory)
+        return list(different.values())[: self.max_per_task]

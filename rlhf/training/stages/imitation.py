@@ -1,0 +1,101 @@
+"""The supervised stage at work: demonstrations in, a policy that imitates them out."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlhf.batching.pack import pack_minibatches
+from rlhf.batching.samples import Sample, make_samples
+from rlhf.data import Credit, Score, ScoredGroup, Trajectory
+from rlhf.losses.reduction import Reduction
+from rlhf.training.backends.changed_share import Stillness
+from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.run import Run
+from rlhf.training.stages.demonstrations import render
+from rlhf.training.stages.supervised import Supervised
+
+
+async def imitate(run: Run, stage: Supervised) -> None:
+    """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
+    demonstrations = run.demonstrations[run.state.stage]
+    rendered = await render(demonstrations, run.collector.agent, run.collector.renderer)
+    rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
+    n_batches = -(-len(rows) // stage.batch_size)
+    trainer = stage.trainer.start(run.policy, stage.optimizer, stage.epochs * n_batches)
+    run.note_trainer(trainer)
+    run.save(optimizer=trainer.optimizer)
+    run.progress.stage("supervised", stage.epochs * n_batches, 0)
+    updates = updates_of(run, stage, trainer, rows)
+    for step in range(stage.epochs * n_batches):
+        with run.profiled(step):
+            begun = time.perf_counter()
+            values = next(updates)
+            values |= trainer.meter.rates(time.perf_counter() - begun)
+            run.log(step + 1, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
+            run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+            await run.breathe()
+    trainer.close()
+    run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
+    await run.deliver()
+
+
+def updates_of(
+    run: Run, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
+) -> Iterator[dict[str, float]]:
+    """Make the updates of all epochs over the rows of each demonstration; yields what is logged of each.
+
+    Args:
+        run: with the policy.
+        stage: the recipe keys.
+        trainer: of the policy.
+        rows: of each demonstration.
+        first_epoch: epochs of the stage before these; each has an order and a dropout of its own.
+    """
+    reduction, stillness = Reduction(kind="token_mean"), Stillness()
+    peak, in_place = stage.optimizer.lr, trainer.rounds_in_place
+    for epoch in range(first_epoch, first_epoch + stage.epochs):
+        run.reseed(epoch)
+        order = list(range(len(rows)))
+        random.Random(f"{run.seed}/supervised/{epoch}").shuffle(order)
+        for i in range(0, len(rows), stage.batch_size):
+            batch = [sample for j in order[i : i + stage.batch_size] for sample in rows[j]]
+            budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
+            [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
+            values = trainer.imitate(packed)
+            where = f"update {trainer.n_updates} of {run.state.label}"
+            run.say_once(stillness.learn(values, where, peak=peak, in_place=in_place))
+            yield values | {"supervised/n_tokens": float(sum(s.mask.sum() for s in batch))}
+
+
+def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:
+    """Rows whose advantages are the weights of their tokens in the loss.
+
+    1 for an action, 0 for one that the environment did not understand, and `observation_weight` for observations.
+    """
+    groups = [ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns]
+    credits = [Credit((_weights(g.trajectories[0]),)) for g in groups]
+    samples, _ = make_samples(groups, credits, "trajectory")
+    return [_read_too(s, observation_weight) for s in samples] if observation_weight else samples
+
+
+def _weights(trajectory: Trajectory) -> tuple[tuple[float, ...], ...]:
+    return tuple((float(turn.valid),) * len(g.token_ids) for turn in trajectory.turns for g in turn.generations)
+
+
+def by_demonstration(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Gather the rows of each demonstration, in order; it has several where the agent rewrites its prompts."""
+    rows: dict[int, list[Sample]] = {}
+    for sample in samples:
+        rows.setdefault(sample.sequence, []).append(sample)
+    return list(rows.values())
+
+
+def _read_too(sample: Sample, weight: float) -> Sample:
+    everything = np.arange(len(sample)) > 0
+    advantages = np.where(sample.mask, sample.advantages, np.where(everything, weight, 0.0)).astype(np.float32)
+    return replace(sample, mask=everything, advantages=advantages)

@@ -1,0 +1,160 @@
+"""Pairs in files: those that people wrote, read strictly, and those that a stage was trained on, kept to be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.data import Message, Role
+from rlhf.errors import RecipeError, disk, nearest
+from rlhf.rollout.renderer import Renderer
+from rlhf.training.stages.pairs import Pair, Side
+
+#: Fields of a line, and of a message.
+_FIELDS, _MESSAGE = ("prompt", "chosen", "rejected"), ("role", "content")
+_ROLES = tuple(role.value for role in Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A line of a file: a conversation, and two ways to go on."""
+
+    line: int
+    prompt: tuple[Message, ...]
+    chosen: str
+    rejected: str
+
+
+def read(path: Path, where: str) -> list[Written]:
+    """Read JSON lines with prompt, chosen and rejected; at least one.
+
+    Args:
+        path: of the file.
+        where: YAML path of the key that names it, for messages.
+
+    Raises:
+        RecipeError: the file, or a line of it, cannot be used; the line is named by its number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            "this file cannot be read",
+            where=where,
+            got=f"{path}: {getattr(error, 'strerror', None) or error}",
+            expected="JSON lines with prompt, chosen and rejected",
+            hint="correct the path; it is looked for in the current folder",
+        ) from error
+    found = [_Line(path, number, where).read(text) for number, text in enumerate(lines, start=1) if text.strip()]
+    if not found:
+        raise RecipeError(
+            "there are no pairs in this file",
+            where=where,
+            got=f"{path}: {len(lines)} lines without a pair",
+            expected='lines such as {"prompt": "...", "chosen": "...", "rejected": "..."}',
+            hint="write a pair to a line",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a file, for messages."""
+
+    path: Path
+    number: int
+    where: str
+
+    def read(self, text: str) -> Written:
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise self.wrong("this line is no JSON", str(error), "one JSON object to a line") from error
+        if not isinstance(values, dict):
+            raise self.wrong("this line is no pair", type(values).__name__, "an object with " + ", ".join(_FIELDS))
+        self.check_names(values, _FIELDS)
+        prompt = values["prompt"]
+        messages = self.messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, "prompt")
+        chosen, rejected = self.said(values, "chosen"), self.said(values, "rejected")
+        if chosen == rejected:
+            raise self.wrong("chosen and rejected are the same", chosen[:80], "two ways to go on that differ")
+        return Written(self.number, messages, chosen, rejected)
+
+    def said(self, values: Mapping[str, Any], name: str) -> str:
+        """What the assistant says: a text, or one message of its own."""
+        value = values[name]
+        if isinstance(value, str):
+            return value
+        messages = self.messages(value, name)
+        if len(messages) != 1 or messages[0].role is not Role.ASSISTANT:
+            got = ", ".join(message.role.value for message in messages)
+            raise self.wrong(
+                f"{name} is not one reply", f"messages of {got}", "a text, or one message of the assistant"
+            )
+        return messages[0].content
+
+    def messages(self, value: Any, name: str) -> tuple[Message, ...]:
+        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+            raise self.wrong(f"{name} cannot be read", repr(value)[:80], "a text, or a list of messages")
+        for item in value:
+            self.check_names(item, _MESSAGE)
+            if item["role"] not in _ROLES or not isinstance(item["content"], str):
+                hint = nearest(str(item["role"]), _ROLES)
+                got = f"role {item['role']!r}, content of type {type(item['content']).__name__}"
+                raise self.wrong(f"a message of {name} cannot be read", got, f"a role of {', '.join(_ROLES)}", hint)
+        return tuple(Message(Role(item["role"]), item["content"]) for item in value)
+
+    def check_names(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
+        unknown = [key for key in values if key not in names]
+        missing = [name for name in names if name not in values]
+        if unknown:
+            hint = nearest(unknown[0], missing or names) or "remove the field"
+            raise self.wrong(f"there is no field '{unknown[0]}'", ", ".join(values), ", ".join(names), hint)
+        if missing:
+            raise self.wrong(f"the field '{missing[0]}' is missing", ", ".join(values) or "nothing", ", ".join(names))
+
+    def wrong(self, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
+        where = f"{self.where}, {self.path}, line {self.number}"
+        return RecipeError(what, where=where, got=got, expected=expected, hint=hint or "correct or remove the line")
+
+
+def rendered(found: Sequence[Written], renderer: Renderer, max_context: int, path: Path, where: str) -> list[Pair]:
+    """Give written pairs the tokens with which the policy would have said them.
+
+    Raises:
+        RecipeError: a line is longer than the policy's context.
+    """
+    pairs = []
+    for written in found:
+        prompt = renderer.prompt(written.prompt).token_ids
+        chosen, rejected = (_side(prompt, renderer.encode_reply(text)) for text in (written.chosen, written.rejected))
+        longest = max(len(side.token_ids) for side in (chosen, rejected))
+        if longest > max_context:
+            raise _Line(path, written.line, where).wrong(
+                "this pair is longer than the policy's context", f"{longest} tokens", f"at most {max_context}"
+            )
+        # Pairs of one prompt are the pairs of one task.
+        pairs.append(Pair(f"{path.name}/{hash_of(prompt)}", chosen, rejected))
+    return pairs
+
+
+def hash_of(ids: Sequence[int]) -> str:
+    """A name of a prompt, the same in every process."""
+    return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:12]
+
+
+def _side(prompt: tuple[int, ...], said: tuple[int, ...]) -> Side:
+    return Side(prompt + said, (False,) * len(prompt) + (True,) * len(said))
+
+
+def save(path: Path, pairs: Sequence[Pair]) -> None:
+    """Write pairs as JSON lines, whole or not at all: ids, and which of them are compared."""
+    partial = path.with_suffix(".partial")
+    with disk("pairs", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
+        partial.rename(path)

@@ -1,0 +1,243 @@
+"""The policy-gradient stage: its recipe keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.declared import PLAIN_IS_EMPTY, can_write, never_called
+from rlhf.batching.filters import Filters
+from rlhf.checking import CheckContext, Problem, no_effect
+from rlhf.credit.estimator import AdvantageEstimator
+from rlhf.credit.grpo import GRPO
+from rlhf.losses.importance_correction import Bypass, Correction, Truncated
+from rlhf.losses.policy_loss import PolicyLoss, traits_of
+from rlhf.losses.ppo_clip import PPOClip
+from rlhf.losses.reduction import Reduction
+from rlhf.losses.regularized import Regularized
+from rlhf.rollout.group_structure import GroupStructure, Independent, replays, unmakeable, unreplayable
+from rlhf.settings import STRICT
+from rlhf.tasks.sampler import DemonstratedSampler, TaskSampler
+from rlhf.tasks.selection import All, GroupSelection
+from rlhf.tasks.shuffled import Shuffled
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.backends.settings import Torch, TrainerKind
+from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal
+from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
+from rlhf.training.critics.settings import CriticKind
+from rlhf.training.hooks.demonstrations_in_groups import Expert
+from rlhf.training.hooks.imitate_failed_tasks import Relift
+from rlhf.training.hooks.opponent_settings import Opponents
+from rlhf.training.hooks.reference_reset import ReferenceReset
+from rlhf.training.hooks.replay import Replay
+from rlhf.training.shown import unplanned
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PolicyGradient:
+    """Sample groups of trajectories, give every token its credit, update, deliver; repeat.
+
+    One step makes `tasks_per_step` x `group_size` episodes and `epochs` x `minibatches` optimiser updates.
+    """
+
+    #: Its rows know the role in which each call was made.
+    knows_roles: ClassVar[bool] = True
+
+    steps: Annotated[int, Field(ge=1)] = 100
+    """Rounds of sampling and updating."""
+    tasks_per_step: Annotated[int, Field(ge=1)] = 16
+    """Different tasks attempted in one step."""
+    group_size: Annotated[int, Field(ge=1)] = 8
+    """Attempts at each task; the group whose statistics give the advantage."""
+    rollout: GroupStructure = Field(default_factory=Independent)
+    """How these attempts come about: each on its own, or as the branches of trees."""
+    sampler: TaskSampler = Field(default_factory=Shuffled)
+    """Which tasks come next."""
+    selection: GroupSelection = Field(default_factory=All)
+    """Which groups of a step are trained on, and whether more tasks are to be drawn first."""
+    advantage: AdvantageEstimator = Field(default_factory=GRPO)
+    """The estimator that gives each sampled token its number."""
+    critic: CriticKind | None = None
+    """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`, `archer`,
+    `sweet`."""
+    loss: PolicyLoss = Field(default_factory=PPOClip)
+    """What is minimised."""
+    reference_reset: ReferenceReset | None = None
+    """When the present policy becomes what the loss's KL term compares with; null keeps the policy of the stage's
+    begin."""
+    correction: Correction = Field(default_factory=Truncated)
+    """What is done about an engine whose log-probs are not the trainer's; one that shares the trainer's weights needs
+    none."""
+    reduction: Reduction = Field(default_factory=Reduction)
+    """How the losses of single tokens become one number."""
+    filters: Filters = Field(default_factory=Filters)
+    """Which rows are left out of the update."""
+    expert: Expert | None = None
+    """Demonstrations that join the attempts at their task, for a loss that takes them; null brings none."""
+    relift: Relift | None = None
+    """Supervised updates on demonstrations of tasks that every attempt failed; null makes none."""
+    replay: Replay | None = None
+    """Trajectories of the last steps that take the place of those left out; null replays nothing."""
+    reward_refresh: RewardRefresh | None = None
+    """When and how the reward model that the policy learns from is trained further; null leaves it as it is."""
+    judge_renewal: JudgeRenewal | None = None
+    """When the policy of some steps ago becomes the judge of a reward; null keeps the judge that the reward names."""
+    opponents: Opponents | None = None
+    """Games of self-play in which an older version of the policy has a seat; null plays all against the present one."""
+    trains: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Roles whose generations are trained, such as `plan` or a seat of a game; the empty role is that of plain actions.
+    Null trains all. The others count in the credit as ever."""
+    layout: Literal["trajectory", "generation"] = "trajectory"
+    """One row per trajectory (folded where prompts extend each other), or one row per generation."""
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the step's samples."""
+    minibatches: Annotated[int, Field(ge=1)] = 1
+    """Optimiser updates in one pass; trajectories are kept whole."""
+    optimizer: AdamW = Field(default_factory=AdamW)
+    """How the weights are updated."""
+    trainer: TrainerKind = Field(default_factory=Torch)
+    """What computes the updates: plain torch in one process, or DeepSpeed in one or several."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the trainer divides its logits by it too."""
+    max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
+    """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
+    split: str = "train"
+    """Where the tasks come from."""
+    evaluate_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """Evaluations in a row, of those that `evaluate_every` makes, without a new best lower end of the interval, after
+    which the stage ends; null makes every step."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 20
+    """Steps between checkpoints; the last step always writes one."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] | Literal["all"] = 2
+    """How many checkpoints of this stage stay: the last so many, or all. The stage's start, every policy that a KL term
+    compares with, and the best one that `evaluate_every` has found stay anyway. `rlhf extrapolate` needs early ones."""
+    checkpoint_in_background: bool = False
+    """Whether a thread writes checkpoints while the next step runs. Needs memory of the CPU for a copy of everything
+    that is trained, and of the optimiser's state."""
+
+    @property
+    def n_evaluations(self) -> int:
+        """Evaluations between the steps; there is none after the last step."""
+        return (self.steps - 1) // self.evaluate_every if self.evaluate_every else 0
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser updates of one step."""
+        return self.epochs * self.minibatches
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse sizes, critics, samplers and keys that do not go with each other."""
+        yield from self._of_sizes(context)
+        if context.recipe.shares_policy and self.correction != type(self)().correction:
+            why = "the engine shares the trainer's weights: what it reports is what the trainer computes"
+            yield no_effect(context.at("correction"), context.kind_of("correction", self.correction), why)
+        yield from self._of_critic(context)
+        yield from self._of_starts(context)
+        if self.patience is not None and self.n_evaluations <= self.patience:
+            yield Problem(
+                "the stage would never end early: there are too few evaluations",
+                where=context.at("patience"),
+                got=f"{self.patience}, with {self.n_evaluations} evaluations between {self.steps} steps",
+                expected="more evaluations than that, the first being the best so far",
+                do=f"set {context.at('evaluate_every')}, a lower one, or a lower patience",
+            )
+        if not context.is_trained:
+            yield from self._of_roles(context)
+            yield from self._of_ratios(context)
+
+    def _of_sizes(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with the number of trajectories."""
+        n_episodes = self.tasks_per_step * self.group_size
+        if self.minibatches > n_episodes:
+            yield Problem(
+                "there are more minibatches than trajectories",
+                where=context.at("minibatches"),
+                got=str(self.minibatches),
+                expected=f"at most tasks_per_step x group_size = {n_episodes}",
+                do="a trajectory is never cut in two",
+            )
+
+    def _of_critic(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with a critic."""
+        if self.critic is not None and self.trains is not None:
+            yield Problem(
+                "a critic learns from all generations",
+                where=context.at("trains"),
+                got=f"{', '.join(map(repr, self.trains))} beside a critic",
+                expected="null",
+                do="remove the key, or use an estimator without a critic, such as grpo",
+            )
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            yield Problem(
+                "the policy would never be updated",
+                where=context.at("critic.warmup_steps"),
+                got=str(self.critic.warmup_steps),
+                expected=f"less than steps = {self.steps}",
+                do="lower it, or raise steps",
+            )
+
+    def _of_starts(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with episodes that begin in the middle."""
+        recipe, where = context.recipe, context.at("sampler.kind")
+        yield from unreplayable("sampler", self.sampler, context.path, context)
+        yield from unreplayable("rollout", self.rollout, context.path, context)
+        kind = context.kind_of("sampler", self.sampler)
+        if replays(self.sampler) and not can_write(recipe.agent):
+            yield Problem(
+                "this agent cannot show turns that it did not take",
+                where=where,
+                got=f"{kind} with {context.kind_of('agent', recipe.agent)}, which lacks write",
+                expected="a method `write(action)` that its messages use for turns without generations",
+                do="use sampler: {kind: shuffled}, or write it as agents.chat.ChatAgent does",
+            )
+        if isinstance(self.sampler, DemonstratedSampler):
+            got = f"{kind} with {context.kind_of('environment', recipe.environment)}"
+            yield from unplanned(where, got, "use sampler: {kind: exit}, which needs no demonstrations", context)
+        yield from unmakeable(self.rollout, self.group_size, context.path)
+
+    def _of_roles(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with roles that are trained and that the agent never has."""
+        known = context.recipe.roles
+        for role in self.trains or ():
+            if known and role not in known:
+                yield never_called(context.at("trains"), role, known, PLAIN_IS_EMPTY)
+
+    def _of_ratios(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with keys of the loss for ratios other than 1, where there are none."""
+        recipe, loss = context.recipe, self.loss
+        bypassed = isinstance(self.correction, Bypass) and not recipe.shares_policy
+        is_old = bypassed or self.replay is not None  # tokens of a policy of before
+        if (
+            self.updates_per_step > 1
+            or is_old
+            or not recipe.is_listed("loss", loss)
+            or not isinstance(loss, Regularized)
+        ):
+            return
+        why = "the stage makes one update per step, in which every ratio is 1"
+        for field in fields(loss):
+            value = getattr(loss, field.name)
+            if field.name in loss.ratio_keys and value != field.default:
+                do = "remove the key, or set minibatches or epochs above 1"
+                yield no_effect(context.at(f"loss.{field.name}"), value, why, do)
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a warm-up without an end, and of losses with more updates or another reduction than they are for."""
+        n_updates, traits = self.updates_per_step, traits_of(self.loss)
+        if self.optimizer.warmup_steps >= self.steps * n_updates:
+            warmup = f"its optimizer.warmup_steps is {self.optimizer.warmup_steps}"
+            yield f"{context.path} makes {self.steps * n_updates} updates and {warmup}"
+        if traits.needs_fresh_samples and n_updates > 1:
+            do = "set loss.max_weight" if traits.bounds_ratio else "set epochs and minibatches to 1"
+            yield f"{context.path} makes {n_updates} updates per step and its loss is right for the first: {do}"
+        if traits.needs_fresh_samples and isinstance(self.correction, Bypass) and not context.recipe.shares_policy:
+            yield f"{context.at('correction')} is bypass and its loss has no ratio: nothing corrects for the engine"
+        if traits.reductions and self.reduction.kind not in traits.reductions:
+            meant = f"{context.kind_of('loss', self.loss)} is defined with {' or '.join(traits.reductions)}"
+            yield f"{context.at('reduction')} is {self.reduction.kind}, and {meant}"

@@ -1,0 +1,235 @@
+"""The preference stage at work: pairs in, a policy that prefers the better ones out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlhf.batching.samples import Sample
+from rlhf.data import ScoredGroup
+from rlhf.errors import RecipeError, TrainingError
+from rlhf.rollout.group_structure import GroupStructure, Independent
+from rlhf.rollout.runner import RolloutBatch
+from rlhf.rollout.tasks import tasks_of
+from rlhf.tasks.shuffled import walk
+from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.checkpoints.store import check_model, latest
+from rlhf.training.policy.model import Policy
+from rlhf.training.run import Run
+from rlhf.training.stages import pair_files
+from rlhf.training.stages.pairs import Pair, Pairs, Side
+from rlhf.training.stages.preference import Preference
+from rlhf.training.stages.trl_trainers import train_dpo
+
+#: Of what TRL logs, what is kept, by our names.
+_LOGGED = {
+    "loss": "preference/loss",
+    "rewards/accuracies": "preference/accuracy",
+    "rewards/margins": "preference/margin",
+    "logps/chosen": "preference/chosen_logp",
+    "logps/rejected": "preference/rejected_logp",
+    "grad_norm": "optimizer/grad_norm",
+}
+#: Tokens of one forward pass of the reference.
+_REFERENCE_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The pairs of a stage, and what is logged of them.
+
+    Attributes:
+        pairs: at least one.
+        collected: the attempts that were made for them; None where none were.
+        figures: of the attempts and the pairs.
+    """
+
+    pairs: Sequence[Pair]
+    collected: RolloutBatch | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def n_episodes(self) -> int:
+        """Attempts that were made."""
+        return self.collected.n_episodes if self.collected else 0
+
+
+async def prefer(run: Run, stage: Preference) -> None:
+    """Make or read pairs, and train on them. An interrupted stage starts again from its first checkpoint."""
+    run.save()
+    paired = await pairs_for(run, stage.pairs, stage.split)
+    rows = _rows(run.policy, stage, paired.pairs)
+    total = stage.n_updates(len(rows))
+    run.progress.stage("preference", total, 0)
+
+    def on_update(update: int, logs: Mapping[str, float]) -> None:
+        values = {ours: float(logs[theirs]) for theirs, ours in _LOGGED.items() if theirs in logs}
+        values["optimizer/lr"] = stage.optimizer.lr_at(update - 1, total)
+        run.log(update, {**values, **(paired.figures if update == 1 else {})}, delivered=False)
+        run.progress.advance(f"loss {values['preference/loss']:.3f}  right {values['preference/accuracy']:.0%}")
+
+    policy = run.policy
+    train_dpo(
+        policy.model.get_base_model() if policy.is_lora else policy.model,
+        policy.tokenizer,
+        rows,
+        stage,
+        on_update,
+        seed=seed_of(run),
+    )
+    policy.model.eval()
+    await run.breathe()
+    run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
+    await run.deliver()
+
+
+def seed_of(run: Run) -> int:
+    """What TRL draws from: a function of the run's seed and the stage."""
+    return (run.seed * 1_000_003 + run.state.stage) % 2**32
+
+
+async def pairs_for(run: Run, source: Pairs, split: str) -> Paired:
+    """Make or read the pairs of a stage, and keep them in the run's folder.
+
+    Raises:
+        TrainingError: there are none.
+        RecipeError: a file, or a run that is named, cannot be used.
+    """
+    where, collected = f"the pairs of {run.state.label}", None
+    at = f"stages[{run.state.stage}].pairs"
+    groups: Sequence[ScoredGroup] = ()
+    if source.file is not None:
+        path = Path(source.file).expanduser()
+        written = pair_files.read(path, f"{at}.file")
+        pairs = pair_files.rendered(written, run.collector.renderer, run.policy.max_context, path, f"{at}.file")
+    else:
+        groups, collected = await groups_for(run, source, split)
+        pairs = source.of(groups, f"{run.seed}/{run.state.stage}/pairs")
+    _check_any(pairs, source, groups, where)
+    pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", pairs)
+    figures = collected.metrics() | {"rollout/n_groups": float(len(groups))} if collected else {}
+    figures |= {
+        "preference/n_pairs": float(len(pairs)),
+        "preference/n_tasks": float(len({pair.task_id for pair in pairs})),
+        "preference/score_gap_mean": sum(pair.margin for pair in pairs) / len(pairs),
+    }
+    run.progress.say(f"{len(pairs)} pairs of {len({p.task_id for p in pairs})} tasks in {run.state.label}")
+    return Paired(pairs, collected, figures)
+
+
+async def groups_for(
+    run: Run,
+    source: Pairs,
+    split: str,
+    grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
+) -> tuple[Sequence[ScoredGroup], RolloutBatch | None]:
+    """Make the attempts of a stage, or return those of the run that is named; and what was collected, if anything was.
+
+    Raises:
+        RecipeError: the run that is named is of other tokens.
+    """
+    if source.from_run is not None:
+        check_tokens(run.policy, Path(source.from_run).expanduser(), f"stages[{run.state.stage}].pairs.from_run")
+        return run.demonstrations[run.state.stage], None
+    collected = await _attempted(run, source, split, grouping)
+    return collected.groups, collected
+
+
+async def _attempted(run: Run, source: Pairs, split: str, grouping: GroupStructure) -> RolloutBatch:
+    tasks = tasks_of(run.collector.environment, split)
+    order = walk(len(tasks), f"{run.seed}/{run.state.stage}/pairs")
+    await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
+    await run.breathe()
+    collected = await run.collector.collect(
+        [tasks[i] for _, i in zip(range(min(source.tasks, len(tasks))), order, strict=False)],
+        group_size=source.group_size,
+        sampling=run.collector.limits.sampling(source.temperature),
+        step=0,
+        grouping=grouping,
+    )
+    run.caution(collected, f"the attempts of {run.state.label}")
+    run.record(run.state.label, 1, "train", collected.groups, None)
+    return collected
+
+
+def _check_any(pairs: Sequence[Pair], source: Pairs, groups: Sequence[ScoredGroup], where: str) -> None:
+    """Raise TrainingError where there is nothing to compare."""
+    if pairs:
+        return
+    n = sum(len(group.trajectories) for group in groups)
+    n_alike = sum(len({score.total for score in group.scores}) < 2 for group in groups)
+    if not groups:
+        got = "no trajectories"
+    elif n_alike == len(groups):
+        got = f"{n} attempts at {len(groups)} tasks; those at one task all score the same"
+    else:
+        got = f"{n} attempts at {len(groups)} tasks, {n_alike} of which score the same throughout"
+    hints = {
+        "trajectory": "raise pairs.tasks or group_size, lower margin, or take tasks that are neither sure nor hopeless",
+        "state": "states must come again in a group and have a state_key: raise group_size, or use level: parting",
+        "parting": "attempts must part after the same beginning and earn differently: raise pairs.tasks or group_size",
+    }
+    raise TrainingError(
+        "there are no pairs to learn from",
+        where=where,
+        got=got,
+        expected=f"two of one task that differ by more than {source.margin:g}",
+        hint=hints[source.level],
+    )
+
+
+def check_tokens(policy: Policy, folder: Path, where: str) -> None:
+    """Raise RecipeError where the policy of the run in `folder` reads other tokens."""
+    from transformers import AutoTokenizer
+
+    found = latest(folder / "checkpoints")
+    if found:
+        check_model(found / "policy", weights=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(found / "policy")) if found else None
+    except (OSError, ValueError):
+        tokenizer = None
+    if tokenizer is None or tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        why = "without a checkpoint to compare" if tokenizer is None else "whose tokenizer differs"
+        raise RecipeError(
+            "the trajectories of this run are of other tokens than the policy's",
+            where=where,
+            got=f"{folder}, {why}",
+            expected="a run whose policy has the same tokenizer",
+            hint="start from a checkpoint of that run: policy: {kind: pretrained, path: RUN/checkpoints/NAME/policy}",
+        )
+
+
+def _rows(policy: Policy, stage: Preference, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """The pairs as TRL's collator is given them, with the log-probs of the reference, in nats."""
+    known = reference_logps(policy, [side for p in pairs for side in (p.chosen, p.rejected)], stage.reference)
+    return [
+        {
+            "chosen_ids": list(pair.chosen.token_ids),
+            "chosen_mask": [int(x) for x in pair.chosen.mask],
+            "rejected_ids": list(pair.rejected.token_ids),
+            "rejected_mask": [int(x) for x in pair.rejected.mask],
+            "ref_chosen_logps": known[2 * i],
+            "ref_rejected_logps": known[2 * i + 1],
+        }
+        for i, pair in enumerate(pairs)
+    ]
+
+
+def reference_logps(policy: Policy, sides: Sequence[Side], reference: str) -> list[float]:
+    """Sum of log π over the compared tokens of each side, in nats, under the policy or the model under its adapter."""
+    samples = [_sample(side, number) for number, side in enumerate(sides)]
+    scorer = TorchTrainer(policy, Preference().optimizer, 1)
+    with policy.model.disable_adapter() if reference == "base" else nullcontext():
+        found = scorer.score(samples, temperature=1.0, max_tokens=_REFERENCE_TOKENS)
+    return [float(values.sum(dtype=np.float64)) for values in found]
+
+
+def _sample(side: Side, number: int) -> Sample:
+    zeros = np.zeros(len(side.token_ids), np.float32)
+    return Sample(np.array(side.token_ids, np.int64), np.array(side.mask, np.bool_), zeros, zeros, number, number)

@@ -1,0 +1,81 @@
+"""The reward-model stage: its recipe keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.checking import CheckContext, Problem, unused
+from rlhf.rollout.group_structure import GroupStructure, Independent, unmakeable, unreplayable
+from rlhf.settings import STRICT
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.contrib.node_merging import Merging
+from rlhf.training.stages.pair_settings import OnPairs
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RewardModel(OnPairs):
+    """Train a model that says how good an attempt is, and leave the policy as it is.
+
+    The model is a copy of the policy, adapters merged, with one number in place of the output layer. It is judged on
+    tasks that it was not trained on, and saved in `reward_model/` of the run.
+
+    `learns: pairs` is Bradley-Terry, by TRL: r is read at the last token, and the loss of a pair is
+    −log σ(r_chosen − r_rejected) + c (r_chosen + r_rejected)². For `rewards: {kind: reward_model}`.
+
+    `learns: outcome` and `learns: steps` read σ(number), the probability that the attempt comes out right: at its last
+    sampled token, or at the last of each turn. The loss of a label y is −y log p − (1 − y) log(1 − p), and its mean is
+    over the labels of an update. For `rewards: {kind: outcome_model}` and `{kind: process_model}`. `pairs` then says
+    which attempts are made, and `pairs_per_microbatch` and `batch_size` count attempts, or nodes where turns merge.
+
+    Sources: Bradley and Terry, Biometrika 39, 1952; centring, arXiv 2312.09244; outcome and process supervision, arXiv
+    2211.14275; labels of steps from continuations, arXiv 2412.11006.
+    """
+
+    learns: Literal["pairs", "outcome", "steps"] = "pairs"
+    """What the model learns from: which of two attempts is better, whether an attempt came out right, or how likely it
+    was to do so after each of its turns."""
+    enough: float = 1.0
+    """Score from which an attempt is right, for `outcome` and `steps`."""
+    rollout: GroupStructure = Field(default_factory=Independent)
+    """How the attempts of `steps` come about. What is done after a turn by attempts that branch there says how good it
+    was; attempts that share nothing have one label for all of their turns."""
+    eta: Annotated[float, Field(ge=0)] = 1.0
+    """η of the labels of `steps`: (1/η) ln mean exp(η r) over the attempts that go on from there; 0 is their mean."""
+    merge: Merging | None = None
+    """Turns of `steps` merged into nodes, as more to learn from; null learns each turn by all that came before it."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the tasks that are kept for judging the model."""
+    centring: Annotated[float, Field(ge=0)] = 0.01
+    """c of `pairs`, which keeps the scores of a pair around 0; 0 leaves them anywhere."""
+    epochs: Annotated[int, Field(ge=1)] = 2
+    """Passes over the pairs or attempts."""
+    optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5, schedule="linear", warmup_steps=5))
+    """How the weights are updated."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse, too, keys that mean nothing to what is learnt, and attempts that cannot be made."""
+        yield from super().check(context)
+        yield from self._unlearnt(context)
+        if self.pairs.from_run is None:
+            yield from unmakeable(self.rollout, self.pairs.group_size, context.at("pairs"))
+            yield from unreplayable("rollout", self.rollout, context.path, context)
+
+    def _unlearnt(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with keys of another thing to learn from."""
+        path, why = context.path, f"{context.path} learns from {self.learns}"
+        of_steps, of_pairs = "remove the key, or use learns: steps", "remove the key, or use learns: pairs"
+        if self.learns == "pairs":
+            yield from unused(self, ("enough", "rollout", "eta", "merge"), path, why, of_steps)
+            return
+        yield from unused(self, ("centring",), path, why, of_pairs)
+        if self.learns == "outcome":
+            yield from unused(self, ("rollout", "eta", "merge"), path, why, of_steps)
+        names = ("file", "level", "gamma", "margin", "max_per_task")
+        yield from unused(self.pairs, names, context.at("pairs"), why, of_pairs)
+        if self.pairs.from_run is not None:
+            why = f"the attempts are those of {context.at('pairs.from_run')}"
+            yield from unused(self, ("rollout",), path, why, "remove the key, or from_run")

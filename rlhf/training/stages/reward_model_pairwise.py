@@ -1,0 +1,89 @@
+"""The reward-model stage at work: pairs in, a model of what is better out, and how often it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlhf.training.backends.sharded import device_of
+from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
+from rlhf.training.run import Run
+from rlhf.training.stages.calibration import bins_of, calibration_error, sureness, write_held_out
+from rlhf.training.stages.preference_training import pairs_for, seed_of
+from rlhf.training.stages.reward_model import RewardModel
+from rlhf.training.stages.reward_model_pointwise import learn_values
+from rlhf.training.stages.trl_trainers import padded, train_reward_model
+
+#: Of what TRL logs, what is kept, by our names.
+_LOGGED = {
+    "loss": "reward_model/loss",
+    "accuracy": "reward_model/train_accuracy",
+    "margin": "reward_model/margin",
+    "mean_reward": "reward_model/score_mean",
+    "grad_norm": "optimizer/grad_norm",
+}
+
+
+async def judge(run: Run, stage: RewardModel) -> None:
+    """Make or read pairs, train on most, and judge by the others. An interrupted stage starts again."""
+    if stage.learns != "pairs":
+        await learn_values(run, stage)
+        return
+    run.save()
+    paired = await pairs_for(run, stage.pairs, stage.split)
+    seen, unseen = split_by_task(paired.pairs, stage.held_out, f"{run.seed}/{run.state.stage}/held_out")
+    total = stage.n_updates(len(seen))
+    run.progress.stage("reward model", total, 0)
+    figures = {**paired.figures, "reward_model/n_held_out": float(len(unseen))}
+
+    def on_update(update: int, logs: Mapping[str, float]) -> None:
+        values = {ours: float(logs[theirs]) for theirs, ours in _LOGGED.items() if theirs in logs}
+        values["optimizer/lr"] = stage.optimizer.lr_at(update - 1, total)
+        run.log(update, values | (figures if update == 1 else {}), delivered=False)
+        run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
+
+    run.reseed(0)
+    model = scoring_model(run.policy)
+    rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen]
+    train_reward_model(model, run.policy.tokenizer, rows, stage, on_update, seed=seed_of(run))
+    await run.breathe()
+    chosen = scores(model, [p.chosen.token_ids for p in unseen], stage.at_once)
+    rejected = scores(model, [p.rejected.token_ids for p in unseen], stage.at_once)
+    save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)
+    _tell(run, [c - r for c, r in zip(chosen, rejected, strict=True)], [p.task_id for p in unseen], total)
+    run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
+
+
+def _tell(run: Run, ahead: Sequence[float], task_ids: Sequence[str], step: int) -> None:
+    """Log how often the model is right on pairs it was not trained on and whether it is as sure, and say so.
+
+    `ahead` is by how much the better side of each pair scores higher.
+    """
+    assert run.estimate is not None
+    right = [x > 0 for x in ahead]
+    found = run.estimate(right, task_ids)
+    bins = bins_of([sureness(x) for x in ahead], right, task_ids, run.estimate, least=0.5)
+    figures = {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
+    name = f"reward_model/{run.state.label}"
+    counts = {"of": "pairs", "n": len(right), "n_tasks": len(set(task_ids))}
+    write_held_out(run.folder, name, counts | figures, bins)
+    figures["calibration_error"] = calibration_error(bins)
+    run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
+    run.progress.say(
+        f"the reward model is right on {found.value:.1%} of {len(right)} held-out pairs, 95% interval {found.low:.1%} "
+        f"to {found.high:.1%}, and {figures['calibration_error']:.1%} off in how sure it is: {run.folder / name}"
+    )
+
+
+@torch.no_grad()
+def scores(model: Any, rows: Sequence[Sequence[int]], at_once: int) -> list[float]:
+    """The number that the model says of each row."""
+    model.eval()
+    found: list[float] = []
+    for i in range(0, len(rows), at_once):
+        batch = padded(rows[i : i + at_once], model.config.pad_token_id)
+        batch = {name: values.to(device_of(model)) for name, values in batch.items()}
+        found += model(**batch).logits[:, 0].float().tolist()
+    return found

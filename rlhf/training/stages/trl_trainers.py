@@ -1,0 +1,326 @@
+"""TRL's trainers, taught to leave data and model as they are: the only file that knows that library.
+
+Its trainers take text, tokenise it and cut it; here they are given rows of ids and masks, which go to the model as they
+are. They also change the model that they are given: its forward, its dropout, its configuration. `borrowed` gives it
+back as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlhf.errors import MissingPackageError, ModelError, TrainingError, boundary
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.backends.sharded import device_of
+
+if TYPE_CHECKING:
+    from rlhf.training.stages.pair_settings import OnPairs
+    from rlhf.training.stages.preference import Preference
+    from rlhf.training.stages.reward_model import RewardModel
+
+#: Called after each update with its number, from 1, and what TRL says of it.
+OnUpdate = Callable[[int, Mapping[str, float]], None]
+
+
+def load_trl(where: str = "stages") -> Any:
+    """Return the library. Raises MissingPackageError where it is not installed."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # where DeepSpeed is there, it would say that it looked for one
+    try:
+        import trl
+    except ImportError as error:
+        raise MissingPackageError(
+            "the stage needs a package that is not installed",
+            where=where,
+            got=str(error),
+            expected="the extra 'trl'",
+            hint="pip install 'rlhf-agents[trl]'",
+        ) from error
+    logging.getLogger("trl").setLevel(logging.ERROR)
+    return trl
+
+
+@contextmanager
+def borrowed(model: Any) -> Iterator[None]:
+    """Inside, a trainer may change `model`; outside, its weights are all that has changed."""
+    dropouts = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    configs = [c for c in (model.config, getattr(model, "generation_config", None)) if c is not None]
+    before = [
+        (c, name, getattr(c, name)) for c in configs for name in ("pad_token_id", "use_cache") if hasattr(c, name)
+    ]
+    tags, forward = getattr(model, "model_tags", None), vars(model).get("forward")
+    try:
+        yield
+    finally:
+        for module, p in dropouts:
+            module.p = p
+        for config, name, value in before:
+            setattr(config, name, value)
+        model.model_tags = tags
+        vars(model).pop("forward", None)
+        if forward is not None:
+            model.forward = forward
+        model.gradient_checkpointing_disable()
+        model.zero_grad(set_to_none=True)
+        model.eval()
+
+
+def train_dpo(
+    model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stage: Preference, on_update: OnUpdate, *, seed: int
+) -> None:
+    """Train `model`, a causal language model that may have adapters in it, on pairs.
+
+    Args:
+        model: updated in place.
+        tokenizer: of the model; says what padding is.
+        rows: chosen_ids, chosen_mask, rejected_ids, rejected_mask, ref_chosen_logps, ref_rejected_logps each.
+        stage: the settings; where its pairs come from is not looked at.
+        on_update: called after each update.
+        seed: of the order of the rows and of dropout.
+
+    Raises:
+        TrainingError: the loss is not finite, or TRL gives up.
+    """
+    trl = load_trl()
+    _refuse_adapter_on_head(model)
+    losses = ["sigmoid" if stage.loss == "dpo" else "ipo", *["sft"] * (stage.imitation_weight > 0)]
+    with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's DPOTrainer"):
+        config = trl.DPOConfig(
+            **_arguments(model, folder, stage, seed),
+            beta=stage.beta,
+            loss_type=losses,
+            loss_weights=[1.0, stage.imitation_weight][: len(losses)],
+            precompute_ref_log_probs=True,
+        )
+        collator = _PairCollator(tokenizer.pad_token_id)
+        _run(_dpo_class(trl), model, tokenizer, rows, stage, on_update, args=config, data_collator=collator)
+
+
+def train_reward_model(
+    model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stage: RewardModel, on_update: OnUpdate, *, seed: int
+) -> None:
+    """Train `model`, which says one number for a row, on pairs of rows: chosen_ids and rejected_ids each.
+
+    The other arguments and errors are those of `train_dpo`.
+    """
+    trl = load_trl()
+    with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's RewardTrainer"):
+        config = trl.RewardConfig(
+            **_arguments(model, folder, stage, seed),
+            center_rewards_coefficient=stage.centring or None,
+        )
+        _run(_over_the_update(trl.RewardTrainer), model, tokenizer, rows, stage, on_update, args=config)
+
+
+def _over_the_update(trainer_class: Any) -> Any:
+    """Return `trainer_class` with means over the pairs of an update.
+
+    Its own are over those of a forward pass, whose means it then averages: the pairs of an epoch's last, shorter pass
+    would count for more.
+    """
+
+    class OverTheUpdate(trainer_class):  # type: ignore[misc]
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            found = super().get_batch_samples(*args, **kwargs)
+            self.batches_of_update = found[0]
+            return found
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            share = _share_of(inputs, self.batches_of_update, _n_pairs)
+            return super().compute_loss(model, inputs, *args, **kwargs) * share
+
+    return OverTheUpdate
+
+
+def _share_of(inputs: Any, batches: Sequence[Any], count: Callable[[Any], int]) -> float:
+    """Factor that makes the mean of per-batch means a mean over all that `batches` count."""
+    return count(inputs) * len(batches) / max(sum(map(count, batches)), 1)
+
+
+def _n_pairs(inputs: Any) -> int:
+    return len(inputs["input_ids"]) // 2
+
+
+def _n_chosen_tokens(inputs: Any) -> int:
+    return int(inputs["completion_mask"][: _n_pairs(inputs), 1:].sum())
+
+
+def _dpo_class(trl: Any) -> Any:
+    class ExactDPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
+        """Rows are ids and masks already, and the reference's log-probs are in them."""
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+        def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    base: Any = _over_the_update(ExactDPOTrainer)
+
+    class WithImitation(base):  # type: ignore[misc]
+        """The imitation term is a mean over the chosen tokens of an update, too."""
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            tokens = _share_of(inputs, self.batches_of_update, _n_chosen_tokens)
+            pairs = _share_of(inputs, self.batches_of_update, _n_pairs)
+            first, *imitation = self.args.loss_weights
+            self.loss_weights = [first, *(weight * tokens / pairs for weight in imitation)]
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    return WithImitation
+
+
+class _PairCollator:
+    """Pads pairs to one length, all chosen ones first."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        ids = [row[f"{side}_ids"] for side in ("chosen", "rejected") for row in rows]
+        masks = [row[f"{side}_mask"] for side in ("chosen", "rejected") for row in rows]
+        batch = padded(ids, self.pad_token_id) | {"completion_mask": _filled(masks, 0)}
+        for name in ("ref_chosen_logps", "ref_rejected_logps"):
+            batch[name] = torch.tensor([row[name] for row in rows], dtype=torch.float32)
+        return batch
+
+
+def padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Rows of ids, padded on the right to the longest, and the mask that tells what is padding."""
+    ones = [[1] * len(row) for row in rows]
+    return {"input_ids": _filled(rows, pad_token_id), "attention_mask": _filled(ones, 0)}
+
+
+def _filled(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.long)
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import datasets
+
+    return datasets.Dataset.from_list([dict(row) for row in rows])
+
+
+def _arguments(model: Any, folder: str, stage: OnPairs, seed: int) -> dict[str, Any]:
+    """What all of TRL's trainers are told: rows as they are, our optimiser and schedule, no files, no reports."""
+    return {
+        "output_dir": folder,
+        "per_device_train_batch_size": stage.at_once,
+        "gradient_accumulation_steps": stage.batch_size // stage.at_once,
+        "num_train_epochs": stage.epochs,
+        "max_grad_norm": stage.optimizer.max_grad_norm or 0.0,
+        "learning_rate": stage.optimizer.lr,
+        "max_length": None,
+        "disable_dropout": False,
+        "bf16": False,
+        "fp16": False,
+        "gradient_checkpointing": stage.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if stage.gradient_checkpointing else None,
+        "use_cpu": device_of(model).type == "cpu",
+        "seed": seed,
+        "data_seed": seed,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+    }
+
+
+def _optimizers(model: Any, settings: AdamW, total: int) -> tuple[Any, Any]:
+    optimizer = settings.build(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: settings.lr_at(update, total) / settings.lr)
+    return optimizer, schedule
+
+
+def _run(
+    trainer_class: Any,
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    stage: OnPairs,
+    on_update: OnUpdate,
+    **settings: Any,
+) -> None:
+    """Train, telling of every update; a cancellation of the present task ends it after the update that it is in."""
+    from transformers import PrinterCallback, TrainerCallback
+
+    total = stage.n_updates(len(rows))
+
+    class Watcher(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.max_steps != total:
+                raise TrainingError("updates are counted otherwise", got=str(state.max_steps), expected=str(total))
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            if logs and "loss" in logs:
+                _check_finite(logs, state.global_step)
+                on_update(state.global_step, logs)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = control.should_training_stop or _is_cancelled()
+
+    trainer = trainer_class(
+        model=model,
+        train_dataset=_dataset(rows),
+        processing_class=tokenizer,
+        optimizers=_optimizers(model, stage.optimizer, total),
+        **settings,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Watcher())
+    trainer.train()
+
+
+def _check_finite(logs: Mapping[str, float], update: int) -> None:
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(logs.get(name, 0.0)):
+            raise TrainingError(
+                "an update had a loss or a gradient that is not finite",
+                where=f"update {update}",
+                got=f"{name} {logs[name]}",
+                expected="finite numbers",
+                hint="lower optimizer.lr; the last checkpoint is of the stage's begin",
+            )
+
+
+def _is_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # outside of a run
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+@contextmanager
+def _failing_as_ours(where: str) -> Iterator[None]:
+    with boundary(TrainingError, where=where, hint="a GPU without room takes fewer pairs at once"):
+        yield
+
+
+def _refuse_adapter_on_head(model: Any) -> None:
+    """Raise ModelError for an adapter on the output layer, which TRL's fused log-probs would pass by."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if isinstance(model.get_output_embeddings(), BaseTunerLayer):
+        raise ModelError(
+            "an adapter on the output layer would not be trained",
+            where="policy.lora.targets",
+            got="the output layer among the targets",
+            expected="layers below it",
+            hint="use targets: all-linear",
+        )

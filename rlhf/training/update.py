@@ -1,0 +1,45 @@
+"""The last third of a step: rows in, optimiser updates made, figures out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf.batching.pack import pack_minibatches
+from rlhf.batching.samples import Sample
+from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.hooks.replay import ReplayBuffer
+from rlhf.training.importance_correction import prepare
+from rlhf.training.stages.policy_gradient import PolicyGradient
+
+
+def update(
+    stage: PolicyGradient,
+    trainer: TorchTrainer,
+    samples: Sequence[Sample],
+    rng: np.random.Generator,
+    shares: bool,
+    buffer: ReplayBuffer | None = None,
+) -> dict[str, float]:
+    """`epochs` passes over the samples, each in `minibatches` updates; a step left with nothing trains nothing.
+
+    What `buffer` replays joins the samples when their old log-probs are known, and keeps its own.
+    """
+    n_skipped = trainer.n_skipped
+    samples, mismatch, correction = prepare(stage, trainer, samples, shares_policy=shares)
+    samples, replayed = buffer.fill(samples, rng) if buffer else (samples, {})
+    totals = {name: [value] for name, value in (*mismatch.items(), *replayed.items())}
+    for _ in range(stage.epochs if samples else 0):
+        budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
+        for batches in pack_minibatches(samples, stage.minibatches, stage.reduction, budget, rng, n_least=n_least):
+            values = trainer.update(batches, stage.loss, temperature=stage.temperature, correction=correction)
+            for name, value in values.items():
+                # Only before the first update do trainer and engine hold the same weights.
+                if "/sampler_" not in name or name not in totals:
+                    totals.setdefault(name, []).append(value)
+    merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
+    n_skipped = trainer.n_skipped - n_skipped
+    counts = {"optimizer/n_updates": trainer.n_updates, "optimizer/n_skipped": n_skipped}
+    counts["batch/n_trained_trajectories"] = len({s.sequence for s in samples})
+    return merged | {name: float(n) for name, n in counts.items()}

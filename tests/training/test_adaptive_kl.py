@@ -1,0 +1,48 @@
+"""A KL coefficient that adapts: what a run logs follows the formula, and each stage begins anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.batching.samples import Sample
+from rlhf.losses.ppo_clip import PPOClip
+from rlhf.training.hooks.kl_controller import next_kl_coef, with_kl_coef
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from tests.training import runs
+
+LOSS = {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1, "kl_target": 0.2, "kl_horizon": 20}
+SUPERVISED = {"kind": "supervised", "n_demonstrations": 64, "random_share": 0.7, "epochs": 8, "batch_size": 16,
+              "optimizer": {"lr": 5.0e-3}}  # fmt: skip
+STAGE: dict[str, Any] = {"kind": "policy_gradient", "steps": 4, "tasks_per_step": 3, "group_size": 4, "epochs": 2,
+                         "filters": {"drop_zero_advantage": False}, "optimizer": {"lr": 1.0e-2}}  # fmt: skip
+
+
+def test_each_step_leaves_the_next_its_coefficient(tmp_path: Path) -> None:
+    path = runs.write(tmp_path, [SUPERVISED, {**STAGE, "loss": LOSS}, {**STAGE, "loss": LOSS, "steps": 1}])
+    done = runs.run(path, tmp_path / "run")
+    found, divergences = runs.curve(done.folder, "loss/kl_coef"), runs.curve(done.folder, "loss/kl_ref")
+    assert len(found) == len(divergences) == 5
+    expected, coefficient = [], 0.1
+    for i, divergence in enumerate(divergences):
+        coefficient = 0.1 if i == 4 else coefficient  # the second stage begins with what its recipe says
+        coefficient *= 1 + min(max(divergence / 0.2 - 1, -0.2), 0.2) * 12 / 20  # 12 trajectories of a horizon of 20
+        expected.append(coefficient)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert min(divergences) < 0.2 < max(divergences), "both directions occur"
+    # What is used is what was logged: total = policy + β · divergence, in the first step by the recipe's β.
+    first, second = [line for line in runs.log(done.folder) if "loss/total" in line][:2]
+    for line, beta in ((first, 0.1), (second, found[0])):
+        assert line["loss/total"] - line["loss/policy"] == pytest.approx(beta * line["loss/kl_ref"], rel=1e-3)
+    assert json.loads((runs.newest(done.folder) / "state.json").read_text())["kl_coef"] == found[4]
+
+
+def test_a_step_without_an_update_leaves_the_coefficient() -> None:
+    stage = PolicyGradient(loss=PPOClip(kl="k3", kl_coef=0.1, kl_target=0.01))
+    samples: list[Sample] = []
+    assert next_kl_coef(with_kl_coef(stage, 0.3), {}, samples) == 0.3
+    assert with_kl_coef(stage, None) is stage
+    assert next_kl_coef(PolicyGradient(), {"loss/kl_ref": 1.0}, samples) is None

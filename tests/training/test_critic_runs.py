@@ -1,0 +1,95 @@
+"""Whole runs with a critic: it is resumed to the bit, warms up alone, and learns from what the policy does not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
+from tests.training import runs, words
+
+RATE = {"optimizer": {"lr": 1.0e-2, "schedule": "linear"}}
+
+
+def recipe(folder: Path, critic: dict[str, Any], lora: dict[str, Any] | None = None, **stage: Any) -> Path:
+    """Two stages; a run of a second."""
+    policy = runs.BASE["policy"] | {"hidden_size": 16} | ({"lora": lora} if lora else {})
+    improve = {**POLICY_GRADIENT, "advantage": {"kind": "turn_gae"}, "critic": {**RATE, **critic}, **stage}
+    return runs.write(
+        folder, [SUPERVISED, improve], policy=policy, evaluation={"n_tasks": 6, "watch_n_tasks": 4},
+        rewards={"words": {"kind": "environment"}, "short": SHORT},
+    )  # fmt: skip
+
+
+#: Critic, adapters of the policy, advantage. Adapters drop out at random, in the critic's updates too.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+    "own": ({}, None, "gae"),
+    "own-lora": ({"lora": LORA, "head_lr": 0.1}, None, "turn_gae"),
+    "own-of-lora": ({"warmup_steps": 2}, LORA, "bilevel_gae"),
+    "policy-head": ({"trunk": "policy", "warmup_steps": 1}, None, "turn_gae"),
+    "policy-trunk": ({"trunk": "policy", "gradient": "trunk"}, LORA, "gae"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stopped_run_with_a_critic_equals_one_that_was_not(tmp_path: Path, name: str) -> None:
+    critic, lora, advantage = CASES[name]
+    path = recipe(tmp_path, critic, lora, advantage={"kind": advantage})
+    with words.on_every_step(path, counter := PressNever()):
+        runs.run(path, tmp_path / "whole")
+    draw = random.Random(name)
+    at = [draw.randrange(1, counter.n_steps // 2) for _ in range(6)]
+    assert run_with_interruptions(path, tmp_path / "stopped", at) >= 2
+    assert_equal(tmp_path / "stopped", tmp_path / "whole")
+    losses = runs.curve(tmp_path / "whole", "critic/loss")
+    assert len(losses) == 5 and len(set(losses)) == 5
+    updates = 2.0 * POLICY_GRADIENT["steps"]  # type: ignore[operator]
+    assert runs.curve(tmp_path / "whole", "critic/n_updates")[-1] == updates
+
+
+class PressNever:
+    """Counts the steps of an environment."""
+
+    n_steps = 0
+
+    def __call__(self) -> None:
+        self.n_steps += 1
+
+
+def kept_critic(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint holds of the critic."""
+    found: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True)["kept"]["critic"]
+    return found
+
+
+@pytest.mark.parametrize("critic", [{}, {"trunk": "policy", "gradient": "trunk"}], ids=["own", "policy"])
+def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dict[str, Any]) -> None:
+    path = recipe(tmp_path, {**critic, "warmup_steps": 3}, steps=4)
+    done = runs.run(path, tmp_path / "run")
+    checkpoints = done.folder / "checkpoints"
+    assert runs.weights(checkpoints / "1-policy_gradient-000003") == runs.weights(
+        checkpoints / "1-policy_gradient-000000"
+    )
+    assert runs.weights(runs.newest(done.folder)) != runs.weights(checkpoints / "1-policy_gradient-000003")
+    assert runs.curve(done.folder, "optimizer/n_updates") == [0.0, 0.0, 0.0, 2.0]
+    assert runs.curve(done.folder, "critic/n_updates") == [2.0, 4.0, 6.0, 8.0]
+    assert kept_critic(checkpoints / "1-policy_gradient-000003")["model"]["head.weight"].any()
+
+
+def test_the_critic_learns_from_groups_that_say_nothing_to_the_policy(tmp_path: Path) -> None:
+    # Every attempt scores 1 and every value is 0 at first: all advantages of the first step are equal, so they are
+    # whitened to 0 and every group is left out of the policy's update. The critic learns to expect 1.
+    path = recipe(tmp_path, {"optimizer": {"lr": 3.0e-2}}, steps=12, advantage={"kind": "gae"})
+    same = yaml.safe_load(path.read_text()) | {"rewards": {"same": {"kind": "outcome", "failure": 1.0}}}
+    path.write_text(yaml.safe_dump(same))
+    done = runs.run(path, tmp_path / "run")
+    assert runs.curve(done.folder, "batch/n_dropped_groups")[0] == 3.0
+    assert runs.curve(done.folder, "optimizer/n_updates")[0] == 0.0
+    values = runs.curve(done.folder, "critic/value_mean")
+    assert values[0] == 0.0 and values[-1] == pytest.approx(1.0, abs=0.15), values
+    assert runs.curve(done.folder, "critic/loss")[-1] < 0.05

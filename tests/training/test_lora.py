@@ -1,0 +1,218 @@
+"""Options of adapters: what DoRA computes, delivers and remembers, how adapters are scaled, and bases in 4 bits."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from rlhf.batching.pack import pack_minibatches
+from rlhf.batching.samples import make_samples
+from rlhf.cli import app
+from rlhf.credit.grpo import GRPO
+from rlhf.errors import MissingPackageError, ModelError, RecipeError
+from rlhf.estimate.meta import meta_model, parameters_of
+from rlhf.inference.embedded.attention import packed_forward
+from rlhf.inference.embedded.copied import CopiedEngine
+from rlhf.losses.ppo_clip import PPOClip
+from rlhf.losses.reduction import Reduction
+from rlhf.recipe import load
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.policy.lora import Lora, merged
+from rlhf.training.policy.model import Policy, Pretrained, restore
+from rlhf.training.publisher import Publisher
+from tests import recipe_parts
+from tests.training.tiny import collect, credit, policy
+
+DORA = Lora(rank=2, dora=True)
+IDS = torch.tensor([5, 6, 7, 8, 9])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return packed_forward(model, IDS, [3, 2])
+
+
+def moved(made: Policy) -> Policy:
+    """The policy after two updates, in which its adapters have become something."""
+    groups = collect(made, n_tasks=2)
+    samples, _ = make_samples(groups, credit(groups, GRPO()))
+    trainer = TorchTrainer(made, AdamW(lr=0.05), 4)
+    for batches in [*pack_minibatches(samples, 2, Reduction(), 400)] * 2:
+        trainer.update(batches, PPOClip())
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained() -> Policy:
+    return moved(policy(lora=DORA))
+
+
+# --- DoRA ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_keeps_the_length_that_was_learnt_for_it() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.layer(x)
+            return found
+
+    made = One()
+    made.layer.weight.data = torch.tensor([[3.0, 4.0]])
+    model: Any = get_peft_model(made, LoraConfig(r=1, lora_alpha=2, target_modules=["layer"], use_dora=True))
+    layer = model.get_base_model().layer
+    assert layer.lora_magnitude_vector["default"].weight.tolist() == [5.0]  # of (3, 4)
+    # Twice B A is (0, -4): (3, 0), of length 3, at length 5.
+    layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = (
+        torch.tensor([[0.0, 1.0]]),
+        torch.tensor([[-2.0]]),
+    )
+    torch.testing.assert_close(merged(layer, torch.tensor([[3.0, 4.0]])), torch.tensor([[5.0, 0.0]]))
+    torch.testing.assert_close(layer(torch.tensor([[2.0, 7.0]])), torch.tensor([[10.0]]))
+
+
+def test_it_begins_as_its_base_and_trains_lengths_too() -> None:
+    made = policy(lora=DORA)
+    torch.testing.assert_close(logits(made.model), logits(policy().model), atol=1e-6, rtol=0)
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    moved(made)
+    changed = {name for name, p in made.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name, p in made.model.named_parameters() if p.requires_grad}
+    assert any("lora_magnitude_vector" in name for name in changed)
+
+
+def test_packed_rows_are_those_of_the_merged_model(trained: Policy) -> None:
+    whole = copy.deepcopy(trained.model).merge_and_unload()
+    torch.testing.assert_close(logits(trained.model), logits(whole), atol=1e-5, rtol=0)
+    assert float((logits(trained.model) - logits(policy().model)).abs().max()) > 0.01
+
+
+def test_it_is_delivered_merged_to_an_engine_of_its_own(trained: Policy) -> None:
+    engine = CopiedEngine(copy.deepcopy(policy().model), max_context=trained.max_context)
+
+    async def deliver() -> dict[str, float]:
+        try:
+            trained.version += 1
+            publisher = Publisher(trained, engine)
+            await publisher.deliver()  # the canary is asked on both sides
+            return publisher.figures
+        finally:
+            await engine.close()
+
+    assert asyncio.run(deliver())["delivery/canary_gap"] < 1e-4
+
+
+def test_it_is_saved_restored_and_taken_for_a_reference(tmp_path: Path) -> None:
+    policy().save(tmp_path / "model")
+    settings = Pretrained(path=str(tmp_path / "model"), lora=DORA)
+    made = moved(settings.build(seed=0))
+    made.save(tmp_path / "checkpoint" / "policy")
+    then = logits(made.model)
+    again = restore(settings, tmp_path / "checkpoint" / "policy", tmp_path)
+    torch.testing.assert_close(logits(again.model), then, atol=0, rtol=0)
+    moved(made)
+    for adapter, expected in ((True, then), (False, logits(policy().model))):
+        made.keep_reference(tmp_path / "checkpoint", adapter=adapter)
+        with made.as_reference() as reference:
+            torch.testing.assert_close(logits(reference), expected, atol=1e-6, rtol=0)
+    assert float((logits(made.model) - then).abs().max()) > 1e-3
+
+
+# --- scales ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rslora", "expected"), [(False, 8 / 4), (True, 8 / math.sqrt(4))])
+def test_an_adapter_is_scaled_by_its_rank_or_the_root_of_it(rslora: bool, expected: float) -> None:
+    model = policy(lora=Lora(rank=4, alpha=8.0, rslora=rslora)).model
+    scales = {m.scaling["default"] for m in model.modules() if hasattr(m, "scaling") and isinstance(m.scaling, dict)}
+    assert scales == {expected}
+
+
+# --- bases in 4 bits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and find_spec("bitsandbytes") is not None, reason="it works here")
+def test_a_base_in_4_bits_needs_a_package_and_a_gpu(tmp_path: Path) -> None:
+    policy().save(tmp_path / "model")
+    has_package = find_spec("bitsandbytes") is not None
+    with pytest.raises(ModelError if has_package else MissingPackageError) as raised:
+        Pretrained(path=str(tmp_path / "model"), lora=Lora(quantization="4bit")).build(seed=0)
+    assert raised.value.where == "policy.lora.quantization"
+    keys = [f"policy={{kind: pretrained, path: {tmp_path}/model, lora: {{quantization: 4bit}}}}"]
+    command = ["train", str(recipe_parts.write(tmp_path)), *keys, "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2 and ("GPU" if has_package else "pip install bitsandbytes") in done.stderr
+    assert not (tmp_path / "run").exists(), "told before anything begins"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or find_spec("bitsandbytes") is None, reason="no GPU to hold it")
+def test_a_base_in_4_bits_learns(tmp_path: Path) -> None:
+    policy(hidden_size=64).save(tmp_path / "model")
+    settings = Pretrained(path=str(tmp_path / "model"), dtype="bfloat16", lora=Lora(quantization="4bit"))
+    made = settings.build(seed=0)
+    assert any(type(m).__name__ == "Linear4bit" for m in made.model.modules())
+    moved(made)
+
+
+def test_the_memory_of_a_base_in_4_bits(tmp_path: Path) -> None:
+    policy().save(tmp_path / "model")
+    model, _ = meta_model(Pretrained(path=str(tmp_path / "model"), lora=Lora(rank=2)))
+    plain, small = parameters_of(model), parameters_of(model, in_4bit=True)
+    # 4 bits and a share of two scales, 8 bits for 64 numbers and 32 for 256 of those: 4.126953125 in place of 32.
+    shares = {s.size / p.size for s, p in zip(small, plain, strict=True) if s != p}
+    assert shares == {4.126953125 / 32}
+    # Linear layers of 16 wide: queries and outputs 16 x 16, keys and values too, three of 16 x 48, in two layers.
+    assert sum(p.n for p, s in zip(plain, small, strict=True) if p != s) == 2 * (4 * 16 * 16 + 3 * 16 * 48)
+
+
+# --- what does not go together ---------------------------------------------------------------------------------------
+
+VLLM = "engine={kind: vllm}"
+DEEPSPEED = "stages=[{kind: policy_gradient, trainer: {kind: deepspeed, zero: 3}}]"
+CRITIC = "stages=[{kind: policy_gradient, advantage: {kind: gae}, critic: %s}]"
+
+
+@pytest.mark.parametrize(
+    ("lora", "override", "where", "says"),
+    [
+        ("{dora: true}", "engine={kind: vllm, lora: adapter}", "engine.lora", "vLLM cannot hold DoRA"),
+        ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero", "whole weights"),
+        ("{quantization: 4bit}", VLLM, "policy.lora.quantization", "vLLM"),
+        ("{quantization: 4bit}", DEEPSPEED, "policy.lora.quantization", "DeepSpeed"),
+        ("{quantization: 4bit}", CRITIC % "{}", "policy.lora.quantization", "a copy of that base"),
+        ("{}", CRITIC % "{lora: {quantization: 4bit}}", "stages[0].critic.lora.quantization", "a critic"),
+        ("{quantization: 8bit}", "seed=1", "policy.lora.quantization", "4bit"),
+    ],
+)
+def test_pairs_that_are_refused(tmp_path: Path, lora: str, override: str, where: str, says: str) -> None:
+    path = recipe_parts.write(tmp_path)
+    with pytest.raises(RecipeError) as raised:
+        load(str(path), [f"policy={{kind: pretrained, path: some/model, lora: {lora}}}", override])
+    assert raised.value.where == where and says in str(raised.value)
+
+
+def test_a_policy_from_scratch_has_no_base_to_quantize(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="4 bits"):
+        load(str(recipe_parts.write(tmp_path)), ["policy.lora={quantization: 4bit}"])
+
+
+@pytest.mark.parametrize("engine", ["engine={kind: vllm, lora: merged}", VLLM])
+def test_dora_is_fine_where_it_is_merged(tmp_path: Path, engine: str) -> None:
+    keys = ["policy={kind: pretrained, path: some/model, lora: {dora: true}}", engine]
+    loaded = load(str(recipe_parts.write(tmp_path)), keys)
+    assert loaded.policy.lora == Lora(dora=True)

@@ -1,0 +1,97 @@
+"""float32 master weights beside weights in 16 bits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.training.backends.master_weights import MasterAdamW
+from rlhf.training.backends.optimizer import AdamW
+
+N_UPDATES, N = 45, 2000
+
+
+def trained(dtype: torch.dtype, *, masters: bool = True, lr: float = 1e-6) -> tuple[Any, Any, torch.Tensor]:
+    """Weights after some updates with noisy gradients of two passes each, and how far they, or their masters, moved."""
+    rng = torch.Generator().manual_seed(0)
+    start = (0.02 * torch.randn(N, generator=rng)).to(torch.bfloat16)
+    weights = torch.nn.Parameter(start.to(dtype, copy=True))
+    optimizer = AdamW(lr=lr).build([weights], masters=masters)
+    slope = torch.randn(N, generator=rng)
+    for _ in range(N_UPDATES):
+        for _ in range(2):
+            (weights * (slope + 0.3 * torch.randn(N, generator=rng)).to(dtype)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    exact = optimizer.state[weights].get("master", weights.detach())
+    return weights, optimizer, exact.double() - start.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_move_as_float32_and_rounded_weights_do_not(dtype: torch.dtype) -> None:
+    exact = trained(torch.float32)[2]
+    weights, optimizer, moved = trained(dtype)
+    assert float((moved - exact).norm() / exact.norm()) < 0.01
+    in_place = trained(dtype, masters=False)[2]
+    assert float((in_place - exact).norm() / exact.norm()) > 0.5
+    assert torch.equal(weights.detach(), optimizer.state[weights]["master"].to(dtype))
+
+
+def test_float32_is_torch_itself() -> None:
+    assert type(trained(torch.float32)[1]) is torch.optim.AdamW
+
+
+def test_gradients_add_up_in_float32() -> None:
+    weights = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    AdamW().build([weights])
+    for gradient in (256.0, 1.0, 1.0):
+        (weights * gradient).sum().backward()
+    assert weights.grad is not None and weights.grad.dtype == torch.float32
+    assert weights.grad.item() == 258  # 256 in bfloat16
+
+
+def test_state_goes_on_to_the_bit() -> None:
+    weights, optimizer, _ = trained(torch.bfloat16)
+    saved = copy.deepcopy(optimizer.state_dict())
+    again = torch.nn.Parameter(weights.detach().clone())
+    resumed = AdamW(lr=1e-6).build([again])
+    resumed.load_state_dict(saved)
+    assert {name: value.dtype for name, value in resumed.state[again].items()} == dict.fromkeys(
+        ("step", "master", "exp_avg", "exp_avg_sq"), torch.float32
+    )
+    for one, both in ((weights, optimizer), (again, resumed)):
+        (one * torch.linspace(-1, 1, N, dtype=torch.bfloat16)).sum().backward()
+        both.step()
+    for name, value in optimizer.state[weights].items():
+        assert torch.equal(value, resumed.state[again][name]), name
+    assert torch.equal(weights, again)
+
+
+def test_a_state_without_masters_begins_with_the_weights() -> None:
+    """As other optimisers, and older checkpoints, save it."""
+    weights, optimizer, _ = trained(torch.bfloat16)
+    saved = copy.deepcopy(optimizer.state_dict())
+    del saved["state"][0]["master"]
+    again = torch.nn.Parameter(weights.detach().clone())
+    resumed = AdamW(lr=1e-3).build([again])
+    resumed.load_state_dict(saved)
+    again.grad = torch.ones(N)
+    resumed.step()
+    assert float((resumed.state[again]["master"] - weights.detach().float()).abs().max()) < 1e-2
+
+
+def test_mixed_formats_and_groups() -> None:
+    """A float32 head beside a bfloat16 trunk, each with its own rate; what has no gradient stays."""
+    trunk, head = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), torch.nn.Parameter(torch.ones(3))
+    still = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = AdamW(lr=0.1).build([trunk, still])
+    optimizer.add_param_group({"params": [head], "lr": 0.2})
+    (trunk.float().sum() + head.sum()).backward()
+    optimizer.step()
+    assert isinstance(optimizer, MasterAdamW)
+    assert torch.allclose(optimizer.state[trunk]["master"], torch.full((3,), 0.9), atol=1e-5)
+    assert torch.allclose(head, torch.full((3,), 0.8), atol=1e-5)
+    assert "master" not in optimizer.state[head] and not optimizer.state[still]

@@ -1,0 +1,209 @@
+"""Pairs: which of two attempts or actions is the better one, token by token; and files of pairs, line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn
+from rlhf.errors import RecipeError, TrainingError
+from rlhf.training.stages import pair_files
+from rlhf.training.stages.pairs import Pair, Pairs, Side
+
+#: What an attempt is made of: per turn the token that is said, the reward, the state it is said in.
+Said = tuple[int, float, str | None]
+
+
+def attempt(number: int, turns: Sequence[Said], observation: int = 9, valid: Sequence[bool] = ()) -> Trajectory:
+    """Each turn reads one token more, `observation`, and says one."""
+    ids: tuple[int, ...] = (1, 2)
+    made = []
+    for k, (token, reward, state) in enumerate(turns):
+        said = Generation(Prompt(ids), (token,), (0.0,), Finish.STOP, 0)
+        is_valid = valid[k] if valid else True
+        made.append(Turn(Action(f"say {token}", (said,)), "", reward, state, is_valid))
+        ids = (*ids, token, observation)
+    return Trajectory("t", number, "", tuple(made), Outcome.FAILED)
+
+
+def group(*attempts: Sequence[Said], **settings: Any) -> ScoredGroup:
+    trajectories = tuple(attempt(i, turns, **settings) for i, turns in enumerate(attempts))
+    turns = [tuple(reward for _, reward, _ in turns) for turns in attempts]
+    return ScoredGroup("t", trajectories, tuple(Score({}, rewards, sum(rewards)) for rewards in turns))
+
+
+def one(*scores: float) -> ScoredGroup:
+    """Attempts of one turn with these scores, each of which says another token."""
+    return group(*([(10 + i, score, None)] for i, score in enumerate(scores)))
+
+
+def said(pair: Pair) -> tuple[list[int], list[int]]:
+    """The compared tokens of both sides."""
+    chosen, rejected = (
+        [i for i, m in zip(side.token_ids, side.mask, strict=True) if m] for side in (pair.chosen, pair.rejected)
+    )
+    return chosen, rejected
+
+
+# --- whole attempts --------------------------------------------------------------------------------------------------
+
+
+def test_every_two_attempts_that_differ_enough_are_a_pair_the_furthest_first() -> None:
+    # Scores 1, 0 and .4: (1, 0) is ahead by 1, (1, .4) by .6, (.4, 0) by .4.
+    pairs = Pairs(max_per_task=9).of([one(1.0, 0.0, 0.4)], 0)
+    assert [said(p) for p in pairs] == [([10], [11]), ([10], [12]), ([12], [11])]
+    assert [p.margin for p in pairs] == pytest.approx([1.0, 0.6, 0.4])
+    assert [said(p) for p in Pairs(margin=0.5).of([one(1.0, 0.0, 0.4)], 0)] == [([10], [11]), ([10], [12])]
+    assert [said(p) for p in Pairs(max_per_task=1).of([one(1.0, 0.0, 0.4)], 0)] == [([10], [11])]
+
+
+def test_attempts_of_equal_score_are_no_pair() -> None:
+    assert Pairs().of([one(0.5, 0.5, 0.5)], 0) == []
+
+
+def test_observations_are_read_and_not_compared() -> None:
+    found = group([(10, 0.0, None), (11, 1.0, None)], [(12, 0.0, None)])
+    [pair] = Pairs().of([found], 0)
+    # The prompt 1 2, what is said, the observation 9, and what is said then.
+    assert pair.chosen == Side((1, 2, 10, 9, 11), (False, False, True, False, True))
+    assert pair.rejected == Side((1, 2, 12), (False, False, True))
+
+
+@given(scores=st.lists(st.integers(0, 3), min_size=2, max_size=6), most=st.integers(1, 4), seed=st.integers(0, 9))
+def test_a_pair_is_ordered_by_score_and_tasks_have_no_more_than_their_share(
+    scores: list[int], most: int, seed: int
+) -> None:
+    pairs = Pairs(max_per_task=most, margin=1.0).of([one(*map(float, scores))], seed)
+    for pair in pairs:
+        (better,), (worse,) = said(pair)
+        assert scores[better - 10] - scores[worse - 10] == pair.margin >= 1
+    n_possible = sum(a > b for a in scores for b in scores)
+    assert len(pairs) == min(most, n_possible) == len(set(pairs))
+    assert pairs == Pairs(max_per_task=most, margin=1.0).of([one(*map(float, scores))], seed)
+
+
+def test_an_attempt_whose_prompts_are_rewritten_says_what_to_do() -> None:
+    rewritten = Generation(Prompt((7, 8)), (5,), (0.0,), Finish.STOP, 0)
+    first = attempt(0, [(10, 1.0, None)])
+    turns = (*first.turns, Turn(Action("x", (rewritten,)), ""))
+    two = Trajectory("t", 0, "", turns, Outcome.FAILED)
+    found = ScoredGroup("t", (two, attempt(1, [(11, 0.0, None)])), (Score({}, (1.0, 0.0), 1.0), Score({}, (0.0,), 0.0)))
+    with pytest.raises(TrainingError, match="do not extend each other") as caught:
+        Pairs().of([found], 0)
+    assert caught.value.where == "attempt 0 at t" and "level: state or parting" in caught.value.hint
+
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+def test_actions_in_one_state_are_compared_by_what_came_after() -> None:
+    # In state s: 10 earns 0 + 1, 12 earns 0, and 13, after another action, earns .5 and then .25.
+    found = group([(10, 0.0, "s"), (11, 1.0, "u")], [(12, 0.0, "s")], [(11, 0.0, "v"), (13, 0.5, "s"), (10, 0.25, "w")])
+    pairs = Pairs(level="state", max_per_task=9).of([found], 0)
+    assert [(said(p), p.margin) for p in pairs] == [(([10], [12]), 1.0), (([13], [12]), 0.75), (([10], [13]), 0.25)]
+    # Both are read after the prompt of the chosen one: 13 was said after 1 2 11 9, and 12 is read after that too.
+    assert pairs[1].chosen.token_ids == (1, 2, 11, 9, 13) and pairs[1].rejected.token_ids == (1, 2, 11, 9, 12)
+    # Half of what comes a turn later: 10 earns 0 + .5, and 13 earns .5 + .125.
+    discounted = Pairs(level="state", gamma=0.5, max_per_task=9).of([found], 0)
+    assert [(said(p), p.margin) for p in discounted][:2] == [(([13], [12]), 0.625), (([10], [12]), 0.5)]
+
+
+def test_states_without_a_key_and_equal_actions_are_no_pair() -> None:
+    assert Pairs(level="state").of([group([(10, 1.0, None)], [(11, 0.0, None)])], 0) == []
+    assert Pairs(level="state").of([group([(10, 1.0, "s")], [(10, 0.0, "s")])], 0) == []
+
+
+def test_an_action_that_was_not_understood_is_never_chosen() -> None:
+    assert Pairs(level="state").of([group([(10, 1.0, "s")], [(11, 0.0, "s")], valid=[False])], 0) == []
+
+
+def test_attempts_part_where_they_first_say_something_else() -> None:
+    found = group(
+        [(10, 0.0, None), (11, 1.0, None)],
+        [(10, 0.0, None), (12, 0.0, None), (13, 0.0, None)],
+        [(14, 0.5, None)],
+    )
+    pairs = Pairs(level="parting", max_per_task=9).of([found], 0)
+    # The first two part in their second turn; the third parts from both in the first, where 10 earns 1 and 0 in all.
+    assert sorted((said(p), p.margin) for p in pairs) == [
+        (([10], [14]), 0.5), (([11], [12]), 1.0), (([14], [10]), 0.5)
+    ]  # fmt: skip
+    [pair] = [p for p in pairs if p.margin == 1.0]
+    assert pair.chosen == Side((1, 2, 10, 9, 11), (False, False, False, False, True))
+
+
+def test_attempts_that_read_something_else_before_they_part_are_no_pair() -> None:
+    first, second = attempt(0, [(10, 0.0, None), (11, 1.0, None)], 9), attempt(1, [(10, 0.0, None), (12, 0.0, None)], 8)
+    scores = (Score({}, (0.0, 1.0), 1.0), Score({}, (0.0, 0.0), 0.0))
+    assert Pairs(level="parting").of([ScoredGroup("t", (first, second), scores)], 0) == []
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+GOOD = {"prompt": "Say red.", "chosen": "red", "rejected": "blue"}
+
+
+def written(folder: Path, *lines: Any) -> Path:
+    path = folder / "pairs.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_a_line_is_texts_or_messages(tmp_path: Path) -> None:
+    messages = {
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say red."}],
+        "chosen": [{"role": "assistant", "content": "red"}],
+        "rejected": "blue",
+    }
+    first, second = pair_files.read(written(tmp_path, GOOD, "", messages), "x")
+    assert (first.line, second.line) == (1, 3)
+    assert [m.content for m in first.prompt] == ["Say red."] and len(second.prompt) == 2
+    assert (first.chosen, first.rejected) == (second.chosen, second.rejected) == ("red", "blue")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"prompt": ', ["no JSON", "line 2"]),
+        ("[1]", ["no pair", "list"]),
+        ({"prompt": "a", "chosen": "b"}, ["'rejected' is missing", "prompt, chosen"]),
+        ({"prompt": "a", "chosen": "b", "reject": "c"}, ["no field 'reject'", "did you mean 'rejected'?"]),
+        ({**GOOD, "weight": 1}, ["no field 'weight'", "remove the field"]),
+        ({**GOOD, "chosen": "blue"}, ["are the same"]),
+        ({**GOOD, "prompt": 3}, ["prompt cannot be read"]),
+        ({**GOOD, "prompt": []}, ["prompt cannot be read"]),
+        ({**GOOD, "prompt": [{"role": "users", "content": "a"}]}, ["a message of prompt", "did you mean 'user'?"]),
+        ({**GOOD, "prompt": [{"role": "user", "text": "a"}]}, ["no field 'text'", "did you mean 'content'?"]),
+        ({**GOOD, "chosen": [{"role": "user", "content": "a"}]}, ["chosen is not one reply", "messages of user"]),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: Any, says: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        pair_files.read(written(tmp_path, GOOD, line), "stages[0].pairs.file")
+    text = str(caught.value)
+    assert "stages[0].pairs.file" in text and "pairs.jsonl, line 2" in text
+    assert all(part in text for part in says), text
+
+
+def test_a_file_without_pairs_or_without_a_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no pairs in this file"):
+        pair_files.read(written(tmp_path, ""), "x")
+    with pytest.raises(RecipeError, match="cannot be read") as caught:
+        pair_files.read(tmp_path / "nowhere.jsonl", "x")
+    assert "No such file" in caught.value.got
+
+
+def test_what_is_kept_can_be_read(tmp_path: Path) -> None:
+    [pair] = Pairs().of([one(1.0, 0.0)], 0)
+    pair_files.save(tmp_path / "deep" / "pairs.jsonl", [pair])
+    [line] = (tmp_path / "deep" / "pairs.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "task_id": "t", "margin": 1.0, "chosen": {"token_ids": [1, 2, 10], "mask": [False, False, True]},
+        "rejected": {"token_ids": [1, 2, 11], "mask": [False, False, True]},
+    }  # fmt: skip

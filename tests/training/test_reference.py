@@ -1,0 +1,263 @@
+"""References that are renewed: when, what they are from then on, and runs that were stopped around it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlhf.errors import CheckpointError, RecipeError
+from rlhf.recipe import load
+from rlhf.training.checkpoints.store import every
+from rlhf.training.hooks.reference_reset import ReferenceReset, ResetClock
+from rlhf.training.policy.model import Lora
+from tests import test_resume as resume
+from tests.training import runs, tiny, words
+
+# --- when ------------------------------------------------------------------------------------------------------------
+
+
+def due_after(patience: int, successes: list[float]) -> list[int]:
+    """After which evaluations, counted from 1, the reference is renewed."""
+    clock, found = ResetClock(ReferenceReset(patience=patience)), []
+    for i, success in enumerate(successes, start=1):
+        clock.see(success)
+        if clock.is_due:
+            clock.reset()
+            found.append(i)
+    return found
+
+
+def test_three_evaluations_without_a_new_best() -> None:
+    # .2 of the second evaluation is the best; the third only equals it, so the fifth is the third without a new one.
+    assert due_after(3, [0.1, 0.2, 0.2, 0.19, 0.2]) == [5]
+
+
+@pytest.mark.parametrize(
+    ("patience", "successes", "expected"),
+    [
+        (1, [0.1, 0.1, 0.2, 0.1], [2, 4]),
+        (3, [0.1, 0.2, 0.3, 0.4, 0.5], []),
+        (2, [0.3, 0.2, 0.25, 0.25, 0.29], [3, 5]),  # what surpasses the ones since is not yet a new best
+        (2, [0.0, 0.0, 0.0, 0.0, 0.0], [3, 5]),
+    ],
+)
+def test_the_best_stays_the_one_to_surpass(patience: int, successes: list[float], expected: list[int]) -> None:
+    assert due_after(patience, successes) == expected
+
+
+def test_a_step_that_went_far() -> None:
+    clock = ResetClock(ReferenceReset(kl_above=0.5))
+    assert clock.learn({"loss/kl_ref": 0.5}) == {"reference/n_resets": 0.0} and not clock.is_due
+    clock.learn({"loss/kl_ref": 0.51})
+    clock.learn({})  # a step without an update does not take it back
+    assert clock.is_due
+    for success in (0.5, 0.4, 0.3):
+        clock.see(success)  # no patience is asked for
+    clock.reset()
+    assert not clock.is_due and clock.learn({}) == {"reference/n_resets": 1.0}
+
+
+@given(st.lists(st.sampled_from([0.1, 0.2, 0.3]), max_size=12), st.integers(1, 4), st.integers(0, 12))
+def test_it_remembers(successes: list[float], patience: int, stopped: int) -> None:
+    settings = ReferenceReset(patience=patience, kl_above=1.0)
+    whole, resumed = ResetClock(settings), ResetClock(settings)
+    for i, success in enumerate(successes):
+        if i == stopped:
+            again = ResetClock(settings)
+            again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
+            resumed = again
+        for clock in (whole, resumed):
+            clock.see(success)
+            if clock.is_due:
+                clock.reset()
+    assert whole == resumed
+
+
+def test_one_of_them_must_be_asked_for() -> None:
+    with pytest.raises(ValidationError, match="would never be renewed"):
+        ReferenceReset()
+
+
+# --- what ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_as_reference_is_the_model_that_it_was(tmp_path: Path) -> None:
+    policy = tiny.policy(lora=Lora(rank=2, dropout=0.5))
+    policy.save_base(tmp_path)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        base = policy.model(ids).logits
+        for p in policy.model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p))
+    policy.save(tmp_path / "checkpoint" / "policy")
+    with torch.no_grad():
+        then = policy.model(ids).logits
+        for p in policy.model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p))
+        now = policy.model(ids).logits
+    assert not torch.allclose(now, then) and not torch.allclose(then, base)
+    policy.keep_reference(tmp_path / "checkpoint", adapter=True)
+    policy.model.train()
+    with policy.as_reference() as reference:
+        assert torch.equal(reference(ids).logits, then), "dropout is off"
+    assert policy.model.training
+    policy.model.eval()
+    assert torch.equal(policy.model(ids).logits, now)
+    policy.keep_reference(tmp_path / "checkpoint")
+    with policy.as_reference() as reference:
+        assert torch.equal(reference(ids).logits, base)
+
+
+def test_a_look_at_the_reference_leaves_the_gradient_alone(tmp_path: Path) -> None:
+    policy = tiny.policy(lora=Lora(rank=2))
+    policy.save_base(tmp_path)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p))
+    policy.save(tmp_path / "checkpoint" / "policy")
+    policy.keep_reference(tmp_path / "checkpoint", adapter=True)
+    policy.reference = {name: 3 * w for name, w in policy.reference.items()}
+    ids = torch.tensor([[5, 6, 7, 8]])
+    gradients = []
+    for looks in (False, True):
+        policy.model.zero_grad()
+        loss = policy.model(ids).logits.logsumexp(-1).sum()
+        if looks:
+            with policy.as_reference() as reference:
+                reference(ids)
+        loss.backward()
+        gradients.append(tiny.gradient(policy.model))
+    assert torch.equal(*gradients)
+
+
+def test_an_adapter_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    policy = tiny.policy(lora=Lora(rank=2))
+    with pytest.raises(CheckpointError, match="cannot be used") as error:
+        policy.keep_reference(tmp_path / "nothing", adapter=True)
+    assert "the adapter that is the reference" in error.value.expected
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+LOSS = {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 30}
+SUPERVISED = {"kind": "supervised", "n_demonstrations": 64, "random_share": 0.7, "epochs": 8, "batch_size": 16,
+              "optimizer": {"lr": 5.0e-3}}  # fmt: skip
+STAGE = {
+    "kind": "policy_gradient",
+    "steps": 9,
+    "tasks_per_step": 3,
+    "group_size": 4,
+    "evaluate_every": 1,
+    "checkpoint_every": 2,
+    "loss": LOSS,
+    "filters": {"drop_zero_advantage": False},
+    "optimizer": {"lr": 1.0e-2, "schedule": "linear"},
+}
+LORA = {"rank": 2, "dropout": 0.2}
+#: Nats that the policy drifts in two or three of these steps.
+KL = 0.02
+
+
+def recipe(folder: Path, lora: dict[str, Any] | None, **reset: Any) -> Path:
+    policy = runs.BASE["policy"] | ({"lora": lora} if lora else {})
+    evaluation = {"n_tasks": 6, "watch_n_tasks": 4}
+    return runs.write(folder, [SUPERVISED, STAGE | {"reference_reset": reset}], policy=policy, evaluation=evaluation)
+
+
+def resets(folder: Path) -> list[int]:
+    """After which steps of the stage the reference was renewed."""
+    names: list[str] = json.loads((runs.newest(folder) / "state.json").read_text())["references"]
+    return [int(name[-6:]) for name in names]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
+def test_the_reference_is_renewed_when_patience_ends(tmp_path: Path, lora: dict[str, Any] | None) -> None:
+    done = runs.run(recipe(tmp_path, lora, patience=2), tmp_path / "run")
+    evaluations = [line for line in runs.log(done.folder) if "eval/success" in line]
+    watched = {line["step"]: line["eval/success"] for line in evaluations if line["step"] < 9 and line["step"] > 0}
+    clock, expected = ResetClock(ReferenceReset(patience=2)), []
+    for step in range(1, 9):
+        clock.see(watched[step])
+        if clock.is_due:
+            clock.reset()
+            expected.append(step)
+    assert resets(done.folder) == expected != []
+    assert f"the policy after step {expected[0]} of 1-policy_gradient is the reference from now on" in done.said
+    # Counted from the next step on; compared with itself, the policy has diverged by nothing in one update per step.
+    steps = {line["step"]: line for line in runs.log(done.folder) if "loss/kl_ref" in line}
+    for step, line in steps.items():
+        assert line["reference/n_resets"] == sum(s < step for s in expected)
+        if step - 1 in expected:
+            assert line["loss/kl_ref"] == pytest.approx(0, abs=1e-4)
+    names = {p.name for p in every(done.folder / "checkpoints")}
+    assert names >= {f"1-policy_gradient-{step:06d}" for step in (0, *expected)}, "references stay"
+
+
+def test_the_reference_is_renewed_when_the_policy_has_gone_far(tmp_path: Path) -> None:
+    path = recipe(tmp_path, None, kl_above=KL)
+    done = runs.run(path, tmp_path / "run")
+    lines = [line for line in runs.log(done.folder) if "loss/kl_ref" in line]
+    expected = [line["step"] for line in lines if line["loss/kl_ref"] > KL and line["step"] < 9]
+    assert resets(done.folder) == expected != []
+    # The coefficient begins anew: that of the step after a reset is the recipe's, changed once.
+    by_step = {line["step"]: line["loss/kl_coef"] for line in lines}
+    for step in expected:
+        assert by_step[step + 1] == pytest.approx(0.1 * (1 - 0.2 * 12 / 30))  # of no divergence, by the lowest factor
+
+
+def test_the_optimizer_begins_anew_or_goes_on(tmp_path: Path) -> None:
+    found = {}
+    for again in (True, False):
+        folder = tmp_path / str(again)
+        done = runs.run(recipe(folder, None, patience=2, reset_optimizer=again), folder / "run")
+        first = resets(done.folder)[0]
+        saved = torch.load(done.folder / "checkpoints" / f"1-policy_gradient-{first:06d}" / "trainer.pt")
+        found[again] = saved["optimizer"]["state"]
+    assert found[True] == {} and len(found[False]) > 0
+    assert {float(s["step"]) for s in found[False].values()} == {float(first)}
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("reset", [{"patience": 2}, {"kl_above": KL}], ids=["patience", "kl"])
+def test_a_stopped_run_equals_an_uninterrupted_one(
+    tmp_path: Path, lora: dict[str, Any] | None, reset: dict[str, Any]
+) -> None:
+    path = recipe(tmp_path, lora, **reset)
+    with words.on_every_step(path, counter := resume.PressAt(-1)):
+        runs.run(path, tmp_path / "whole")
+    assert resets(tmp_path / "whole")
+    draw = random.Random(f"{lora} {reset}")
+    at = [draw.randrange(1, counter.n_steps // 2) for _ in range(6)]
+    assert resume.run_with_interruptions(path, tmp_path / "stopped", at) >= 2
+    resume.assert_equal(tmp_path / "stopped", tmp_path / "whole")
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "message"),
+    [
+        ({"loss": {"kind": "ppo_clip"}}, "reference_reset", "no reference to renew"),
+        ({"evaluate_every": 0}, "reference_reset.patience", "0 evaluations"),
+        ({"evaluate_every": 4}, "reference_reset.patience", "2 evaluations between 9 steps"),
+    ],
+)
+def test_resets_that_never_come_are_refused(tmp_path: Path, changes: dict[str, Any], where: str, message: str) -> None:
+    stage = copy.deepcopy(STAGE) | {"reference_reset": {"patience": 2}} | changes
+    evaluation = {"n_tasks": 6}
+    with pytest.raises(RecipeError) as error:
+        load(runs.write(tmp_path, [stage], evaluation=evaluation))
+    assert error.value.where == f"stages[0].{where}" and message in str(error.value)
