@@ -88,7 +88,10 @@ class History:
 
 @runtime_checkable
 class Agent(Protocol):
-    """Turns a history into an action. A frozen dataclass: its fields are its recipe keys."""
+    """Turns a history into an action. A frozen dataclass: its fields are its recipe keys.
+
+    `agents.declared` lists the attributes that it may have beside.
+    """
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Choose the next action; may call the policy more than once."""

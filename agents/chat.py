@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -12,6 +12,7 @@ from agents.base import History, PolicyHandle
 from agents.memory.base import MEMORY, Exchange, Memory, MemoryCapabilities, Plain, Shown
 from agents.memory.full import FullHistory
 from agents.parsing import Parsed, how_to_answer, parse_action, split_thoughts
+from rlhf.checking import Silenced
 from rlhf.data import Action, Finish, Generation, Message, Role, Turn
 from rlhf.data.generation import calls_of, joined
 from rlhf.settings import STRICT
@@ -32,6 +33,8 @@ class ChatAgent:
 
     With an empty `system` nothing is said but the observations, which suits small models made from scratch.
     """
+
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("show_admissible", False, ("max_admissible",)),)
 
     system: str = "You act in a text environment. Read each observation and answer with your next action."
     """Opening instruction; sentences about format and thinking are added. Empty: no system message at all."""

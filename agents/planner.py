@@ -5,7 +5,7 @@ Sources: GLIDER, arXiv 2505.19761; EPO, arXiv 2408.16090; options: Sutton, Precu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from typing import Annotated
@@ -18,6 +18,7 @@ from agents.chat import ChatAgent
 from agents.memory.base import Exchange, Shown
 from agents.memory.contrib.subgoals import SUBGOAL, Subgoals
 from agents.parsing import split_thoughts
+from rlhf.checking import CheckContext
 from rlhf.data import Action, Generation, Message, Role
 from rlhf.settings import STRICT
 
@@ -82,6 +83,13 @@ class PlannerExecutor:
                 "executor.memory is of kind subgoals, expected another: here the planner names them, and the executor "
                 "is shown the turns of the present one"
             )
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of turns that may need more calls than the limits allow."""
+        n, allowed = self.max_plans_per_turn, context.recipe.limits.max_calls
+        most = 2 * n + 1  # an executor that says done, then a plan and a word of the executor for each
+        if context.holder is None and most > allowed:
+            yield f"agent.max_plans_per_turn {n} may take {most} calls in a turn, limits.max_calls is {allowed}"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,6 +14,7 @@ from agents.chat import ChatAgent
 from agents.memory.base import Exchange
 from agents.parsing import Parsed
 from agents.tool_calls import Call, Style, Unreadable, how_to_call, read_calls, write_calls
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role
 from rlhf.settings import STRICT
 
@@ -48,6 +49,18 @@ class ToolAgent(ChatAgent):
     """How often a tool may be called in an episode, by its name; any number of times where it is not named."""
     max_action_chars: Annotated[int, Field(ge=1)] = 4000
     """Longest call."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse environments that take no calls; one that is not of the catalogue may say nothing and take them."""
+        recipe = context.recipe
+        for where, world in recipe.without_tools():
+            yield Problem(
+                "this agent writes calls of tools, and the environment has none to call",
+                where="agent.kind",
+                got=f"{context.kind_of('agent', recipe.agent)} in {context.kind_of('environment', world)} ({where})",
+                expected="an environment that takes calls, as tools and mcp do",
+                do="use agent: {kind: chat}; a world of your own that takes calls says offers_tools = True",
+            )
 
     def past(self, history: History) -> tuple[Exchange, ...]:
         """As in a chat; answers to calls are a tool's where the template is to write them."""

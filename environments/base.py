@@ -224,9 +224,45 @@ def properties_of(environment: object) -> Properties:
     return Capabilities(environment).properties or Properties()
 
 
+def is_declared(environment: object) -> bool:
+    """True if the environment declares any properties."""
+    return isinstance(getattr(environment, "properties", None), Properties)
+
+
 def can_demonstrate(environment: object) -> bool:
     """Whether the environment has a `plan`; one that wraps others says so in an attribute `demonstrates`."""
     return isinstance(environment, Oracle) and Capabilities(environment).demonstrates
+
+
+def takes_calls(environment: object) -> bool | None:
+    """True if the environment takes tool calls (attribute `offers_tools`); None where it does not say."""
+    said = getattr(environment, "offers_tools", None)
+    return None if said is None else bool(said)
+
+
+def has_tools(environment: object) -> bool:
+    """True if the environment has tools (attribute `tools`)."""
+    return bool(getattr(environment, "tools", ()))
+
+
+def can_seat_policy(environment: object) -> bool:
+    """True if a key `opponent` of the environment says who has the other seat."""
+    return hasattr(environment, "opponent")
+
+
+def step_limit(environment: object) -> int | None:
+    """Steps after which the environment itself ends an episode, where its attribute `max_steps` says; else None."""
+    n = getattr(environment, "max_steps", None)
+    return n if isinstance(n, int) else None
+
+
+def inside(environment: object) -> list[tuple[str, object]]:
+    """Environments that this one serves or is made of, each with its place in it; none of one that stands alone."""
+    members = getattr(environment, "members", None)
+    if callable(members):
+        return [(f"[{i}]", member) for i, member in enumerate(members())]
+    held = getattr(environment, "environment", None)
+    return [] if held is None else [(".environment", held)]
 
 
 def most_at_once(environment: object) -> int | None:

@@ -28,6 +28,16 @@ class Reward(Protocol):
         ...
 
 
+def reads_tokens(reward: object) -> bool:
+    """True if the reward reads sampled token ids (attribute `reads_tokens`)."""
+    return bool(getattr(reward, "reads_tokens", False))
+
+
+def is_penalty(reward: object) -> bool:
+    """True if the reward is never above 0 (attribute `is_penalty`)."""
+    return bool(getattr(reward, "is_penalty", False))
+
+
 @runtime_checkable
 class GroupReward(Protocol):
     """A reward that looks at all attempts at a task together, such as a vote. Sync or async; it needs no `__call__`.

@@ -7,7 +7,7 @@ arXiv 2502.03492.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from agents.chat import ChatAgent
 from agents.memory.base import Exchange, Plain, Shown, as_text
 from agents.parsing import split_thoughts
 from agents.policy_proxy import PolicyProxy
+from rlhf.checking import CheckContext
 from rlhf.data import Action, Finish, Generation, Message, Role, Turn
 from rlhf.data.generation import calls_of
 from rlhf.errors import AgentError
@@ -78,6 +79,13 @@ class ActorCritic:
             )
         if "{comment}" not in self.again:
             raise ValueError(f"again is '{self.again}', expected a text with {{comment}} in it")
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of turns that may need more calls than the limits allow."""
+        allowed = context.recipe.limits.max_calls
+        if context.holder is None and self.max_calls > allowed:
+            most = f"may take {self.max_calls} calls in a turn"
+            yield f"agent.max_rounds {self.max_rounds} {most}, limits.max_calls is {allowed}"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ Source of training by self-play on such games: SPIRAL, arXiv 2506.24119.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -15,6 +16,7 @@ from agents.base import History, PolicyHandle
 from agents.chat import ChatAgent
 from agents.memory.base import Shown
 from agents.policy_proxy import PolicyProxy
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action
 from rlhf.errors import AgentError, nearest
 from rlhf.settings import STRICT
@@ -33,6 +35,8 @@ class SelfPlay:
     An action has the seat for its role, which `trains` of the stage and `advantage: {kind: seats}` go by.
     """
 
+    plays_seats: ClassVar[bool] = True
+
     player: ChatAgent = Field(default_factory=ChatAgent)
     """How a seat is asked, and its reply read: the keys of an agent of kind `chat`."""
     systems: Mapping[str, str] = Field(default_factory=dict)
@@ -46,6 +50,23 @@ class SelfPlay:
     def needs(self) -> tuple[str, ...]:
         """What a demonstration has to show beside actions."""
         return self.player.needs
+
+    def roles_in(self, seats: Sequence[str]) -> tuple[str, ...]:
+        """The seats, and what the player asks beside actions; none where the environment plays the other seat."""
+        return (*seats, *filter(None, self.player.roles)) if seats else ()
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse an instruction for a seat that the game does not have."""
+        seats = context.recipe.properties.seats
+        for name in self.systems if seats and context.holder is None else ():
+            if name not in seats:
+                yield Problem(
+                    "the game has no such seat",
+                    where=context.at(f"systems.{name}"),
+                    got=name,
+                    expected=", ".join(seats),
+                    do=nearest(name, seats) or "remove the key",
+                )
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Choose the action of the seat that has the turn.

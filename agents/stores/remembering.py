@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from agents.policy_proxy import PolicyProxy
 from agents.stores.cases import Cases
 from agents.stores.kind import ENTRIES, RECALLED, Follows, Hears, Recollection, StoreKind, asks_in_turns
 from agents.stores.store import Store
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Message
 from rlhf.settings import STRICT
 
@@ -35,6 +36,36 @@ class Remembering:
     """The agent that acts, with a `kind` and its keys."""
     store: StoreKind = Field(default_factory=Cases)
     """What is stored and shown, with a `kind` and its keys."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse stores that nothing is written to, and tasks of several splits in one."""
+        if context.holder is not None:
+            return
+        if isinstance(self.inner, Remembering):
+            yield Problem(
+                "an agent has one store",
+                where="agent.inner.kind",
+                got="remembering",
+                expected="another agent",
+                do="remove one of the two",
+            )
+        if not context.recipe.learning:
+            yield Problem(
+                "nothing is ever stored: only stages of policy gradients write to the store",
+                where="agent.store",
+                got=", ".join(type(stage).__name__ for stage in context.recipe.stages),
+                expected="a stage {kind: policy_gradient}",
+                do="use the inner agent alone",
+            )
+        splits = {stage.split for _, stage in context.recipe.learning}
+        if len(splits) > 1:
+            yield Problem(
+                "the stages draw from several splits, and a store takes the tasks of one",
+                where="stages",
+                got=", ".join(sorted(splits)),
+                expected="one split",
+                do="give all stages of policy gradients the same split",
+            )
 
     @property
     def needs(self) -> Sequence[str]:

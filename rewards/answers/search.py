@@ -7,7 +7,7 @@ answer, and the order of both (`rewards.answers.tags`). Only calls in turns that
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -17,6 +17,7 @@ from rewards.answers.calls import ANSWERS, calls_in
 from rewards.answers.qa import exact, f1
 from rewards.answers.tags import Format, answer_of
 from rewards.answers.text import reference_of
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -98,6 +99,17 @@ class ToolUse:
     """Names of the tools that all have to be used for the bonus; empty is all that the task offers."""
     bonus: _Value = 0.1
     """What using them together is worth."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a bonus for tools that nobody names."""
+        if not self.tools and not context.is_trained and context.recipe.without_tools():
+            yield Problem(
+                "the environment names no tools, so that nothing could earn the bonus",
+                where=context.at("tools"),
+                got="no names",
+                expected="names of calls, such as those of search_qa",
+                do="write tools: [search]",
+            )
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one trajectory. Raises RewardError where the task has no reference."""

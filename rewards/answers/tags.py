@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -13,6 +13,7 @@ from rewards.answers.calls import ANSWERS, answer_in, calls_in
 from rewards.answers.extract import MAX_TEXT, tagged
 from rewards.answers.qa import exact
 from rewards.answers.text import reference_of
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -110,6 +111,17 @@ class Format:
         named = {tag for tags in self.then.values() for tag in tags} | {self.last}
         if missing := sorted(named - set(self.then)):
             raise ValueError(f"then: says nothing of what may follow {', '.join(missing)}; write `{missing[0]}: []`")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to demand thoughts of an agent that is not let think."""
+        if self.demands_thoughts and context.recipe.is_silent and not context.is_trained:
+            yield Problem(
+                "this form begins with thoughts, and the agent is not let think: no attempt could keep it",
+                where=context.at("then"),
+                got=f"'': {', '.join(self.then[''])}",
+                expected="agent.think: require or allow",
+                do="set agent.think, or leave out `then`: by default thoughts are the agent's to demand",
+            )
 
     @property
     def demands_thoughts(self) -> bool:

@@ -12,7 +12,9 @@ from pydantic.dataclasses import dataclass
 from rewards.combinators.parts import with_parts
 from rewards.contrib.episode_memory import Shelf, exploit, explore, normalised
 from rewards.models.embedding import embedded
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Task, Trajectory, Verdict
+from rlhf.errors import nearest
 from rlhf.settings import STRICT
 
 _Beta = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -68,6 +70,36 @@ class EpisodicMemory:
             raise ValueError(f"capacity: {self.capacity} is less than per_query, which is {self.per_query}")
         if not self.exploit and not self.explore:
             raise ValueError("exploit, explore: both are 0, so that there is nothing to earn")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a memory that is told by itself or by nobody, that is never filled, or that never pays."""
+        recipe = context.recipe
+        others = [name for name in recipe.rewards if name != context.reward]
+        if self.of is not None and self.of not in others:
+            is_own = self.of == context.reward
+            yield Problem(
+                "a memory is told by another reward what came out right" if is_own else "there is no such reward",
+                where=context.at("of"),
+                got=self.of,
+                expected=", ".join(others) or "another reward of the recipe",
+                do=nearest(self.of, others) or "name one of these, or leave `of` out to ask the environment",
+            )
+        if not recipe.longest:
+            yield Problem(
+                "nothing is remembered: only stages of policy gradients fill a memory",
+                where=context.path,
+                got=", ".join(type(stage).__name__ for stage in recipe.stages),
+                expected="a stage {kind: policy_gradient}",
+                do="remove the reward",
+            )
+        if not self.explore and recipe.longest <= self.warmup_steps:
+            yield Problem(
+                "this reward never pays: it ends before it has warmed up, and exploring is worth nothing",
+                where=context.at("warmup_steps"),
+                got=str(self.warmup_steps),
+                expected=f"less than the longest stage, which has {recipe.longest} steps",
+                do="lower warmup_steps, or give explore a weight",
+            )
 
     @cached_property
     def episodes(self) -> Episodes:

@@ -38,6 +38,8 @@ class ModelReward:
     of the reward, and never a zero; so does an attempt in which the policy said nothing, as there is nothing to read.
     """
 
+    #: Keys of `reward_refresh` that mean nothing to it.
+    unrefreshed: ClassVar[tuple[str, ...]] = ("enough", "eta")
     #: What the model has to have learnt.
     learnt: ClassVar[str] = "pairs"
     #: It reads ids, which a policy on a server does not give.

@@ -43,6 +43,7 @@ class OutcomeModelScore(ModelReward):
     a failure of the reward, and never a zero.
     """
 
+    unrefreshed: ClassVar[tuple[str, ...]] = ("eta", "max_per_task", "centring")
     learnt: ClassVar[str] = "outcome"
 
     def verdict(self, trajectory: Trajectory, said: Sequence[Sequence[float]]) -> Verdict:
@@ -71,6 +72,7 @@ class ProcessModelScore(ModelReward):
     Sources: Lightman and others, arXiv 2305.20050; the minimum over steps is theirs too. Nodes: arXiv 2503.13551.
     """
 
+    unrefreshed: ClassVar[tuple[str, ...]] = ("max_per_task", "centring")
     learnt: ClassVar[str] = "steps"
 
     credit: Literal["telescoped", "min", "product", "last", "mean"] = "telescoped"

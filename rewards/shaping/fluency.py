@@ -32,6 +32,7 @@ class Repetition:
     Source: Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, as a share of the whole text.
     """
 
+    is_penalty: ClassVar[bool] = True
     inline: ClassVar[bool] = True
 
     n: Annotated[int, Field(ge=1, le=100)] = 20

@@ -79,6 +79,7 @@ class Budget:
     With a budget of 100 tokens: 100 tokens 0, 150 tokens −0.5, 200 and more −1.
     """
 
+    is_penalty: ClassVar[bool] = True
     inline: ClassVar[bool] = True
 
     limit: Annotated[int, Field(ge=1)]

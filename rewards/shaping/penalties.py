@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -22,6 +24,7 @@ class InvalidActionPenalty:
     spread of its own, which an estimator that divides by the group's deviation then magnifies: keep it small.
     """
 
+    is_penalty: ClassVar[bool] = True
     inline: ClassVar[bool] = True
 
     penalty: _Cost = 0.1
@@ -38,6 +41,7 @@ class InvalidActionPenalty:
 class TurnCost:
     """Minus `cost` on each turn, so that a shorter way is a better one."""
 
+    is_penalty: ClassVar[bool] = True
     inline: ClassVar[bool] = True
 
     cost: _Cost = 0.01
@@ -60,6 +64,7 @@ class Overlong:
     Source: DAPO, arXiv 2503.14476 (20480 and 4096, for single answers); verl's code has no bound at −1.
     """
 
+    is_penalty: ClassVar[bool] = True
     inline: ClassVar[bool] = True
 
     max_tokens: Annotated[int, Field(ge=1)]
@@ -70,6 +75,14 @@ class Overlong:
     def __post_init__(self) -> None:
         if self.buffer > self.max_tokens:
             raise ValueError(f"buffer: {self.buffer} begins before the first token; max_tokens is {self.max_tokens}")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a number of tokens that no episode can come near to."""
+        limits = context.recipe.limits
+        longest = limits.max_turns * limits.max_tokens
+        if context.holder is None and longest <= self.max_tokens - self.buffer:
+            why = f"an episode has at most limits.max_turns x limits.max_tokens = {longest} sampled tokens"
+            yield no_effect(context.at("max_tokens"), self.max_tokens, why)
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Count the sampled tokens."""

@@ -16,7 +16,7 @@ from rlhf.data import Task
 from rlhf.errors import RecipeError
 from rlhf.recipe import Recipe
 from rlhf.recipe.evaluation_request import EvaluationRequest
-from rlhf.recipe.split_checks import refuse_judging
+from rlhf.recipe.splits import refuse_judging
 from rlhf.rollout.tasks import tasks_of
 from rlhf.training.stages.policy_gradient import PolicyGradient
 

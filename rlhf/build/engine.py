@@ -14,7 +14,7 @@ import torch
 
 from rlhf.errors import EngineError
 from rlhf.recipe import Recipe
-from rlhf.recipe.trainer_checks import shards_parameters
+from rlhf.recipe.view import shards_parameters
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token

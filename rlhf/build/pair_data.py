@@ -13,7 +13,7 @@ from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import RECIPE, where_to_look
 from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
-from rlhf.recipe.stage_checks import paired_stages
+from rlhf.recipe.view import paired_stages
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pair_settings import OnPairs
 from rlhf.training.stages.trl_trainers import load_trl

@@ -14,7 +14,7 @@ from rlhf import processes
 from rlhf.errors import TrainingError
 from rlhf.processes import Processes
 from rlhf.recipe import Recipe
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.inference.fingerprint import fingerprint
 from rlhf.training.policy.model import Policy
 from rlhf.training.backends.settings import spread_of

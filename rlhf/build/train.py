@@ -43,8 +43,8 @@ from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
-from rlhf.recipe.opponent_checks import check_seated
-from rlhf.recipe.trainer_checks import shards_parameters
+from rlhf.recipe.compatibility import check_seated
+from rlhf.recipe.view import shards_parameters
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.inference.settings import TransformersSettings
 from rlhf.rollout.renderer import Renderer

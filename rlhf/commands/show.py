@@ -34,8 +34,8 @@ def show(
     """
     from rlhf.recipe import dump, load
     from rlhf.recipe.checks import cautions
+    from rlhf.recipe.compatibility import check_processes
     from rlhf.recipe.model import values_of
-    from rlhf.recipe.trainer_checks import check_processes
 
     loaded = load(recipe, overrides or [])
     refuse_absent_models(loaded)

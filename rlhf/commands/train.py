@@ -148,7 +148,7 @@ def _check_profile(n: int) -> None:
 def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool) -> None:
     from rlhf.build.resume import run_folder
     from rlhf.commands.launch import launch
-    from rlhf.recipe.trainer_checks import check_processes
+    from rlhf.recipe.compatibility import check_processes
 
     check_processes(recipe, n)
     # All of them fit, or were told to start anyway.
@@ -242,8 +242,8 @@ def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, 
 
 def _refuse_untrainable(recipe: Recipe) -> None:
     """Refuse what may be measured as it is: a caution would only say the same before it."""
-    from rlhf.recipe.opponent_checks import check_seated
-    from rlhf.recipe.split_checks import refuse_judging
+    from rlhf.recipe.compatibility import check_seated
+    from rlhf.recipe.splits import refuse_judging
 
     refuse_judging(recipe)
     check_seated(recipe)

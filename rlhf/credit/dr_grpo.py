@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import Scale
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -22,6 +23,7 @@ class DrGRPO:
     Source: Understanding R1-Zero-like training, arXiv 2503.20783.
     """
 
+    scale: ClassVar[Scale] = "group_mean"
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.data.scoring import TokensGNT
-from rlhf.errors import DataError
+from rlhf.errors import DataError, nearest
 
 _Given = TypeVar("_Given")
 
@@ -18,6 +19,8 @@ class AdvantageEstimator(Protocol):
     """A frozen dataclass whose fields are its recipe keys.
 
     Where its statistics are over all groups of a step, it also has a method `over_batch` (see `BatchEstimator`).
+    Attributes that it may have: `scale`, the units of its advantages (`rlhf.checking.Scale`); `needs_critic`, the kind
+    of critic whose values it needs; `needs_branches`, if it compares attempts that branch off others.
     """
 
     @property
@@ -51,6 +54,47 @@ class BatchEstimator(Protocol):
         values of each group.
         """
         ...
+
+
+def critic_of(estimator: object) -> str | None:
+    """Kind of critic that an estimator, or the one in its key `inner`, compares with; None where it does not say."""
+    while hasattr(estimator, "inner"):
+        estimator = estimator.inner
+    said = getattr(estimator, "needs_critic", None)
+    return None if said is None else str(said)
+
+
+def may_take(estimator: object, critic: str) -> bool:
+    """True if a critic of this kind is optional for the estimator (attribute `takes_critic`)."""
+    return str(getattr(estimator, "takes_critic", "")) == critic
+
+
+def needs_branches(estimator: object) -> bool:
+    """True if the estimator compares attempts that branch (attribute `needs_branches`)."""
+    return bool(getattr(estimator, "needs_branches", False))
+
+
+def without(estimator: object, context: CheckContext, why: str, do: str) -> Problem:
+    """The problem of an estimator without the part that it compares by."""
+    return Problem(
+        "this estimator would be without what it is about",
+        where=context.at("kind"),
+        got=f"{context.kind_of('advantage', estimator)}, and {why}",
+        expected="the part that it compares by",
+        do=do,
+    )
+
+
+def names_no_reward(name: str, key: str, context: CheckContext) -> Problem:
+    """The problem of a key that names a reward which judges turns, and none of the recipe's."""
+    rewards = context.recipe.trained_rewards
+    return Problem(
+        "there is no such reward",
+        where=context.at(key),
+        got=name,
+        expected=", ".join(rewards),
+        do=nearest(name, rewards) or "name a key of `rewards` that judges each turn",
+    )
 
 
 def credit_of(

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import Scale, Silenced
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -23,6 +24,7 @@ class GRPO:
     Source: DeepSeekMath, arXiv 2402.03300; deviation and ε as in verl, `compute_grpo_outcome_advantage`.
     """
 
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("normalize_std", False, ("ddof", "eps")),)
     needs_values: ClassVar[bool] = False
 
     normalize_std: bool = True
@@ -33,6 +35,11 @@ class GRPO:
     """Added to the deviation."""
     single_group: Literal["zero", "raw"] = "zero"
     """Advantage of a trajectory that is alone in its group: 0, or its score as verl has it (REINFORCE, no baseline)."""
+
+    @property
+    def scale(self) -> Scale | None:
+        """Scores less the mean of their group, unless a deviation divides them."""
+        return None if self.normalize_std else "group_mean"
 
     @property
     def min_group(self) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import Scale
 from rlhf.credit.groups import broadcast, group_counters, group_returns
 from rlhf.credit.rloo import leave_one_out
 from rlhf.data import Credit, ScoredGroup, Values
@@ -27,6 +28,7 @@ class LOOP:
     Source: Reinforcement Learning for Long-Horizon Interactive LLM Agents, arXiv 2502.01600; apple/ml-loop.
     """
 
+    scale: ClassVar[Scale] = "baseline"
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

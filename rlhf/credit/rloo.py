@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import Scale
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -22,6 +23,7 @@ class RLOO:
     Source: Back to Basics, arXiv 2402.14740.
     """
 
+    scale: ClassVar[Scale] = "baseline"
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

@@ -12,7 +12,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from agents.chat import ChatAgent
+from rlhf.checking import CheckContext, Problem
+from rlhf.credit.estimator import AdvantageEstimator, credit_of, names_no_reward, without
 from rlhf.credit.groups import per_turn, turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values
@@ -98,6 +100,15 @@ class TwoLevel:
         """Refuse to train nothing."""
         if self.high is None and self.low is None:
             raise ValueError("high and low are both null: nothing would be trained")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse the name of no reward, and an agent that names no subgoals."""
+        recipe = context.recipe
+        if self.low_reward is not None and self.low_reward not in recipe.trained_rewards:
+            yield names_no_reward(self.low_reward, "low_reward", context)
+        if isinstance(recipe.agent, ChatAgent) and not context.is_trained:
+            why = f"an agent of kind {context.kind_of('agent', recipe.agent)} names no subgoals"
+            yield without(self, context, why, "use agent: {kind: planner}, or another estimator")
 
     @property
     def needs_values(self) -> bool:

@@ -12,11 +12,9 @@ from rlhf.errors import ModelError
 from rlhf.estimate.memory import estimates, largest
 from rlhf.estimate.meta import count, meta_model, parameters_of
 from rlhf.evaluation.statistics import share_interval
-from rlhf.recipe.checks import supervised_stages
-from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.model_folders import is_local_model
 from rlhf.recipe.registry import kind_of
-from rlhf.recipe.stage_checks import paired_stages
+from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
 from rlhf.tasks.selection import SelectionCapabilities
 from rlhf.training.policy.model import Pretrained
 from rlhf.training.stages.reward_model import RewardModel

@@ -301,7 +301,7 @@ def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
 
     The embedded one has none unless the policy is taken to pieces; that of servers lies with them.
     """
-    from rlhf.recipe.trainer_checks import shards_parameters
+    from rlhf.recipe.view import shards_parameters
 
     engine = recipe.engine
     if not isinstance(engine, VllmSettings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, unused
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
 from rlhf.rollout.tasks import tasks_of
@@ -35,6 +37,11 @@ class Evaluation:
     """Whether tasks that judge the policy may be trained on, or watched during training; otherwise that is an error."""
     seed: int = 20_000
     """One seed gives one evaluation, whatever the seed of the run."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to say what is watched where nothing is."""
+        if not any(stage.evaluate_every for _, stage in context.recipe.learning):
+            yield from unused(self, ("watch_split", "watch_n_tasks"), context.path, "no stage sets evaluate_every")
 
 
 @plain_dataclass(frozen=True)

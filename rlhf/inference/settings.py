@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.rollout.model_config import ModelConfig
 from rlhf.settings import STRICT
 
@@ -16,10 +18,17 @@ from rlhf.settings import STRICT
 class TransformersSettings:
     """The embedded engine: in process, sharing the policy's parameters with the trainer."""
 
+    shares_policy: ClassVar[bool] = True
+
     max_sessions: Annotated[int, Field(ge=1)] = 128
     """Episodes whose key/value cache is kept at a time."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 4096
     """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+
+
+def shares_policy(engine: object) -> bool:
+    """True if an engine of these settings samples with the trainer's own weights (attribute `shares_policy`)."""
+    return bool(getattr(engine, "shares_policy", False))
 
 
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
@@ -32,6 +41,8 @@ _OF_START = (
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class VllmSettings:
     """vLLM: one engine in a process of its own, or servers that run already. Has a copy of the policy's weights."""
+
+    shares_policy: ClassVar[bool] = False
 
     servers: tuple[str, ...] = ()
     """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
@@ -84,6 +95,22 @@ class VllmSettings:
             raise ValueError("servers takes addresses that begin with http:// or https://")
         if len({server.rstrip("/") for server in self.servers}) < len(self.servers):
             raise ValueError("servers names an address twice")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to say how adapters are delivered where there are none."""
+        if self.lora != type(self)().lora and context.recipe.policy.lora is None:
+            yield no_effect(context.at("lora"), self.lora, "the policy has no adapter, see policy.lora")
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse servers, which every process would deliver weights to."""
+        if self.servers:
+            yield Problem(
+                "every process delivers weights to an engine of its own",
+                where=context.at("servers"),
+                got=f"{len(self.servers)} servers, and {n} processes were started",
+                expected="an engine that each process starts: servers: []",
+                do="remove the key, or start one process",
+            )
 
 
 def kv_bytes_per_token(config: Any, n_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -23,6 +23,8 @@ class CISPO(Regularized):
 
     Source: MiniMax-M1, arXiv 2506.13585.
     """
+
+    ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
 
     clip_low: Annotated[float, Field(ge=0, le=1)] = 1.0
     """ε_low: weights are at least 1 − ε_low; 1 is no bound, as in the paper."""

@@ -34,6 +34,7 @@ class GSPO(Regularized):
     Source: Group sequence policy optimization, arXiv 2507.18071; verl, `compute_policy_loss_gspo`.
     """
 
+    ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
     needs_whole: ClassVar[Whole] = "trajectory"
     reductions: ClassVar[tuple[str, ...]] = ("seq_mean_token_mean", "per_trajectory_mean")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, Silenced, no_model
 from rlhf.losses.kl import kl_estimate
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ppo_clip import PPOClip
@@ -34,6 +36,9 @@ class KDRL(PPOClip):
     are this project's.
     """
 
+    in_equal_groups: ClassVar[str] = "teaches attempts of any group"
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("teach", "all", ("right_above",)),)
+
     teacher: str
     """Folder of a saved model, or its name on a hub; its tokenizer must be the policy's."""
     teacher_coef: Annotated[float, Field(ge=0)] = 5e-3
@@ -44,6 +49,18 @@ class KDRL(PPOClip):
     """Which attempts: all, the wrong ones, or those of groups that are silent because every attempt is wrong."""
     right_above: float = 0.0
     """An attempt with a higher score is right."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a folder without a model, and a teacher of groups that are left out."""
+        yield from no_model(self.teacher, context.at("teacher"), "a run keeps its policy in checkpoints/NAME/policy")
+        if self.teach == "silent_groups" and context.stage.filters.drop_zero_advantage:
+            yield Problem(
+                "the teacher is for groups whose attempts all score the same, and those are left out",
+                where=f"{context.stage_path}.filters.drop_zero_advantage",
+                got="true",
+                expected="false with loss.teach: silent_groups",
+                do="set it to false, or use loss.teach: wrong",
+            )
 
     def at(self, step: int, n_steps: int) -> KDRL:
         """Return the loss of a step, counted from 0: `teacher_coef` is the present β.

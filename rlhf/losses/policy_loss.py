@@ -147,6 +147,35 @@ class LossOutput:
     metrics_max: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class LossTraits:
+    """Optional attributes of a loss; see `PolicyLoss`.
+
+    Attributes:
+        needs_ref, needs_whole, needs_fresh_samples, takes_off_policy, reductions: as the loss says.
+        bounds_ratio: whether a key `max_weight` gives it a ratio of new to old probability.
+    """
+
+    needs_ref: bool
+    needs_whole: str | None
+    needs_fresh_samples: bool
+    takes_off_policy: bool
+    reductions: tuple[str, ...]
+    bounds_ratio: bool
+
+
+def traits_of(loss: object) -> LossTraits:
+    """Read the optional attributes of a loss; an absent one is no."""
+    return LossTraits(
+        needs_ref=bool(getattr(loss, "needs_ref", False)),
+        needs_whole=getattr(loss, "needs_whole", None),
+        needs_fresh_samples=bool(getattr(loss, "needs_fresh_samples", False)),
+        takes_off_policy=bool(getattr(loss, "takes_off_policy", False)),
+        reductions=tuple(getattr(loss, "reductions", ())),
+        bounds_ratio=hasattr(loss, "max_weight"),
+    )
+
+
 @runtime_checkable
 class PolicyLoss(Protocol):
     """A frozen dataclass whose fields are its recipe keys.

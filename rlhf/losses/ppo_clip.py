@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -27,6 +27,8 @@ class PPOClip(Regularized):
 
     Source: PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; clip-higher, DAPO, arXiv 2503.14476.
     """
+
+    ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
 
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low; 1 is no bound."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, scale_of
 from rlhf.errors import DataError
 from rlhf.losses.kl import KLKind, is_bounded, kl_estimate
 from rlhf.losses.policy_loss import LossInputs, LossOutput
@@ -22,6 +23,13 @@ class Regularized:
 
     The terms are reduced with the same weights as the policy loss l. A subclass computes l `[N]` and calls `output`.
     """
+
+    #: Keys that say what happens where the ratio of new to old probability is not 1.
+    ratio_keys: ClassVar[tuple[str, ...]] = ()
+    #: What it does with groups whose attempts all score the same, where it learns from them; else empty.
+    in_equal_groups: ClassVar[str] = ""
+    #: Whether it takes advantages for scores less a baseline, in units of reward.
+    in_units_of_reward: ClassVar[bool] = False
 
     kl: KLKind | None = None
     """Estimator of the divergence from the reference: k2, k3, k1+ or k3+ (`rlhf.losses.kl`); null needs no reference
@@ -49,6 +57,20 @@ class Regularized:
             raise ValueError(f"kl_target: {self.kl_target} changes kl_coef by factors, and it is 0; set kl and kl_coef")
         if self.kl_target is None and self.kl_horizon != 10_000:
             raise ValueError(f"kl_horizon: {self.kl_horizon} has no effect while kl_target is null; remove it")
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of groups that it is not shown, of advantages in other units, and of a KL term that changes nothing."""
+        stage, kind = context.stage, context.kind_of("advantage", context.stage.advantage)
+        if self.in_equal_groups and stage.filters.drop_zero_advantage:
+            yield (
+                f"{context.path} {self.in_equal_groups}, and groups whose attempts all score the same are left out: "
+                "set filters.drop_zero_advantage to false"
+            )
+        is_scaled = context.recipe.is_listed("advantage", stage.advantage) and scale_of(stage.advantage) is None
+        if self.in_units_of_reward and is_scaled:
+            yield f"{context.path} takes advantages for scores less a baseline, {kind} gives others: use dr_grpo"
+        if self.kl is not None and not self.kl_coef:
+            yield f"{context.at('kl')} is measured only: kl_coef is 0, and the reference model costs a forward pass"
 
     def next_kl_coef(self, divergence: float, n_trajectories: int) -> float:
         """Return β (1 + clip(divergence / target − 1, ± 0.2) · min(n / horizon, 1)), the coefficient of the next step.

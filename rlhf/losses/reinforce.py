@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -22,6 +22,8 @@ class Reinforce(Regularized):
 
     Source: Williams, 1992; verl, `compute_policy_loss_reinforce`.
     """
+
+    ratio_keys: ClassVar[tuple[str, ...]] = ("max_weight",)
 
     max_weight: Annotated[float, Field(gt=0)] | None = None
     """Correct later updates of the same samples by the ratio of new to old probability, truncated here; null does not

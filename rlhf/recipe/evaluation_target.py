@@ -14,7 +14,7 @@ from rlhf.recipe import Recipe, load
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.evaluation_request import BASELINES, EvaluationRequest, is_model, is_program
 from rlhf.recipe.model import recipe_of
-from rlhf.recipe.split_checks import check_declared_split
+from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import check_strategy, strategy_said
 from rlhf.recipe.suites import Suite, load_suite, suite_of_recipe
 from rlhf.recipe.text import parse_fields
@@ -60,7 +60,8 @@ def contender(asked: EvaluationRequest) -> EvaluationTarget:
         RecipeError: it is nothing that can be evaluated, or not with these keys.
     """
     found = _contender(asked)
-    check_strategy(found.suite, found.has_tokens, found.name)
+    environments = {part.name: part.environment for part in found.suite.parts}
+    check_strategy(found.suite.strategy, environments, found.has_tokens, found.name)
     return found
 
 

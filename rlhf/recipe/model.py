@@ -16,7 +16,6 @@ from rlhf.recipe.declared import declared_by, with_defaults
 from rlhf.recipe.describe import given
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.values import join
-from rlhf.recipe.watch_checks import watch_of
 
 if TYPE_CHECKING:
     from agents.base import Agent
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.inference.settings import TransformersSettings, VllmSettings
     from rlhf.rollout.limits import Limits
+    from rlhf.rollout.reward_watch import Watch
     from rlhf.rollout.scoring import Weighted
     from rlhf.training.policy.model import FromScratch, Pretrained
     from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -221,7 +221,7 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
 
     path = join("rewards", name)
     settings = dict(values) if isinstance(values, Mapping) else values
-    watch = watch_of(settings, path, base) if isinstance(settings, dict) else None
+    watch = _watch(settings, path, base) if isinstance(settings, dict) else None
     weight = settings.pop("weight", 0.0 if watch else 1.0) if isinstance(settings, dict) else 1.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
         raise RecipeError(
@@ -252,6 +252,29 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
     judge = Verified(reward) if is_verifier(reward) else reward
     least = None if solved_at is None else float(solved_at)
     return Weighted(name=name, weight=float(weight), reward=judge, watch=watch, solved_at=least)
+
+
+def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
+    """Take the key `watch` out of a reward's settings: true, false, or a mapping of its keys. Raises RecipeError."""
+    from rlhf.rollout.reward_watch import Watch
+
+    values = settings.pop("watch", False)
+    if values is False:
+        return None
+    where = join(path, "watch")
+    if values is not True and not isinstance(values, Mapping):
+        expected = "true, or a mapping: {of: NAME, window: 20, stop: false}"
+        raise RecipeError("wrong type", where=where, got=given(values), expected=expected, hint="write watch: true")
+    if "weight" in settings:
+        raise RecipeError(
+            "this key has no effect",
+            where=join(path, "weight"),
+            got=given(settings["weight"]),
+            expected="nothing, because a watched reward is no part of the score",
+            hint="remove the key, or watch",
+        )
+    watch: Watch = build(Watch, {} if values is True else values, where, base=base)
+    return watch
 
 
 def _stages(values: Any, base: Path) -> tuple[Any, ...]:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from rlhf.checking import is_local_model, no_model
 
-from rlhf.errors import RecipeError
-
-
-def is_local_model(named: str) -> bool:
-    """Whether `named` is a folder: it is there, or it cannot be a name on a hub, which has one `/` at most."""
-    return Path(named).expanduser().exists() or named.startswith((".", "/", "~")) or named.count("/") > 1
+__all__ = ["is_local_model", "refuse_no_model"]
 
 
 def refuse_no_model(named: str, where: str, hint: str) -> None:
@@ -20,12 +15,5 @@ def refuse_no_model(named: str, where: str, hint: str) -> None:
         where: YAML path of the key that names it.
         hint: what to do.
     """
-    folder = Path(named).expanduser()
-    if is_local_model(named) and not (folder / "config.json").is_file():
-        raise RecipeError(
-            "there is no model in this folder",
-            where=where,
-            got=f"{named}, {'without config.json' if folder.is_dir() else 'no such folder'}",
-            expected="a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
-            hint=hint,
-        )
+    for problem in no_model(named, where, hint):
+        raise problem.error

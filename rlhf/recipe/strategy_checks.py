@@ -14,7 +14,9 @@ from rlhf.recipe.registry import kind_of
 from rlhf.recipe.text import parse
 
 if TYPE_CHECKING:
-    from rlhf.recipe.suites import Suite
+    from collections.abc import Mapping
+
+    from environments.base import Environment
     from rlhf.rollout.strategies import Strategy
 
 
@@ -51,19 +53,26 @@ def _refuse_keys(text: str) -> None:
     )
 
 
-def check_strategy(suite: Suite, has_tokens: bool, policy: str) -> None:
-    """Raise RecipeError where the suite's strategy cannot work with a policy or an environment.
+def check_strategy(
+    strategy: Strategy | None, environments: Mapping[str, Environment], has_tokens: bool, policy: str
+) -> None:
+    """Raise RecipeError where a strategy cannot work with a policy or an environment.
 
     Args:
-        suite: with its strategy.
+        strategy: None for none.
+        environments: part of a suite -> its environment.
         has_tokens: whether the policy samples tokens whose log-probs are known.
         policy: names it.
     """
-    strategy = suite.strategy
+    from rewards.base import reads_tokens
+    from rlhf.rollout.group_structure import replays
+    from rlhf.rollout.strategies import StrategyCapabilities
+
     if strategy is None:
         return
     kind = kind_of("strategy", strategy)
-    if getattr(strategy, "needs_tokens", False) and not has_tokens:
+    has = StrategyCapabilities(strategy)
+    if has.needs_tokens and not has_tokens:
         raise RecipeError(
             "nothing is known of the log-probs of this policy",
             where="strategy.judge",
@@ -71,21 +80,20 @@ def check_strategy(suite: Suite, has_tokens: bool, policy: str) -> None:
             expected="a judge, or a model that is loaded here",
             hint=f"write strategy: {{kind: {kind}, judge: {{kind: ...}}}}",
         )
-    judge = getattr(strategy, "judge", None)
-    if not has_tokens and getattr(judge, "reads_tokens", False):
+    if not has_tokens and reads_tokens(has.judge):
         raise RecipeError(
             "this judge reads the tokens of a policy, and those of this one are not known",
             where="strategy.judge",
-            got=f"{kind_of('reward', judge)}, for {policy}",
+            got=f"{kind_of('reward', has.judge)}, for {policy}",
             expected="a judge that reads text, or a model that is loaded here",
             hint="judge: {kind: grade, url: ...} asks a language model",
         )
-    for part in suite.parts:
-        if getattr(strategy.rollout, "replays", False) and not declared_by(part.environment).replayable:
+    for name, environment in environments.items():
+        if replays(strategy.rollout) and not declared_by(environment).replayable:
             raise RecipeError(
                 "candidates would begin with a replay, which this environment does not promise to repeat",
-                where=f"parts.{part.name}.environment",
-                got=f"{kind} in {kind_of('environment', part.environment)}",
+                where=f"parts.{name}.environment",
+                got=f"{kind} in {kind_of('environment', environment)}",
                 expected="an environment whose `properties` say replayable=True",
                 hint="use strategy: {kind: best_of_n}, whose candidates all begin where the task does",
             )

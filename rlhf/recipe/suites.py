@@ -32,7 +32,7 @@ from rlhf.recipe.declared import with_defaults
 from rlhf.recipe.describe import given
 from rlhf.recipe.files import Listed, files_beside, listed_in
 from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
-from rlhf.recipe.split_checks import check_declared_split
+from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
 from rlhf.recipe.text import read, to_text
 from rlhf.recipe.values import join

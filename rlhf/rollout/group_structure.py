@@ -9,13 +9,14 @@ before. All attempts at a task, of whichever tree or chain, are one group.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role, Trajectory
 from rlhf.data.generation import calls_of
 from rlhf.rollout.branching import Branch, Fork
@@ -42,6 +43,38 @@ class GroupStructure(Protocol):
     def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
         """Return what the next round of attempts begins with, given all attempts so far in order of their numbers."""
         ...
+
+
+def replays(part: object) -> bool:
+    """True if episodes of this sampler or rollout begin with a replay (attribute `replays`)."""
+    return bool(getattr(part, "replays", False))
+
+
+def unreplayable(section: str, part: object, path: str, context: CheckContext) -> Iterator[Problem]:
+    """Yield a problem where `part`, the `section` of `path`, replays what the environment may not repeat."""
+    if replays(part) and not context.recipe.properties.replayable:
+        environment = context.kind_of("environment", context.recipe.environment)
+        yield Problem(
+            "episodes would begin with a replay, which this environment does not promise to repeat",
+            where=f"{path}.{section}.kind",
+            got=f"{context.kind_of(section, part)} in {environment}",
+            expected="an environment whose `properties` say replayable=True",
+            do="declare it if it is so, `rlhf check environment` proves it; or remove the key",
+        )
+
+
+def unmakeable(rollout: GroupStructure, group_size: int, path: str) -> Iterator[Problem]:
+    """Yield a problem where `rollout` cannot make groups of the size that `path` has."""
+    try:
+        rollout.n_from_start(group_size)
+    except ValueError as error:
+        yield Problem(
+            "groups of this size cannot be made",
+            where=f"{path}.group_size",
+            got=str(group_size),
+            expected=str(error),
+            do="group_size counts the attempts of all trees of a task",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -171,6 +204,18 @@ class Retry:
     """Earlier attempts that are shown, the last ones."""
     max_chars: Annotated[int, Field(ge=40)] = 2000
     """Longest text of an earlier attempt; of a longer one its end is shown."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse retries until solved where a reward says what is solved: none is asked before they are chosen."""
+        solving = next((name for name, w in context.recipe.rewards.items() if w.solved_at is not None), None)
+        if solving and self.until == "solved" and context.learns and not context.is_trained:
+            yield Problem(
+                "whether to retry is decided before rewards are asked",
+                where=context.at("until"),
+                got=f"solved, which rewards.{solving}.solved_at says",
+                expected="end",
+                do="write until: end, or use rollout: {kind: independent}",
+            )
 
     @property
     def n_rounds(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import SamplingParams
 from rlhf.settings import STRICT
 
@@ -41,6 +43,22 @@ class Limits:
     """Share of failed attempts above which the run stops and says why."""
     max_concurrent: Annotated[int, Field(ge=1)] = 64
     """Episodes alive at a time."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse generations that fill the context alone."""
+        if self.max_context:
+            yield from self.unprompted(self.max_context)
+
+    def unprompted(self, max_context: int) -> Iterator[Problem]:
+        """Yield a problem where one generation fills a context of so many tokens."""
+        if self.max_tokens >= max_context:
+            yield Problem(
+                "one generation would fill the context: no room for a prompt",
+                where="limits.max_tokens",
+                got=str(self.max_tokens),
+                expected=f"less than the context of {max_context}",
+                do="lower it, or give more context",
+            )
 
     def sampling(self, temperature: float) -> SamplingParams:
         """How one generation is sampled under these limits; the seed is the episode's to set."""

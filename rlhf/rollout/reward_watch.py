@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
+from rlhf.errors import nearest
 from rlhf.settings import STRICT
 
 
@@ -20,3 +23,46 @@ class Watch:
     """Steps over which a trend is looked for; twice, four times as many, and so on are looked at too."""
     stop: bool = False
     """Whether the run stops, once in a stage, when the trained reward rises while this one falls."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse comparisons with nothing, and windows that are longer than training."""
+        recipe = context.recipe
+        if not recipe.has_weight:
+            yield Problem(
+                "every reward is watched, and none is trained on",
+                where=context.path,
+                got=", ".join(recipe.rewards),
+                expected="at least one reward with a weight, to compare with",
+                do="remove watch from one of them",
+            )
+        counted = [name for name, weighted in recipe.trained_rewards.items() if weighted.weight > 0]
+        if self.of is not None and self.of not in counted:
+            is_there = self.of in recipe.rewards
+            yield Problem(
+                "a watched reward is compared with one that is trained on" if is_there else "there is no such reward",
+                where=context.at("of"),
+                got=self.of,
+                expected=", ".join(counted) or "a reward with a weight above 0",
+                do=nearest(self.of, counted) or "name one of these, or leave `of` out to compare with the score",
+            )
+        if not recipe.longest:
+            yield Problem(
+                "nothing is watched: rewards are compared in stages of policy gradients",
+                where=context.path,
+                got=", ".join(context.kind_of("stage", stage) for stage in recipe.stages),
+                expected="a stage {kind: policy_gradient}",
+                do="remove the reward; `rlhf score RUN --reward TARGET` asks it afterwards",
+            )
+        if recipe.longest < self.window != type(self)().window:
+            yield Problem(
+                "nothing is watched: no stage is as long as the window",
+                where=context.at("window"),
+                got=str(self.window),
+                expected=f"at most {recipe.longest}, the steps of the longest stage",
+                do="lower the window, to 8 at the least, or train for more steps",
+            )
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a window that no stage fills."""
+        if context.recipe.longest < self.window:
+            yield f"{context.at('window')} is {self.window} and no stage has as many steps: it cannot warn"

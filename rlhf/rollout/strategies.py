@@ -76,6 +76,8 @@ class Strategy(Protocol):
 class StrategyCapabilities(Declared):
     """Optional attributes of a strategy, with a default for each that it leaves out."""
 
+    needs_tokens = Capability(False, bool)
+    """Whether it reads log-probs of the candidates."""
     judge = Capability[object](None)
     """A reward that it chooses by, which is shown the policy's tokenizer before the first choice."""
 

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import RecipeError, nearest
 from rlhf.settings import STRICT
-from rlhf.tasks.group_metric import measured
+from rlhf.tasks.group_metric import measured, unmeasurable
 from rlhf.tasks.shuffled import walk
 
 Level = int | float | str
@@ -53,6 +54,10 @@ class Curriculum:
     def __post_init__(self) -> None:
         if self.levels is not None and len(set(self.levels)) < len(self.levels):
             raise ValueError(f"a level is named twice in levels: {list(self.levels)}")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a metric that the rewards do not have."""
+        yield from unmeasurable(self.metric, context)
 
     def start(self, tasks: Sequence[Task], seed: int) -> CurriculumTasks:
         """Return a source that stands at the first level.

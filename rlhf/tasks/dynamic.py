@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.credit.groups import is_constant
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
-from rlhf.tasks.group_metric import measured
+from rlhf.tasks.group_metric import alone, measured, unmeasurable
 from rlhf.tasks.selection import Selection
 
 
@@ -40,6 +41,20 @@ class Dynamic:
     """Rounds of one step at most; with 1 it is only chosen."""
     on_exhaustion: Literal["train", "stop"] = "train"
     """What to do with too few groups after the last round: `train` on them, or `stop` the run."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a metric that the rewards do not have, and groups of one."""
+        yield from unmeasurable(self.metric, context)
+        yield from alone("selection", self, context)
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of groups that are kept for their penalties."""
+        names = context.recipe.penalties
+        if names and self.metric == "score":
+            yield (
+                f"{context.path} keeps groups that differ in nothing but penalties ({', '.join(names)}): set metric "
+                "to success, or to reward/NAME"
+            )
 
     def __call__(self, groups: Sequence[ScoredGroup], n_tasks: int, n_rounds: int) -> Selection:
         """Keep the first `n_tasks` groups that differ, or ask for more. Raises TrainingError if told to stop."""

@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, Silenced
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
-from rlhf.tasks.group_metric import measured
+from rlhf.tasks.group_metric import alone, measured, unmeasurable
 from rlhf.tasks.shuffled import walk
 
 Chance = Annotated[float, Field(gt=0, lt=1)]
@@ -38,6 +39,10 @@ class GRESO:
 
     Source: Zheng et al., GRESO, arXiv 2506.02177, and its code.
     """
+
+    silences: ClassVar[tuple[Silenced, ...]] = (
+        Silenced("p_step", 0, ("p_min", "p_max", "easy_target", "hard_target")),
+    )
 
     metric: str = "success"
     """What the mean is of: `success`, `score`, or `reward/<name>`, one reward as it is."""
@@ -65,6 +70,11 @@ class GRESO:
             raise ValueError(f"p_start: {self.p_start} is not between p_min: {self.p_min} and p_max: {self.p_max}")
         if not self.hard_up_to < self.easy_from:
             raise ValueError(f"hard_up_to: {self.hard_up_to} is not below easy_from: {self.easy_from}")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a metric that the rewards do not have, and groups of one."""
+        yield from unmeasurable(self.metric, context)
+        yield from alone("sampler", self, context)
 
     def start(self, tasks: Sequence[Task], seed: int) -> GresoTasks:
         """Return a source that has seen no task."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from rlhf.checking import CheckContext, Problem, refusal
 from rlhf.data import ScoredGroup
 from rlhf.errors import RecipeError, nearest
 
@@ -43,4 +44,21 @@ def check_metric(metric: str, rewards: Sequence[str], where: str) -> None:
             got=metric,
             expected=", ".join(names),
             hint=nearest(metric, names) or "use success",
+        )
+
+
+def unmeasurable(metric: str, context: CheckContext) -> Iterator[Problem]:
+    """Yield a problem where the rewards of the recipe do not have what `metric` names."""
+    yield from refusal(check_metric, metric, list(context.recipe.trained_rewards), context.at("metric"))
+
+
+def alone(section: str, part: object, context: CheckContext) -> Iterator[Problem]:
+    """Yield a problem where a sampler or a selection looks at how attempts differ, and there is one at each task."""
+    if context.stage.group_size < 2:
+        yield Problem(
+            f"this {section} looks at how the attempts at a task differ, and there is one of each",
+            where=f"{context.stage_path}.group_size",
+            got=str(context.stage.group_size),
+            expected=f"at least 2 for {context.kind_of(section, part)}",
+            do="attempt each task several times: group_size: 8",
         )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.credit.groups import mean_and_std
 from rlhf.data import ScoredGroup
 from rlhf.settings import STRICT
-from rlhf.tasks.group_metric import measured
+from rlhf.tasks.group_metric import alone, measured, unmeasurable
 from rlhf.tasks.selection import Selection
 
 Rule = Literal["top_k", "top_k_abs", "min_p", "top_p", "top_p_softmax", "reweight"]
@@ -71,6 +72,16 @@ class Uncertain:
             raise ValueError(f"value: {value} is above 1; top_k_abs takes a number of groups, {self.rule} a share")
         if self.rule != "top_k_abs" and value == 0:
             raise ValueError(f"value: 0 leaves {self.rule} nothing to choose by")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a metric that the rewards do not have, and groups of one."""
+        yield from unmeasurable(self.metric, context)
+        yield from alone("selection", self, context)
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of groups that a critic could have learnt from."""
+        if context.stage.critic is not None and self.drop_equal:
+            yield f"{context.path} drops groups whose attempts are equal, in which a critic still finds an advantage"
 
     def __call__(self, groups: Sequence[ScoredGroup], n_tasks: int, n_rounds: int) -> Selection:
         """Keep the groups that the rule chooses."""

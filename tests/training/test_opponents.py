@@ -26,7 +26,7 @@ from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.swapped_weights import SwappedWeightsEngine, having, held_by
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.rollout.opponent_engine import OpponentEngine
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer

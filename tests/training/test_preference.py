@@ -15,7 +15,7 @@ from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses import preference
 from rlhf.losses.preference import sequence_sums
 from rlhf.recipe import load
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.pairs import Pair, Pairs, Side

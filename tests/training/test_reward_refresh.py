@@ -21,7 +21,7 @@ from rlhf.errors import CheckpointError, DataError, RecipeError
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.recipe import load as load_recipe
 from rlhf.recipe.checks import cautions
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.rollout.scoring import Weighted
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints.store import load_trainer

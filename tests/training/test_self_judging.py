@@ -17,7 +17,7 @@ from rlhf.errors import RecipeError, TrainingError
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.recipe import load as load_recipe
 from rlhf.recipe.checks import cautions
-from rlhf.recipe.trainer_checks import check_processes
+from rlhf.recipe.compatibility import check_processes
 from rlhf.rollout.scoring import Weighted
 from rlhf.training.contrib.judge_refresh import Audited, PolicyJudge, learnt, model_of
 from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal, doubled

@@ -11,6 +11,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.contrib.critic import ACCEPT, CRITIC, REVIEW, REVISE
+from agents.declared import roles_of
+from rlhf.checking import CheckContext, Problem
+from rlhf.credit.estimator import without
 from rlhf.credit.groups import correct, normalise, with_counters
 from rlhf.credit.wrapper import Wrapper
 from rlhf.data import Credit, ScoredGroup, Trajectory
@@ -44,6 +47,13 @@ class Reviews(Wrapper):
     """How much of what `inner` gives the critic's tokens get besides."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """ε."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse an agent without a critic."""
+        agent = context.recipe.agent
+        if CRITIC not in roles_of(agent) and not context.is_trained:
+            why = f"an agent of kind {context.kind_of('agent', agent)} has no critic"
+            yield without(self, context, why, "use agent: {kind: critic}, or its inner estimator alone")
 
     def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
         """Return `credits` with the critic's tokens paid for being right."""

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import Silenced
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.data import Credit, ScoredGroup, Values
@@ -33,6 +34,10 @@ class HGPO:
     Source: Hierarchy-of-Groups Policy Optimization, arXiv 2602.22817; langfengQ/verl-agent, `recipe/hgpo`.
     """
 
+    silences: ClassVar[tuple[Silenced, ...]] = (
+        Silenced("normalize", "mean", ("ddof", "eps")),
+        Silenced("history", 0, ("alpha",)),
+    )
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

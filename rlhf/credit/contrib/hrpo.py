@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.credit.estimator import names_no_reward
 from rlhf.credit.groups import group_counters, group_returns, normalise, per_turn, spread
 from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -25,6 +28,7 @@ class HRPO:
     Source: MasHost, arXiv 2506.08507 (Hierarchical Relative Policy Optimization).
     """
 
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("step_weight", 0, ("exempt_turns",)),)
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 
@@ -38,6 +42,11 @@ class HRPO:
     """1 divides the sum of squares by G − 1, 0 by G."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse the name of no reward."""
+        if self.reward not in context.recipe.trained_rewards:
+            yield names_no_reward(self.reward, "reward", context)
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`. Raises DataError where the reward has no values per turn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from typing import Literal
@@ -11,6 +11,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from agents.contrib.self_play import SelfPlay
+from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import AdvantageEstimator, credit_of
 from rlhf.credit.groups import turn_rewards
 from rlhf.credit.grpo import GRPO
@@ -72,6 +74,22 @@ class Seats:
             raise ValueError(
                 f"inner is {type(self.inner).__name__}, which needs a critic; expected one that compares attempts, "
                 "such as grpo: a critic's values are not cut into seats"
+            )
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a game with one seat, but for an agent of kind `self_play`, which can be measured there."""
+        if not isinstance(context.recipe.agent, SelfPlay):
+            yield from self.check_seats(context)
+
+    def check_seats(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a game with one seat; where older versions have no seat either, they say so."""
+        if len(context.recipe.properties.seats) < 2 and context.stage.opponents is None:
+            yield Problem(
+                "this estimator compares by seats, and the environment has one",
+                where=context.at("kind"),
+                got="seats",
+                expected="an environment whose `properties` name two seats or more",
+                do="use its inner estimator alone, or a game whose seats are played",
             )
 
     @property

@@ -31,6 +31,7 @@ class TreeGRPO:
     Source: Tree-GRPO, arXiv 2509.21240; AMAP-ML/Tree-GRPO, `ray_trainer_ts.py`.
     """
 
+    needs_branches: ClassVar[bool] = True
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

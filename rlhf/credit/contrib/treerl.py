@@ -34,6 +34,7 @@ class TreeRL:
     Source: TreeRL, arXiv 2506.11902; THUDM/TreeRL, `tree_node.py`.
     """
 
+    needs_branches: ClassVar[bool] = True
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

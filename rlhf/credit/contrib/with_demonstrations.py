@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, Silenced, no_effect
+from rlhf.credit.estimator import without
 from rlhf.credit.groups import broadcast, group_counters, group_returns, is_constant, mean_and_std
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -29,6 +32,7 @@ class Guided:
     Source: LUFFY, arXiv 2504.14945, and its code, `mix_core_alg.py`.
     """
 
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("normalize_std", False, ("ddof", "eps")),)
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 
@@ -40,6 +44,18 @@ class Guided:
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse stages without demonstrations."""
+        if context.stage.expert is not None:
+            return
+        if self.baseline == "own" and context.holder is None:
+            why = "the stage brings no demonstrations: every attempt is the policy's own"
+            yield no_effect(context.at("baseline"), "own", why, "remove the key, or set expert: {per_group: 1}")
+        if not context.is_trained:
+            same = "grpo" if self.normalize_std else "dr_grpo"
+            do = f"set expert: {{per_group: 1}}, or use {same}, which it then is"
+            yield without(self, context, "the stage brings no demonstrations", do)
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import Silenced
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import MAX_LOG_RATIO, log_ratio
 from rlhf.losses.regularized import Regularized
@@ -31,6 +32,8 @@ class ALoL(Regularized):
     Source: Advantage-leftover-lunch RL, arXiv 2305.14718.
     """
 
+    ratio_keys: ClassVar[tuple[str, ...]] = ("ratio", "clip_low", "clip_high")
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("ratio", "none", ("clip_low", "clip_high")),)
     reductions: ClassVar[tuple[str, ...]] = ("seq_mean_token_sum", "seq_mean_token_sum_norm")
 
     ratio: Literal["trajectory", "token", "none"] = "trajectory"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import Silenced
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import clip_metrics, log_ratio
 from rlhf.losses.regularized import Regularized
@@ -29,6 +30,9 @@ class CPGD(Regularized):
 
     Source: Clipped policy gradient optimization with policy drift, arXiv 2505.12504.
     """
+
+    ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "drift_coef", "max_drift")
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("drift_coef", 0, ("max_drift",)),)
 
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import log_ratio
 from rlhf.losses.regularized import Regularized
@@ -33,6 +35,17 @@ class LUFFY(Regularized):
 
     shaping: Annotated[float, Field(gt=0)] = 0.1
     """γ: off-policy tokens of about this probability are pulled hardest."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse stages without demonstrations."""
+        if context.stage.expert is None and not context.is_trained:
+            yield Problem(
+                "this loss is for demonstrations among the attempts, and the stage brings none",
+                where=context.at("kind"),
+                got="luffy without expert",
+                expected="demonstrations to weigh: without them it is -A ratio",
+                do="set expert: {per_group: 1}, or use loss: {kind: ppo_clip}",
+            )
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""

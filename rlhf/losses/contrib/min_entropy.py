@@ -23,6 +23,7 @@ class MinEntropy(Regularized):
     Source: One-shot entropy minimization, arXiv 2505.20282.
     """
 
+    in_equal_groups: ClassVar[str] = "looks at no advantage"
     needs_fresh_samples: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

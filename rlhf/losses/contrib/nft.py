@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, Silenced, scale_of
 from rlhf.errors import DataError
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import log_ratio
@@ -40,12 +42,34 @@ class NFT(Regularized):
     Source: Negative-aware fine-tuning, arXiv 2505.18116; its code, `dp_actor.py` (bounds of q and log ρ).
     """
 
+    ratio_keys: ClassVar[tuple[str, ...]] = ("min_negative",)
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("negative_weight", 0, ("min_negative",)),)
+
     normalize: Literal["mean", "mean_std"] = "mean"
     """v: `mean` is 1 − q, `mean_std` √((1 − q) / q), which weighs rare successes more."""
     min_negative: Annotated[float, Field(gt=0)] = 1.0
     """c, the smallest π⁻ / π_old that is taken in: it bounds the pull of one token."""
     negative_weight: Annotated[float, Field(ge=0)] = 1.0
     """n, the weight of wrong attempts; 0 imitates the right ones only."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse advantages that do not tell the share of right attempts."""
+        estimator = context.stage.advantage
+        if context.recipe.is_listed("advantage", estimator) and scale_of(estimator) != "group_mean":
+            yield Problem(
+                "this loss reads the share of right attempts off the advantages, and these do not tell it",
+                where=f"{context.stage_path}.advantage.kind",
+                got=context.kind_of("advantage", estimator),
+                expected="dr_grpo: score minus group mean",
+                do="use advantage: {kind: dr_grpo}",
+            )
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of scores that are not those of one reward that is 0 or 1."""
+        weights = [weighted.weight for weighted in context.recipe.rewards.values() if weighted.weight]
+        if weights != [1]:
+            yield f"{context.path} takes every score for 0 or 1, and the recipe adds up rewards of weights {weights}"
+        yield from super().cautions(context)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""

@@ -30,6 +30,7 @@ class REBEL(Regularized):
     Source: Regressing relative rewards, arXiv 2404.16767; its code, `rebel.py`.
     """
 
+    in_units_of_reward: ClassVar[bool] = True
     needs_whole: ClassVar[Whole] = "group"
     reductions: ClassVar[tuple[str, ...]] = ("seq_mean_token_sum", "seq_mean_token_sum_norm")
 

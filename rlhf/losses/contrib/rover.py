@@ -38,6 +38,8 @@ class ROVER(Regularized):
     `dp_actor.py`.
     """
 
+    in_units_of_reward: ClassVar[bool] = True
+    ratio_keys: ClassVar[tuple[str, ...]] = ("next_weight", "clip")
     needs_mean_logprobs: ClassVar[bool] = True
     needs_whole: ClassVar[Whole] = "tokens"
 

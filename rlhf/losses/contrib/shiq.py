@@ -37,6 +37,8 @@ class ShiQ(Regularized):
     Source: ShiQ, arXiv 2505.11081, derived anew from its abstract; no code is public.
     """
 
+    in_units_of_reward: ClassVar[bool] = True
+    in_equal_groups: ClassVar[str] = "keeps what scores as expected where it is"
     needs_log_normalizers: ClassVar[bool] = True
     needs_whole: ClassVar[Whole] = "tokens"
     reductions: ClassVar[tuple[str, ...]] = ("seq_mean_token_sum", "seq_mean_token_sum_norm", "token_mean")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -26,6 +26,8 @@ class StableReinforce(Regularized):
 
     Source: R1-Reward, arXiv 2505.02835.
     """
+
+    ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "max_log_ratio")
 
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low; 1 is no bound."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
 from rlhf.training.backends.master_weights import MasterAdamW, is_short
@@ -40,6 +41,11 @@ class AdamW:
     """Updates over which the rate rises linearly from 0."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradients are scaled down to this global norm; None leaves them."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to say where a schedule ends that never falls."""
+        if self.schedule == "constant" and self.final_lr_share:
+            yield no_effect(context.at("final_lr_share"), self.final_lr_share, "the schedule is constant")
 
     def build(
         self,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.capabilities import Capability, Declared
+from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
 from rlhf.errors import TrainingError
 from rlhf.processes import current
 from rlhf.settings import STRICT
@@ -59,11 +61,79 @@ def spread_of(kind: object) -> Spread:
 
 @runtime_checkable
 class TrainerKind(Protocol):
-    """A frozen dataclass whose fields are its recipe keys."""
+    """A frozen dataclass whose fields are its recipe keys.
+
+    One that shares out anything over several processes says what in an attribute `spread`.
+    """
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return a trainer of `policy` for a stage of `total_updates`."""
         ...
+
+
+def key_that_spreads(trainer: Any) -> str:
+    """Return key and value that say what a trainer spreads, such as `trainer.zero: 3`."""
+    key = spread_of(trainer).key
+    return f"trainer.{key}: {type(trainer).__name__.lower() if key == 'kind' else getattr(trainer, key)}"
+
+
+def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterator[Problem]:
+    """Yield what does not go with a trainer that several processes may share."""
+    from rlhf.training.policy.lora import no_base
+
+    spread, path, stage = trainer.spread, context.stage_path, context.stage
+    said, kind = key_that_spreads(trainer), context.kind_of("trainer", trainer)
+    policy = context.recipe.policy
+    own = policy.dtype if isinstance(policy.dtype, str) else "float32"
+    if context.learns and stage.critic is not None:
+        yield from _critic_problems(trainer, stage.critic, context)
+    if spread.parameters and policy.lora and context.learns and stage.reference_reset is not None:
+        yield Problem(
+            "adapters in pieces cannot stand in for an older one",
+            where=f"{path}.reference_reset",
+            got=f"a reference that is renewed, with policy.lora and {said}",
+            expected=KEEPS_WHOLE,
+            do="use such a trainer, or remove reference_reset",
+        )
+    if own not in spread.formats and trainer.precision is None:
+        yield Problem(
+            f"this trainer computes in {' and '.join(spread.formats)} only",
+            where=context.at(spread.key),
+            got=f"{said}, with policy.dtype: {own}",
+            expected="a number format that it has, in policy.dtype or trainer.precision",
+            do="deepspeed with zero: 1, 2 or 3 has all of them",
+        )
+    if policy.lora is not None and policy.lora.quantization is not None:
+        yield no_base("policy.lora.quantization", policy.lora.quantization, f"{kind} in {path}", "trainer: {kind: torch}")
+
+
+class _CriticCapabilities(Declared):
+    """What a critic declares to the trainers beside it."""
+
+    spans_processes = Capability(False, bool)
+    """Whether it learns beside trainers of several processes."""
+
+
+def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckContext) -> Iterator[Problem]:
+    """Yield problems of a critic beside it."""
+    path, is_apart = context.stage_path, trainer.spread.parameters
+    if not _CriticCapabilities(critic).spans_processes:
+        yield Problem(
+            "this critic learns beside the plain trainer only",
+            where=f"{path}.critic.kind",
+            got=f"{context.kind_of('critic', critic)} with {path}.trainer.kind: {context.kind_of('trainer', trainer)}",
+            expected="values",
+            do="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
+        )
+    elif critic.trunk == "policy" and (critic.trains_trunk or is_apart):
+        moved = "the value loss would move weights that the trainer has a copy of"
+        yield Problem(
+            moved if critic.trains_trunk else "the critic would need weights that lie in pieces",
+            where=f"{path}.critic.trunk",
+            got=f"policy, with {path}.{key_that_spreads(trainer)}",
+            expected="own" if is_apart else "own, or gradient: head",
+            do="remove critic.trunk: the critic then has a transformer of its own, whole in each process",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -78,6 +148,17 @@ class Torch:
     compile: bool | Literal["auto"] = "auto"
     """Compile layers by torch.compile, which takes up to a minute in the first step and then trains about twice as
     fast; auto: on a GPU, in 16 bits."""
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse several processes."""
+        key = context.path.replace("[", ".").replace("]", "")
+        yield Problem(
+            "this trainer works in one process",
+            where=context.at("kind"),
+            got=f"torch, and {n} processes were started",
+            expected="a trainer for several processes, such as deepspeed, in every stage",
+            do=f"set '{key}={{kind: deepspeed}}', or start one process",
+        )
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer. Raises TrainingError where several processes would each train a policy of their own."""
@@ -146,6 +227,10 @@ class DeepSpeed:
             bucket_bytes=self.bucket_mb * 1_000_000,
             key="zero",
         )
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse critics, references, formats and bases that do not go with it."""
+        yield from _shared_problems(self, context)
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer, in this process's part. All processes must start it together."""
@@ -226,6 +311,10 @@ class Fsdp:
             has_masters=False,
             formats=("float32", "bfloat16"),
         )
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse critics, references, formats and bases that do not go with it."""
+        yield from _shared_problems(self, context)
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer, in this process's part. All processes must start it together."""

@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from rlhf.batching.samples import Bools, Sample
+from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import without_given
 from rlhf.credit.flat_tokens import TokenLine, nested, scan, shape_of
 from rlhf.data import ScoredGroup, Values
@@ -66,6 +67,19 @@ class ArcherCritic(OnTrunk):
         if self.trunk == "policy" and self.trains_trunk:
             raise ValueError(
                 "gradient: trunk would move the policy in every update of the critic; use trunk: own, or gradient: head"
+            )
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse, too, a buffer that does not hold one step."""
+        yield from super().check(context)
+        n_episodes = context.stage.tasks_per_step * context.stage.group_size
+        if self.capacity < n_episodes:
+            yield Problem(
+                "the critic's buffer does not hold one step",
+                where=context.at("capacity"),
+                got=f"{self.capacity} turns",
+                expected=f"at least tasks_per_step x group_size = {n_episodes}, for trajectories of one turn",
+                do="raise it to the turns of several steps",
             )
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> ArcherTrainer:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rewards.judges.asking import AsksModel
+from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem, in_one_process, no_split
+from rlhf.errors import nearest
 from rlhf.settings import STRICT
+from rlhf.training.named_reward import unnamed
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -41,6 +45,44 @@ class JudgeRenewal:
     """How many of its tasks are attempted; those of which no attempt is right, or all are, say nothing."""
     group_size: Annotated[int, Field(ge=2)] = 4
     """Attempts at each, of which one right and one wrong are audited."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse names of no judge and of no truth, and a policy that cannot be copied."""
+        recipe = context.recipe
+        rewards: dict[str, object] = {name: weighted.reward for name, weighted in recipe.trained_rewards.items()}
+        found = [name for name, reward in rewards.items() if isinstance(reward, AsksModel) and reward.path is not None]
+        example = "rewards: {own: {kind: grade, path: FOLDER}}"
+        wrong = list(unnamed(context.at("reward"), self.reward, found, "judge with a path", example))
+        if wrong:
+            yield from wrong
+            return
+        others = [name for name in recipe.rewards if name != (self.reward or found[0])]
+        if self.truth is not None and self.truth not in others:
+            yield Problem(
+                "this names no reward that could be the truth",
+                where=context.at("truth"),
+                got=self.truth,
+                expected=" or ".join(others) or "null",
+                do=nearest(self.truth, others) or "remove the key: what the environment calls solved is then true",
+            )
+        yield from no_split(self.split, recipe.properties.splits, context.at("split"))
+        if recipe.sharded:
+            yield Problem(
+                "a policy that lies in pieces cannot be copied to judge",
+                where=context.path,
+                got=f"a stage with {recipe.sharded_by}",
+                expected=KEEPS_WHOLE,
+                do="use such a trainer, or remove the key",
+            )
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a renewal that never comes."""
+        if self.every > context.stage.steps:
+            yield f"{context.at('every')} is {self.every} and the stage has {context.stage.steps} steps"
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse several processes."""
+        yield in_one_process("models of rewards are renewed", context, n)
 
 
 def doubled(preferred: Sequence[float]) -> list[bool]:

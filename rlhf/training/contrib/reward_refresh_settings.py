@@ -14,16 +14,19 @@ are left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.errors import DataError
+from rewards.models.model_folder import ModelReward, nodes_of
+from rlhf.checking import CheckContext, Problem, in_one_process, unused
+from rlhf.errors import DataError, nearest
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.named_reward import unnamed
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -67,6 +70,63 @@ class RewardRefresh:
     """Pairs or attempts of one forward pass; changes memory and speed alone."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
     """How the weights are updated; its running means go on from one time to the next."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse names of no reward model and of no truth, keys of other models, and a schedule."""
+        rewards = context.recipe.trained_rewards
+        found = [name for name, weighted in rewards.items() if isinstance(weighted.reward, ModelReward)]
+        example = "rewards: {learned: {kind: reward_model}}"
+        wrong = list(unnamed(context.at("reward"), self.reward, found, "reward model", example))
+        if wrong:
+            yield from wrong
+            return
+        reward: Any = rewards[self.reward or found[0]].reward
+        if nodes_of(reward.path) is not None:
+            yield Problem(
+                "a model that reads nodes with a mark cannot be trained further on turns without",
+                where=context.path,
+                got=f"a reward model that was trained with merge: {reward.path}",
+                expected="a model of a stage without the key merge",
+                do="remove reward_refresh, or train the model without merge",
+            )
+        why = f"the reward is a {context.kind_of('reward', reward)}"
+        yield from unused(self, reward.unrefreshed, context.path, why)
+        if self.optimizer.schedule != "constant":
+            yield Problem(
+                "nobody knows how many updates there will be, so the learning rate cannot fall towards the last",
+                where=context.at("optimizer.schedule"),
+                got=self.optimizer.schedule,
+                expected="constant",
+                do="remove the key",
+            )
+        yield from self._untrue(context)
+
+    def _untrue(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield a problem where `truth` names no reward to learn from."""
+        truth, recipe = self.truth, context.recipe
+        if truth is None:
+            return
+        others = [name for name in recipe.trained_rewards if name != self.reward]
+        watched = truth in recipe.rewards and truth not in recipe.trained_rewards
+        if truth not in others or (self.reward is None and isinstance(recipe.rewards[truth].reward, ModelReward)):
+            remove = "remove the key: what the environment calls solved is then true"
+            unwatch = f"write weight: 0 in place of watch in rewards.{truth}, or add a second reward to watch"
+            yield Problem(
+                "what is watched cannot be learnt from" if watched else "this names no reward that could be the truth",
+                where=context.at("truth"),
+                got=truth,
+                expected="the name of another reward, or null",
+                do=unwatch if watched else nearest(truth, others) or remove,
+            )
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a refresh that never comes."""
+        if self.every > context.stage.steps:
+            yield f"{context.at('every')} is {self.every} and the stage has {context.stage.steps} steps"
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse several processes."""
+        yield in_one_process("models of rewards are renewed", context, n)
 
 
 def kept_scale(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rlhf.batching.pack import collate
 from rlhf.batching.samples import Ints, Sample
+from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import without_given
 from rlhf.credit.flat_tokens import TokenLine, nested, shape_of
 from rlhf.credit.groups import is_constant
@@ -78,6 +79,18 @@ class SweetCritic(OwnModel):
             raise ValueError(f"told does not say where {_REFERENCE} goes; leave it empty to tell the critic nothing")
         if self.frozen and not self.warmup_steps:
             raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse, too, groups without a pair."""
+        yield from super().check(context)
+        if context.stage.group_size < 2:
+            yield Problem(
+                "this critic learns from pairs of attempts at one task",
+                where=f"{context.stage_path}.group_size",
+                got=str(context.stage.group_size),
+                expected="at least 2",
+                do="raise it; half of the tasks should have attempts that differ in score",
+            )
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> SweetTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""

@@ -69,7 +69,10 @@ class PrivilegedCritic(Protocol):
 
 @runtime_checkable
 class CriticKind(Protocol):
-    """A frozen dataclass whose fields are its recipe keys."""
+    """A frozen dataclass whose fields are its recipe keys.
+
+    One that learns beside trainers of several processes has an attribute `spans_processes` that is True.
+    """
 
     @property
     def warmup_steps(self) -> int:

@@ -14,11 +14,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from rlhf.checking import CheckContext, Problem, no_model
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.policy.lora import causal_of
+from rlhf.training.policy.lora import causal_of, no_base
 from rlhf.training.policy.model import Lora, Policy, load_folder
 
 
@@ -35,6 +36,21 @@ class OwnModel:
     """How the critic's weights are updated."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a folder without a model, and a copy of a base in 4 bits."""
+        if self.path is not None:
+            do = "remove the key: the critic then begins as a copy of the policy"
+            yield from no_model(self.path, context.at("path"), do)
+        lora = context.recipe.policy.lora
+        if lora is not None and lora.quantization is not None and self.copies_policy:
+            whose, expected = f"{context.path}, a copy of that base", "critic.path, or critic.trunk: policy"
+            yield no_base("policy.lora.quantization", lora.quantization, whose, expected)
+
+    @property
+    def copies_policy(self) -> bool:
+        """True if the model begins as a copy of the policy's."""
+        return self.path is None
 
     def begun(self, policy: Policy, start: Path | None) -> Any:
         """Return the causal language model that it begins as, without adapters; arguments and errors as `trunk_for`."""
@@ -93,6 +109,11 @@ class OnTrunk(OwnModel):
             raise ValueError("lora has no effect with gradient: head; remove it")
         if not self.trains_trunk and self.head_lr is not None:
             raise ValueError("head_lr has no effect where the head alone is trained; set optimizer.lr")
+
+    @property
+    def copies_policy(self) -> bool:
+        """True if the model begins as a copy of the policy's."""
+        return self.path is None and self.trunk == "own"
 
     @property
     def trains_trunk(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.batching.pack import PackedBatch, collate, pack, pack_minibatches
 from rlhf.batching.samples import Bools, Floats, Layout, Sample, make_samples
+from rlhf.checking import CheckContext
 from rlhf.data import Credit, Outcome, ScoredGroup, Values
 from rlhf.errors import TrainingError
 from rlhf.inference.embedded.attention import packed_forward
@@ -46,12 +47,23 @@ _MEAN = Reduction(kind="token_mean")
 class Critic(OnTrunk):
     """Learns what the policy may expect of a state, for advantages that are measured against it."""
 
+    #: It learns beside trainers of several processes.
+    spans_processes: ClassVar[bool] = True
+
     bootstrap: bool = True
     """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
     an end, after which nothing comes."""
     clip: Annotated[float, Field(gt=0)] | None = 0.5
     """How far a value may move in one step towards its return before the error stops pulling it, in units of the
     score; None is no bound."""
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a bound on how far values move in a step that moves none."""
+        stage = context.stage
+        is_bound = self.clip is not None and self.clip != type(self)().clip and self.trunk != "policy"
+        if is_bound and stage.epochs * stage.minibatches == 1:
+            why = "makes one update per step, before which no value has moved"
+            yield f"{context.stage_path} {why}: critic.clip has no effect"
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> CriticTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""

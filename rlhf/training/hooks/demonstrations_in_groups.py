@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from typing import Annotated
@@ -10,12 +10,17 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rewards.base import GroupReward
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Trajectory
+from rlhf.losses.policy_loss import traits_of
+from rlhf.rollout.group_structure import replays
 from rlhf.rollout.scoring import score_group
 from rlhf.settings import STRICT
 from rlhf.training.context import RunContext
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.task_demonstrations import Guide
+from rlhf.training.shown import unshowable
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -32,6 +37,34 @@ class Expert:
 
     per_group: Annotated[int, Field(ge=1)] = 1
     """How many times the demonstration joins its group; beyond 1 it weighs as many attempts."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse parts that cannot demonstrate, or cannot tell demonstrations from attempts."""
+        yield from unshowable(context)
+        for got, do in self._in_the_way(context):
+            yield Problem(
+                "demonstrations cannot join these groups",
+                where=context.path,
+                got=got,
+                expected="parts that tell demonstrations from attempts",
+                do=f"{do}, or remove expert",
+            )
+
+    def _in_the_way(self, context: CheckContext) -> Iterator[tuple[str, str]]:
+        """Say what is in the way of demonstrations, and what to do about it."""
+        stage = context.stage
+        if not traits_of(stage.loss).takes_off_policy:
+            loss = context.kind_of("loss", stage.loss)
+            yield f"loss {loss} takes every token for the policy's own", "use loss: {kind: luffy}"
+        if replays(stage.sampler):
+            why = "begins tasks in the middle, demonstrations at their beginning"
+            yield f"sampler {context.kind_of('sampler', stage.sampler)} {why}", "use another sampler"
+        if stage.critic is not None:
+            yield "a critic would learn the value of what the policy does not do", "use advantage: {kind: guided}"
+        for name, weighted in context.recipe.rewards.items():
+            if isinstance(weighted.reward, GroupReward):
+                why = f"rewards.{name} compares the attempts at a task, and a demonstration is none"
+                yield why, "use a reward that judges each trajectory"
 
 
 @plain_dataclass(frozen=True)

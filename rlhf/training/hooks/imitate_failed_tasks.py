@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from typing import Annotated, Any, ClassVar
@@ -11,12 +11,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.batching.pack import pack_minibatches
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.losses.reduction import Reduction
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.task_demonstrations import Guide
+from rlhf.training.shown import unshowable
 from rlhf.training.stages.imitation import imitation_samples
 
 
@@ -40,6 +42,10 @@ class Relift:
     """Tasks that are imitated together."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.001
     """c, the entropy bonus, in units of loss per nat."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse parts that cannot demonstrate."""
+        yield from unshowable(context)
 
 
 @plain_dataclass

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from agents.contrib.self_play import SelfPlay
+from environments.base import can_seat_policy
+from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem, in_one_process
+from rlhf.rollout.group_structure import Independent
 from rlhf.settings import STRICT
 
 
@@ -32,3 +37,80 @@ class Opponents:
     """How many older versions stay: the last so many."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Chance that an older version has a seat of a game."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse stages in which older versions could not play, or never would.
+
+        An agent of kind `self_play` can be measured where the other seat is the environment's own: then the seats wait
+        until somebody trains.
+        """
+        if not isinstance(context.recipe.agent, SelfPlay):
+            yield from self.check_seats(context)
+        yield from self._beside(context)
+        steps = context.stage.steps
+        if self.keep > 1 and self.every >= steps:
+            yield Problem(
+                "this key has no effect",
+                where=context.at("every"),
+                got=f"{self.every}, and the stage has {steps} steps",
+                expected=f"less than {steps}: else the policy of the stage's begin is the only older version",
+                do="lower it, or write keep: 1 to play against the stage's begin alone",
+            )
+
+    def check_seats(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a game without another seat."""
+        recipe = context.recipe
+        seats = recipe.properties.seats
+        if len(seats) >= 2:
+            return
+        do = "use environment: {kind: textarena, game: TicTacToe-v0, opponent: self}"
+        if can_seat_policy(recipe.environment):
+            do = "play both seats: environment.opponent=self"
+        agent = "" if isinstance(recipe.agent, SelfPlay) else " and agent={kind: self_play}"
+        kind = context.kind_of("environment", recipe.environment)
+        yield Problem(
+            "there is no other seat for an older version",
+            where=context.path,
+            got=f"{kind} with " + (f"the seat {seats[0]}" if seats else "no seats"),
+            expected="an environment whose `properties` name two seats or more",
+            do=f"{do}{agent}, or remove the key",
+        )
+
+    def _beside(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with the engine, the critic and the rollout."""
+        recipe, stage = context.recipe, context.stage
+        if not recipe.shares_policy:
+            apart = recipe.sharded_by
+            engine = f"engine: {context.kind_of('engine', recipe.engine)}"
+            yield Problem(
+                "older versions play on the engine that shares the trainer's module",
+                where=context.path,
+                got=f"a stage with {apart}" if apart else engine,
+                expected=KEEPS_WHOLE if apart else "engine: {kind: transformers}",
+                do=f"change {'the trainer' if apart else 'engine.kind'}, or remove the key",
+            )
+        if stage.critic is not None:
+            yield Problem(
+                "a critic learns from all generations, those of older versions among them",
+                where=context.path,
+                got=f"a critic of kind {context.kind_of('critic', stage.critic)} beside it",
+                expected="critic: null",
+                do="use an estimator without a critic, such as advantage: {kind: seats}",
+            )
+        if not isinstance(stage.rollout, Independent):
+            yield Problem(
+                "attempts that leave from others would have the same opponent",
+                where=context.path,
+                got=f"rollout: {context.kind_of('rollout', stage.rollout)}",
+                expected="rollout: {kind: independent}",
+                do="remove one of the two keys",
+            )
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a game without another seat, which can be measured and not trained."""
+        if isinstance(context.recipe.agent, SelfPlay) and any(self.check_seats(context)):
+            yield f"{context.path} has no seat in this environment: the recipe can be measured and not trained"
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse several processes."""
+        yield in_one_process("older versions of the policy are kept", context, n)

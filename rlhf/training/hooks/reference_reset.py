@@ -8,7 +8,7 @@ so the policy after the fifth becomes the reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
@@ -16,6 +16,8 @@ from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
+from rlhf.losses.policy_loss import traits_of
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
@@ -36,6 +38,26 @@ class ReferenceReset:
     def __post_init__(self) -> None:
         if self.patience is None and self.kl_above is None:
             raise ValueError("neither patience nor kl_above is set: the reference would never be renewed")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse losses without a reference, and a patience that cannot end."""
+        stage = context.stage
+        if not traits_of(stage.loss).needs_ref:
+            yield Problem(
+                "there is no reference to renew",
+                where=context.path,
+                got=f"loss {context.kind_of('loss', stage.loss)} without a KL term",
+                expected="a loss that compares with a reference",
+                do="set loss.kl and loss.kl_coef, or remove reference_reset",
+            )
+        if self.patience is not None and stage.n_evaluations <= self.patience:
+            yield Problem(
+                "the patience never ends: there are too few evaluations",
+                where=context.at("patience"),
+                got=f"{self.patience}, with {stage.n_evaluations} evaluations between {stage.steps} steps",
+                expected="more evaluations than that, the first being the best so far",
+                do=f"set {context.stage_path}.evaluate_every, a lower one, or a lower patience",
+            )
 
 
 @plain_dataclass

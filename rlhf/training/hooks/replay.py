@@ -7,7 +7,7 @@ nothing of it is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, fields, replace
 from typing import Annotated, Any, ClassVar
@@ -18,6 +18,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample
+from rlhf.checking import CheckContext, Problem
+from rlhf.losses.policy_loss import traits_of
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
@@ -49,6 +51,35 @@ class Replay:
     """Most of a full step that may be replayed."""
     capacity: Annotated[int, Field(ge=1)] = 1024
     """Trajectories that are kept; the oldest go first."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse losses that take no old samples, and steps that are always full."""
+        stage = context.stage
+        kind, traits = context.kind_of("loss", stage.loss), traits_of(stage.loss)
+        if traits.needs_fresh_samples:
+            yield Problem(
+                "this loss has no ratio, so what is replayed would count as if the policy had just sampled it",
+                where=context.path,
+                got=f"replay with {kind}",
+                expected="a loss with a ratio of new to old probability",
+                do="set loss.max_weight" if traits.bounds_ratio else "use loss: {kind: ppo_clip}",
+            )
+        if traits.needs_whole == "group":
+            yield Problem(
+                "this loss compares the trajectories of a group, and what is replayed has lost its group",
+                where=context.path,
+                got=f"replay with {kind}",
+                expected="a loss of tokens or trajectories",
+                do="use loss: {kind: ppo_clip}",
+            )
+        if not stage.filters.drop_zero_advantage:
+            yield Problem(
+                "groups without an advantage stay in the step, so that replay would fill places that are taken",
+                where=f"{context.stage_path}.filters.drop_zero_advantage",
+                got="false",
+                expected="true with replay",
+                do="remove the key, or remove replay",
+            )
 
 
 @plain_dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,9 +13,15 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from agents.declared import never_called
+from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
 from rlhf.errors import MissingPackageError, ModelError
 from rlhf.inference.role_adapters import SHARED, refuse_names, refuse_roles, route
+from rlhf.inference.settings import VllmSettings
 from rlhf.settings import STRICT
+
+_SHARED_ONE = "plain actions have the adapter that is shared; remove the role"
+_UNSAID = "let the agent say in which roles it calls the policy, in an attribute `roles`, or remove the role"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -53,6 +60,97 @@ class Lora:
         if self.roles and self.dora:
             raise ValueError("roles takes plain adapters: remove dora, or roles")
 
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse engines, trainers, stages and roles that do not go with adapters as these."""
+        if context.stage is not None:
+            yield from self._of_critic(context)
+            return
+        if self.dora:
+            yield from self._turned(context)
+        if self.quantization is not None:
+            yield from self._quantized(context)
+        if self.roles:
+            yield from self._of_roles(context)
+
+    def _of_critic(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of a critic's adapters."""
+        if self.quantization is not None:
+            expected = "a base in its own number format"
+            yield no_base(context.at("quantization"), self.quantization, "a critic", expected)
+        if self.roles:
+            yield Problem(
+                "a critic is asked in no role",
+                where=context.at("roles"),
+                got=", ".join(self.roles),
+                expected="nothing",
+                do="remove the key",
+            )
+
+    def _turned(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of DoRA."""
+        engine = context.recipe.engine
+        if isinstance(engine, VllmSettings) and engine.lora == "adapter":
+            yield Problem(
+                "vLLM cannot hold DoRA adapters beside the base",
+                where="engine.lora",
+                got="adapter, with policy.lora.dora",
+                expected="merged",
+                do="set engine.lora: merged, or use plain LoRA",
+            )
+        for path, said in context.recipe.sharded.items():
+            yield Problem(
+                "DoRA looks at whole weights of the base, which this trainer has in pieces",
+                where=f"{path}.{said.partition(':')[0]}",
+                got=f"{said}, with policy.lora.dora",
+                expected=KEEPS_WHOLE,
+                do="use such a trainer, or plain LoRA",
+            )
+
+    def _quantized(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of a base in 4 bits; trainers and critics have some of their own."""
+        where, said, recipe = context.at("quantization"), self.quantization, context.recipe
+        if recipe.policy.needs_texts:
+            yield no_base(where, said, "a policy made from scratch", "policy: {kind: pretrained}")
+        if isinstance(recipe.engine, VllmSettings):
+            yield no_base(where, said, "vLLM, whose base would not be in 4 bits", "engine: {kind: transformers}")
+
+    def _of_roles(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of adapters of roles."""
+        recipe = context.recipe
+        is_vllm = isinstance(recipe.engine, VllmSettings)
+        if is_vllm and recipe.engine.lora == "merged":
+            yield _one_set("engine.lora", "merged", "adapter", "they cannot be merged into one set of weights")
+        for i, stage in enumerate(recipe.stages):
+            path = f"stages[{i}]"
+            if not stage.knows_roles:
+                why = "this stage knows one set of weights"
+                kind = context.kind_of("stage", stage)
+                yield _one_set(f"{path}.kind", kind, "supervised or policy_gradient", why)
+            if path in recipe.sharded and not is_vllm:
+                why = "the embedded engine has a copy then, into which adapters are merged"
+                said = recipe.sharded[path]
+                expected = f"engine: {{kind: vllm}}, or {KEEPS_WHOLE}"
+                yield _one_set(f"{path}.{said.partition(':')[0]}", said, expected, why)
+        for path, stage in recipe.learning:
+            given = (
+                ("critic", stage.critic),
+                ("reward_refresh", stage.reward_refresh),
+                ("judge_renewal", stage.judge_renewal),
+            )
+            for key, value in given:
+                if value is not None:
+                    yield _one_set(f"{path}.{key}", "given", "null", "it works with one set of weights")
+        if not context.is_trained:
+            yield from self._uncalled(context)
+
+    def _uncalled(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield a problem for each role in which the agent never calls the policy."""
+        known = [role for role in context.recipe.roles if role]
+        for i, role in enumerate(self.roles):
+            if role not in known:
+                way_out = _SHARED_ONE if context.recipe.roles else _UNSAID
+                yield never_called(context.at(f"roles[{i}]"), role, known, way_out)
+
     def wrap(self, model: Any) -> Any:
         """`model` with trainable adapters."""
         from peft import LoraConfig, get_peft_model
@@ -83,6 +181,27 @@ class Lora:
                 expected="names of linear layers of the model, or all-linear",
                 hint=str(error).splitlines()[0],
             ) from error
+
+
+def no_base(where: str, quantization: str | None, whose: str, expected: str) -> Problem:
+    """The problem of a base in 4 bits beside what cannot have one."""
+    return Problem(
+        "a base in 4 bits does not go with this",
+        where=where,
+        got=f"{quantization} with {whose}",
+        expected=expected,
+        do="change that, or remove quantization",
+    )
+
+
+def _one_set(where: str, got: str, expected: str, why: str) -> Problem:
+    return Problem(
+        f"adapters of roles do not go with this: {why}",
+        where=where,
+        got=f"{got}, with policy.lora.roles",
+        expected=expected,
+        do="change that, or remove policy.lora.roles",
+    )
 
 
 def refuse_unquantizable() -> None:

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.errors import CheckpointError, ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.inference.embedded.swapped_weights import having, held_by
@@ -58,6 +59,20 @@ class FromScratch:
     def __post_init__(self) -> None:
         if self.n_heads % (self.n_kv_heads or self.n_heads):
             raise ValueError("n_heads must be a multiple of n_kv_heads")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse limits that go beyond the context, or fill it."""
+        limits = context.recipe.limits
+        if limits.max_context and limits.max_context > self.max_context:
+            yield Problem(
+                "the limit is longer than the policy's context",
+                where="limits.max_context",
+                got=str(limits.max_context),
+                expected=f"at most policy.max_context = {self.max_context}",
+                do="lower it, or raise policy.max_context",
+            )
+        if not limits.max_context:
+            yield from limits.unprompted(self.max_context)
 
     @property
     def needs_texts(self) -> bool:

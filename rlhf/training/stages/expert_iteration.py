@@ -6,16 +6,19 @@ The environment's verdict is the expert. With one round this is rejection sampli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from agents.declared import can_write
+from environments.base import can_demonstrate
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Task, Trajectory
 from rlhf.errors import RecipeError
-from rlhf.rollout.group_structure import GroupStructure, Independent
+from rlhf.rollout.group_structure import GroupStructure, Independent, unreplayable
 from rlhf.settings import STRICT
 from rlhf.tasks.shuffled import walk
 
@@ -66,6 +69,38 @@ class Attempts:
                 expected=str(error),
                 hint="change group_size, which counts all attempts at a task, or the keys of rollout",
             ) from error
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to compare by nothing, to replay what is not repeated, and to correct what cannot be corrected."""
+        recipe = context.recipe
+        yield from unreplayable("rollout", self.rollout, context.path, context)
+        environment = context.kind_of("environment", recipe.environment)
+        is_replayable = recipe.properties.replayable
+        if self.calibrate and not (is_replayable and can_demonstrate(recipe.environment)):
+            why = "without a method `plan`" if is_replayable else "which does not promise to repeat itself"
+            yield Problem(
+                "attempts at these tasks cannot be corrected",
+                where=context.at("calibrate"),
+                got=f"{environment}, {why}",
+                expected="a replayable environment with a method `plan(task, taken)`",
+                do="remove the key",
+            )
+        if self.calibrate and not can_write(recipe.agent):
+            yield Problem(
+                "this agent cannot be shown corrections",
+                where=context.at("calibrate"),
+                got=f"{context.kind_of('agent', recipe.agent)}, which lacks write",
+                expected="a method `write` beside `act`, as agents.chat.ChatAgent has",
+                do="remove the key, or write the method",
+            )
+        if self.keep == "best" and not recipe.has_weight:
+            yield Problem(
+                "no attempt can be better than another: every reward has weight 0",
+                where="rewards",
+                got=", ".join(recipe.rewards) or "no rewards",
+                expected=f"a reward with a weight, for {context.at('keep')}: best",
+                do="add rewards: {outcome: {kind: outcome}}, or use keep: solved",
+            )
 
     def tasks(self, tasks: Sequence[Task], number: int, seed: int | str) -> list[Task]:
         """Return the tasks of round `number`, from 0: each comes once before any comes again."""

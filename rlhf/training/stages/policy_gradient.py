@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from agents.declared import PLAIN_IS_EMPTY, can_write, never_called
 from rlhf.batching.filters import Filters
+from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.credit.estimator import AdvantageEstimator
 from rlhf.credit.grpo import GRPO
-from rlhf.losses.importance_correction import Correction, Truncated
-from rlhf.losses.policy_loss import PolicyLoss
+from rlhf.losses.importance_correction import Bypass, Correction, Truncated
+from rlhf.losses.policy_loss import PolicyLoss, traits_of
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
-from rlhf.rollout.group_structure import GroupStructure, Independent
+from rlhf.losses.regularized import Regularized
+from rlhf.rollout.group_structure import GroupStructure, Independent, replays, unmakeable, unreplayable
 from rlhf.settings import STRICT
-from rlhf.tasks.sampler import TaskSampler
+from rlhf.tasks.sampler import DemonstratedSampler, TaskSampler
 from rlhf.tasks.selection import All, GroupSelection
 from rlhf.tasks.shuffled import Shuffled
 from rlhf.training.backends.optimizer import AdamW
@@ -29,6 +34,7 @@ from rlhf.training.hooks.imitate_failed_tasks import Relift
 from rlhf.training.hooks.opponent_settings import Opponents
 from rlhf.training.hooks.reference_reset import ReferenceReset
 from rlhf.training.hooks.replay import Replay
+from rlhf.training.shown import unplanned
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -37,6 +43,9 @@ class PolicyGradient:
 
     One step makes `tasks_per_step` x `group_size` episodes and `epochs` x `minibatches` optimiser updates.
     """
+
+    #: Its rows know the role in which each call was made.
+    knows_roles: ClassVar[bool] = True
 
     steps: Annotated[int, Field(ge=1)] = 100
     """Rounds of sampling and updating."""
@@ -111,3 +120,124 @@ class PolicyGradient:
     checkpoint_in_background: bool = False
     """Whether a thread writes checkpoints while the next step runs. Needs memory of the CPU for a copy of everything
     that is trained, and of the optimiser's state."""
+
+    @property
+    def n_evaluations(self) -> int:
+        """Evaluations between the steps; there is none after the last step."""
+        return (self.steps - 1) // self.evaluate_every if self.evaluate_every else 0
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser updates of one step."""
+        return self.epochs * self.minibatches
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse sizes, critics, samplers and keys that do not go with each other."""
+        yield from self._of_sizes(context)
+        if context.recipe.shares_policy and self.correction != type(self)().correction:
+            why = "the engine shares the trainer's weights: what it reports is what the trainer computes"
+            yield no_effect(context.at("correction"), context.kind_of("correction", self.correction), why)
+        yield from self._of_critic(context)
+        yield from self._of_starts(context)
+        if self.patience is not None and self.n_evaluations <= self.patience:
+            yield Problem(
+                "the stage would never end early: there are too few evaluations",
+                where=context.at("patience"),
+                got=f"{self.patience}, with {self.n_evaluations} evaluations between {self.steps} steps",
+                expected="more evaluations than that, the first being the best so far",
+                do=f"set {context.at('evaluate_every')}, a lower one, or a lower patience",
+            )
+        if not context.is_trained:
+            yield from self._of_roles(context)
+            yield from self._of_ratios(context)
+
+    def _of_sizes(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with the number of trajectories."""
+        n_episodes = self.tasks_per_step * self.group_size
+        if self.minibatches > n_episodes:
+            yield Problem(
+                "there are more minibatches than trajectories",
+                where=context.at("minibatches"),
+                got=str(self.minibatches),
+                expected=f"at most tasks_per_step x group_size = {n_episodes}",
+                do="a trajectory is never cut in two",
+            )
+
+    def _of_critic(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with a critic."""
+        if self.critic is not None and self.trains is not None:
+            yield Problem(
+                "a critic learns from all generations",
+                where=context.at("trains"),
+                got=f"{', '.join(map(repr, self.trains))} beside a critic",
+                expected="null",
+                do="remove the key, or use an estimator without a critic, such as grpo",
+            )
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            yield Problem(
+                "the policy would never be updated",
+                where=context.at("critic.warmup_steps"),
+                got=str(self.critic.warmup_steps),
+                expected=f"less than steps = {self.steps}",
+                do="lower it, or raise steps",
+            )
+
+    def _of_starts(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with episodes that begin in the middle."""
+        recipe, where = context.recipe, context.at("sampler.kind")
+        yield from unreplayable("sampler", self.sampler, context.path, context)
+        yield from unreplayable("rollout", self.rollout, context.path, context)
+        kind = context.kind_of("sampler", self.sampler)
+        if replays(self.sampler) and not can_write(recipe.agent):
+            yield Problem(
+                "this agent cannot show turns that it did not take",
+                where=where,
+                got=f"{kind} with {context.kind_of('agent', recipe.agent)}, which lacks write",
+                expected="a method `write(action)` that its messages use for turns without generations",
+                do="use sampler: {kind: shuffled}, or write it as agents.chat.ChatAgent does",
+            )
+        if isinstance(self.sampler, DemonstratedSampler):
+            got = f"{kind} with {context.kind_of('environment', recipe.environment)}"
+            yield from unplanned(where, got, "use sampler: {kind: exit}, which needs no demonstrations", context)
+        yield from unmakeable(self.rollout, self.group_size, context.path)
+
+    def _of_roles(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with roles that are trained and that the agent never has."""
+        known = context.recipe.roles
+        for role in self.trains or ():
+            if known and role not in known:
+                yield never_called(context.at("trains"), role, known, PLAIN_IS_EMPTY)
+
+    def _of_ratios(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with keys of the loss for ratios other than 1, where there are none."""
+        recipe, loss = context.recipe, self.loss
+        bypassed = isinstance(self.correction, Bypass) and not recipe.shares_policy
+        is_old = bypassed or self.replay is not None  # tokens of a policy of before
+        if (
+            self.updates_per_step > 1
+            or is_old
+            or not recipe.is_listed("loss", loss)
+            or not isinstance(loss, Regularized)
+        ):
+            return
+        why = "the stage makes one update per step, in which every ratio is 1"
+        for field in fields(loss):
+            value = getattr(loss, field.name)
+            if field.name in loss.ratio_keys and value != field.default:
+                do = "remove the key, or set minibatches or epochs above 1"
+                yield no_effect(context.at(f"loss.{field.name}"), value, why, do)
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a warm-up without an end, and of losses with more updates or another reduction than they are for."""
+        n_updates, traits = self.updates_per_step, traits_of(self.loss)
+        if self.optimizer.warmup_steps >= self.steps * n_updates:
+            warmup = f"its optimizer.warmup_steps is {self.optimizer.warmup_steps}"
+            yield f"{context.path} makes {self.steps * n_updates} updates and {warmup}"
+        if traits.needs_fresh_samples and n_updates > 1:
+            do = "set loss.max_weight" if traits.bounds_ratio else "set epochs and minibatches to 1"
+            yield f"{context.path} makes {n_updates} updates per step and its loss is right for the first: {do}"
+        if traits.needs_fresh_samples and isinstance(self.correction, Bypass) and not context.recipe.shares_policy:
+            yield f"{context.at('correction')} is bypass and its loss has no ratio: nothing corrects for the engine"
+        if traits.reductions and self.reduction.kind not in traits.reductions:
+            meant = f"{context.kind_of('loss', self.loss)} is defined with {' or '.join(traits.reductions)}"
+            yield f"{context.at('reduction')} is {self.reduction.kind}, and {meant}"

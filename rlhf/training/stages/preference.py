@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.stages.pair_settings import OnPairs
@@ -34,3 +36,15 @@ class Preference(OnPairs):
     """What the policy is compared with: itself as the stage finds it, or the model under its adapter."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=5e-6, schedule="linear", warmup_steps=5))
     """How the weights are updated."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse, too, to compare with a base where there is no adapter over it."""
+        yield from super().check(context)
+        if self.reference == "base" and context.recipe.policy.lora is None:
+            yield Problem(
+                "there is no model under an adapter",
+                where=context.at("reference"),
+                got="base, and policy.lora is null",
+                expected="start, or a policy with an adapter",
+                do="use reference: start, or add policy.lora",
+            )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.rollout.group_structure import GroupStructure, Independent
+from rlhf.checking import CheckContext, Problem, unused
+from rlhf.rollout.group_structure import GroupStructure, Independent, unmakeable, unreplayable
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.node_merging import Merging
@@ -53,3 +55,27 @@ class RewardModel(OnPairs):
     """Passes over the pairs or attempts."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5, schedule="linear", warmup_steps=5))
     """How the weights are updated."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse, too, keys that mean nothing to what is learnt, and attempts that cannot be made."""
+        yield from super().check(context)
+        yield from self._unlearnt(context)
+        if self.pairs.from_run is None:
+            yield from unmakeable(self.rollout, self.pairs.group_size, context.at("pairs"))
+            yield from unreplayable("rollout", self.rollout, context.path, context)
+
+    def _unlearnt(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with keys of another thing to learn from."""
+        path, why = context.path, f"{context.path} learns from {self.learns}"
+        of_steps, of_pairs = "remove the key, or use learns: steps", "remove the key, or use learns: pairs"
+        if self.learns == "pairs":
+            yield from unused(self, ("enough", "rollout", "eta", "merge"), path, why, of_steps)
+            return
+        yield from unused(self, ("centring",), path, why, of_pairs)
+        if self.learns == "outcome":
+            yield from unused(self, ("rollout", "eta", "merge"), path, why, of_steps)
+        names = ("file", "level", "gamma", "margin", "max_per_task")
+        yield from unused(self.pairs, names, context.at("pairs"), why, of_pairs)
+        if self.pairs.from_run is not None:
+            why = f"the attempts are those of {context.at('pairs.from_run')}"
+            yield from unused(self, ("rollout",), path, why, "remove the key, or from_run")

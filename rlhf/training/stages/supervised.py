@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem, no_effect, unused
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
+from rlhf.training.shown import unplanned, unwritten
 from rlhf.training.stages.expert_iteration import Attempts
 
 
@@ -21,6 +24,9 @@ class Supervised:
     purpose, so that the policy that reinforcement learning starts from is weak but not hopeless. With `attempts` the
     policy imitates the best of its own attempts instead, and these three keys have no effect.
     """
+
+    #: Its rows know the role in which each call was made.
+    knows_roles: ClassVar[bool] = True
 
     attempts: Attempts | None = None
     """Imitate the policy's own best attempts, in rounds; null imitates the oracle's demonstrations."""
@@ -47,3 +53,19 @@ class Supervised:
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Where the tasks come from."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse demonstrations that cannot be made, and keys of demonstrations beside attempts."""
+        if self.attempts is not None:
+            why = f"{context.at('attempts')} takes the place of demonstrations"
+            keys = ("n_demonstrations", "random_share", "unsolved_share")
+            yield from unused(self, keys, context.path, why, "remove the key, or attempts")
+            return
+        environment = context.kind_of("environment", context.recipe.environment)
+        remove = "remove the stage and start from a pretrained policy"
+        yield from unplanned(context.at("kind"), f"supervised with {environment}", remove, context)
+        agent = context.kind_of("agent", context.recipe.agent)
+        yield from unwritten(context.at("kind"), f"supervised with {agent}", "remove the stage", context)
+        if self.unsolved_share == 1 and self.random_share:
+            why = "unsolved_share is 1: all actions are random"
+            yield no_effect(context.at("random_share"), self.random_share, why)

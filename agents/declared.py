@@ -1,0 +1,54 @@
+"""Optional attributes of an agent, and what they are where an agent lacks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from agents.memory.base import MEMORY
+from rlhf.checking import Problem
+from rlhf.errors import nearest
+
+#: What to do about a role that is none, where plain actions are meant.
+PLAIN_IS_EMPTY = "the empty role is that of plain actions"
+_ASKING = f"take a memory that asks the policy, such as summary, or leave '{MEMORY}' out"
+
+
+@runtime_checkable
+class TakesSeats(Protocol):
+    """An agent whose roles depend on the seats of the game."""
+
+    def roles_in(self, seats: Sequence[str]) -> tuple[str, ...]:
+        """Roles that its calls can have in a game with these seats; none where that is not known beforehand."""
+        ...
+
+
+def roles_of(agent: Any, seats: Sequence[str] = ()) -> tuple[str, ...]:
+    """Roles that the calls of an agent can have, by its attribute `roles`; none where it does not say."""
+    return agent.roles_in(seats) if isinstance(agent, TakesSeats) else tuple(getattr(agent, "roles", ()))
+
+
+def needs_tools(agent: object) -> bool:
+    """True if the agent needs an environment with tools (attribute `needs_tools`)."""
+    return bool(getattr(agent, "needs_tools", False))
+
+
+def plays_seats(agent: object) -> bool:
+    """True if the agent keeps a conversation for each seat of a game (attribute `plays_seats`)."""
+    return getattr(agent, "plays_seats", False) is True
+
+
+def can_write(agent: object) -> bool:
+    """True if the agent can be shown turns that it did not take (method `write`)."""
+    return callable(getattr(agent, "write", None))
+
+
+def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> Problem:
+    """The problem of a role that is none of `roles`, those in which the agent calls the policy."""
+    return Problem(
+        "the agent never calls the policy in this role",
+        where=where,
+        got=repr(role),
+        expected=", ".join(map(repr, roles)) or "a role that the agent says it has, and it says of none",
+        do=(_ASKING if role == MEMORY and roles else nearest(role, roles)) or way_out,
+    )

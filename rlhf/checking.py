@@ -1,0 +1,274 @@
+"""Checks of a part against the parts around it: its context, and the problems that it reports.
+
+A class that can stand in a recipe may have a method `check`, beside its fields, which is called once for each place
+where the part stands, after all parts are built and before anything loads:
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        if self.capacity < context.stage.group_size:
+            yield Problem("the buffer does not hold a group", where=context.at("capacity"), ...)
+
+and a method `cautions` that yields sentences about what is legal and probably not meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rlhf.errors import RecipeError, nearest
+
+#: What goes with parts that need the policy's weights whole.
+KEEPS_WHOLE = "a trainer that keeps weights whole: torch, or deepspeed with zero: 0, 1 or 2"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A setting that cannot work with those around it.
+
+    Attributes:
+        what: in one clause.
+        where: YAML path of the key to change.
+        got: what it says.
+        expected: what would work.
+        do: how to get there.
+    """
+
+    what: str
+    where: str
+    got: str
+    expected: str
+    do: str
+
+    @property
+    def error(self) -> RecipeError:
+        """The error that refuses the recipe."""
+        return RecipeError(self.what, where=self.where, got=self.got, expected=self.expected, hint=self.do)
+
+
+@dataclass(frozen=True, slots=True)
+class Silenced:
+    """Keys of a class that mean nothing while another of its keys has a value.
+
+    Attributes:
+        by: the other key.
+        value: of it.
+        keys: those without effect; each has a default.
+    """
+
+    by: str
+    value: object
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeView:
+    """The parts of a recipe, and what follows from them.
+
+    Attributes:
+        policy, environment, agent, rewards, engine, limits, evaluation, stages: as in the recipe.
+        trained_rewards: the rewards that make the score.
+        properties: what the environment declares.
+        roles: in which the agent calls the policy; empty where that is not known.
+        learning: YAML path and settings of each policy-gradient stage.
+        penalties: names of the rewards that count in the score and only ever take away.
+        is_silent: whether an agent that chats, or one within the agent, is not let think.
+        without_tools: gives YAML path and settings of each environment that takes no calls of tools.
+        sharded: YAML path of each stage whose trainer spreads the weights over the processes -> key and value of the
+            trainer that say so.
+        shares_policy: whether the engine samples with the trainer's own weights.
+        kind_of: section and part -> its kind.
+        is_listed: section and part -> whether the catalogue has that kind.
+    """
+
+    policy: Any
+    environment: Any
+    agent: Any
+    rewards: Mapping[str, Any]
+    trained_rewards: Mapping[str, Any]
+    engine: Any
+    limits: Any
+    evaluation: Any
+    stages: tuple[Any, ...]
+    properties: Any
+    roles: tuple[str, ...]
+    learning: tuple[tuple[str, Any], ...]
+    penalties: tuple[str, ...]
+    is_silent: bool
+    without_tools: Callable[[], list[tuple[str, Any]]]
+    sharded: Mapping[str, str]
+    shares_policy: bool
+    kind_of: Callable[[str, object], str]
+    is_listed: Callable[[str, object], bool]
+
+    @property
+    def sharded_by(self) -> str:
+        """Key and value of the first trainer that spreads the weights; empty without one."""
+        return next(iter(self.sharded.values()), "")
+
+    @property
+    def longest(self) -> int:
+        """Steps of the longest policy-gradient stage; 0 without any."""
+        return max((stage.steps for _, stage in self.learning), default=0)
+
+    @property
+    def has_weight(self) -> bool:
+        """True if any reward has a weight."""
+        return any(weighted.weight for weighted in self.rewards.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckContext:
+    """The place of a part, and the recipe around it.
+
+    Attributes:
+        path: YAML path of the part.
+        recipe: all parts.
+        holder: the part that holds this one in a key; None of those that the recipe or a stage itself names.
+        stage: the stage it belongs to; None outside of stages.
+        stage_path: YAML path of that.
+        reward: name of the reward it belongs to; empty outside of rewards.
+        is_trained: whether the policy is there already, and is only to be evaluated. Its agent may be another than that
+            of its training, so that parts of the training may go without what they need of it.
+    """
+
+    path: str
+    recipe: RecipeView
+    holder: Any = None
+    stage: Any = None
+    stage_path: str = ""
+    reward: str = ""
+    is_trained: bool = False
+
+    def at(self, key: str) -> str:
+        """YAML path of a key of the part."""
+        return f"{self.path}.{key}"
+
+    @property
+    def learns(self) -> bool:
+        """True if the part belongs to a policy-gradient stage."""
+        return any(stage is self.stage for _, stage in self.recipe.learning)
+
+    def kind_of(self, section: str, part: object) -> str:
+        """The kind that a recipe writes for `part`."""
+        return self.recipe.kind_of(section, part)
+
+
+class Checks(Protocol):
+    """A part that checks itself."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield what cannot work in this place, the most telling first."""
+        ...
+
+
+class Cautions(Protocol):
+    """A part that says what is legal around it and probably not meant."""
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Yield one sentence for each such thing."""
+        ...
+
+
+class ChecksProcesses(Protocol):
+    """A part that works in one process only."""
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Yield why the part cannot work in `n` processes, which are at least two."""
+        ...
+
+
+class ChecksSeats(Protocol):
+    """A part that needs a game with several seats."""
+
+    def check_seats(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield what is missing; asked once training is to begin."""
+        ...
+
+
+#: Units in which an estimator gives advantages: scores less the mean of their group, or scores less another baseline.
+Scale = Literal["group_mean", "baseline"]
+
+
+def scale_of(estimator: object) -> Scale | None:
+    """Units of an estimator's advantages, by its attribute `scale`; None for any others."""
+    found: Scale | None = getattr(estimator, "scale", None)
+    return found
+
+
+def refusal(call: Callable[..., object], *args: object) -> Iterator[Problem]:
+    """Yield what a function raises as RecipeError, as a problem."""
+    try:
+        call(*args)
+    except RecipeError as error:
+        yield Problem(error.what, error.where, error.got, error.expected, error.hint)
+
+
+def in_one_process(what: str, context: CheckContext, n: int) -> Problem:
+    """The problem of a key by which `what` is done in one process, where there are `n`."""
+    return Problem(
+        f"{what} in one process",
+        where=context.path,
+        got=f"{n} processes",
+        expected="one process",
+        do="start one process, or remove the key",
+    )
+
+
+def no_effect(where: str, value: object, why: str, do: str = "remove the key") -> Problem:
+    """The problem of a key that changes nothing, because of `why`."""
+    return Problem("this key has no effect", where, str(value), f"nothing, because {why}", do)
+
+
+def unused(part: Any, keys: tuple[str, ...], path: str, why: str, do: str = "remove the key") -> Iterator[Problem]:
+    """Yield a problem for each of `keys` that has another value than its default, as none has an effect.
+
+    Args:
+        part: a dataclass whose keys all have defaults.
+        keys: of it.
+        path: YAML path of it.
+        why: they have none.
+        do: how to get rid of them.
+    """
+    default = type(part)()
+    for key in keys:
+        value = getattr(part, key)
+        if value != getattr(default, key):
+            yield no_effect(f"{path}.{key}", value, why, do)
+
+
+def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem]:
+    """Yield a problem, at key or option `where`, for a split that is none of those that an environment declares."""
+    if split not in offered:
+        yield Problem(
+            "the environment has no such split",
+            where=where,
+            got=split,
+            expected=", ".join(offered),
+            do=nearest(split, offered) or "name one of these, or list it in the environment's `properties.splits`",
+        )
+
+
+def is_local_model(named: str) -> bool:
+    """Whether `named` is a folder: it is there, or it cannot be a name on a hub, which has one `/` at most."""
+    return Path(named).expanduser().exists() or named.startswith((".", "/", "~")) or named.count("/") > 1
+
+
+def no_model(named: str, where: str, do: str) -> Iterator[Problem]:
+    """Yield a problem where `named` is a folder without a model; a name on a hub is not looked up.
+
+    Args:
+        named: folder or name of the model.
+        where: YAML path of the key that names it.
+        do: how to mend it.
+    """
+    folder = Path(named).expanduser()
+    if is_local_model(named) and not (folder / "config.json").is_file():
+        yield Problem(
+            "there is no model in this folder",
+            where,
+            f"{named}, {'without config.json' if folder.is_dir() else 'no such folder'}",
+            "a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
+            do,
+        )

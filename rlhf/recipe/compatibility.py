@@ -1,0 +1,281 @@
+"""Rules between parts that know nothing of each other: what a contract of one section asks of another section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.declared import needs_tools, plays_seats
+from environments.base import has_tools, step_limit
+from rewards.base import GroupReward
+from rlhf.checking import Problem, RecipeView, no_effect, no_split
+from rlhf.recipe.catalog import CATALOG, DEFAULT_KIND
+from rlhf.recipe.keys import keys_of
+from rlhf.recipe.model import plain_rewards
+from rlhf.recipe.registry import resolve
+from rlhf.recipe.view import Place, places
+
+if TYPE_CHECKING:
+    from rlhf.recipe.model import Recipe
+
+#: Looks at all parts and their places.
+Rule = Callable[[RecipeView, Sequence[Place]], Iterator[Problem]]
+
+
+def check_processes(recipe: Recipe, n: int) -> None:
+    """Raise RecipeError where a part of the recipe cannot work in `n` processes."""
+    _ask("check_processes", places(recipe) if n > 1 else (), n)
+
+
+def check_seated(recipe: Recipe) -> None:
+    """Raise RecipeError where seats are compared, or older versions play, and the game has one seat.
+
+    An agent of kind `self_play` can be measured where the other seat is the environment's own: then this waits until
+    somebody trains.
+    """
+    _ask("check_seats", places(recipe))
+
+
+def _ask(method: str, found: Sequence[Place], *arguments: object) -> None:
+    """Raise the first problem of the parts that have a method of this name."""
+    for place in found:
+        check = getattr(type(place.part), method, None)
+        for problem in check(place.part, place.context, *arguments) if check is not None else ():
+            raise problem.error
+
+
+def _tools(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    if needs_tools(view.agent) and not has_tools(view.environment):
+        yield Problem(
+            "this agent needs tools and the environment offers none",
+            where="agent.kind",
+            got=f"{view.kind_of('agent', view.agent)} in {view.kind_of('environment', view.environment)}",
+            expected="an environment with an attribute `tools`, or an agent without needs_tools",
+            do="use {kind: chat}, or another environment",
+        )
+
+
+def _seats(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    seats = view.properties.seats
+    if seats and not plays_seats(view.agent):
+        yield Problem(
+            "this agent would play all seats of the game as if they were one",
+            where="agent.kind",
+            got=f"{view.kind_of('agent', view.agent)}, for {', '.join(seats)}",
+            expected="an agent that keeps a conversation for each seat",
+            do="write agent: {kind: self_play}; an agent of your own that can has an attribute plays_seats = True",
+        )
+
+
+def _rewards(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    if not view.rewards or (view.learning and not view.has_weight):
+        yield Problem(
+            "there is nothing to score with" if not view.rewards else "every reward has weight 0",
+            where="rewards",
+            got=", ".join(view.rewards) or "no rewards",
+            expected="at least one reward" + (" with a weight" if view.rewards else ""),
+            do="add rewards: {outcome: {kind: outcome}}",
+        )
+
+
+def _held_out(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    """Refuse watched rewards that are trained on too, or watched twice."""
+    plain = plain_rewards(view.rewards) if any(w.watch is not None for w in view.rewards.values()) else {}
+    bare = {name: {k: v for k, v in p.items() if k not in ("watch", "weight")} for name, p in plain.items()}
+    names = list(bare)
+    for name in (name for name in names if view.rewards[name].watch is not None):
+        for other in names:
+            is_trained = view.rewards[other].watch is None
+            is_twice = not is_trained and names.index(other) < names.index(name) and bare[other] == bare[name]
+            if is_twice or (is_trained and _holds(bare[other], bare[name])):
+                yield Problem(
+                    "this reward is not held out: it is trained on too" if is_trained else "this is watched already",
+                    where=f"rewards.{name}",
+                    got=f"the same as rewards.{other}" if bare[other] == bare[name] else f"a part of rewards.{other}",
+                    expected="a reward that the policy never learns from" if is_trained else "another reward",
+                    do="watch a second, stricter verifier of the same thing" if is_trained else "remove one of them",
+                )
+
+
+def _holds(outer: Any, inner: Mapping[str, Any]) -> bool:
+    """True if the plain values of a reward are, or contain, those of another."""
+    if outer == inner:
+        return True
+    values = outer.values() if isinstance(outer, Mapping) else outer if isinstance(outer, list) else ()
+    return any(_holds(value, inner) for value in values)
+
+
+def _groups(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    for place in found:
+        stage, estimator = place.context.stage, place.part
+        if place.section == "advantage" and stage.group_size < estimator.min_group:
+            yield Problem(
+                "a group this small has no advantage: every number would be 0",
+                where=f"{place.context.stage_path}.group_size",
+                got=str(stage.group_size),
+                expected=f"at least {estimator.min_group} for {view.kind_of('advantage', estimator)}",
+                do="attempt each task several times: group_size: 8",
+            )
+
+
+def _votes(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    for name, weighted in view.rewards.items():
+        for path, stage in view.learning:
+            if weighted.weight and isinstance(weighted.reward, GroupReward) and stage.group_size < 2:
+                yield Problem(
+                    "this reward compares the attempts at a task, and there is one of each",
+                    where=f"{path}.group_size",
+                    got=str(stage.group_size),
+                    expected=f"at least 2 for rewards.{name}, {view.kind_of('reward', weighted.reward)}",
+                    do="attempt each task several times: group_size: 8",
+                )
+
+
+def _critics(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    for path, stage in view.learning:
+        own = [place for place in found if place.section == "advantage" and place.context.stage is stage]
+        needing = [place for place in own if place.part.needs_values]
+        wanted, estimator = _critic_for(stage.advantage), view.kind_of("advantage", stage.advantage)
+        if stage.critic is None and needing:
+            first = needing[0]
+            yield Problem(
+                "this estimator needs a critic and the stage trains none",
+                where=first.context.at("kind"),
+                got=view.kind_of("advantage", first.part),
+                expected=f"{path}.critic, or an estimator with needs_values = False",
+                do=f"add critic: {_written(_critic_for(first.part))} to the stage, or use grpo, rloo or gigpo",
+            )
+        if stage.critic is None:
+            continue
+        given = view.kind_of("critic", stage.critic)
+        if not needing:
+            why = f"{estimator} compares with no values: use {' or '.join(_estimators_for(given))}"
+            yield no_effect(f"{path}.critic", "a critic", why)
+        if given in CATALOG["critic"] and given != wanted:
+            yield Problem(
+                "this critic does not learn what the estimator asks",
+                where=f"{path}.critic.kind",
+                got=f"{given} for {estimator}",
+                expected=wanted,
+                do=f"write critic: {_written(wanted)}, or use advantage {' or '.join(_estimators_for(given))}",
+            )
+
+
+def _critic_for(estimator: object) -> str:
+    from rlhf.credit.estimator import critic_of
+
+    return critic_of(estimator) or DEFAULT_KIND["critic"]
+
+
+def _written(kind: str) -> str:
+    """Return the shortest way to write a critic of that kind."""
+    return "{}" if kind == DEFAULT_KIND["critic"] else f"{{kind: {kind}}}"
+
+
+def _estimators_for(critic: str) -> list[str]:
+    """Return, for a hint, the estimators that compare with such a critic, those left out that hold another one."""
+    from rlhf.credit.estimator import may_take
+
+    known = {kind: resolve("advantage", kind, base=Path()) for kind in CATALOG["advantage"]}
+    needing = {kind: found for kind, found in known.items() if found.needs_values is True}
+    kinds = [kind for kind, found in needing.items() if _critic_for(found) == critic]
+    # progress alone may do with or without
+    kinds += [f"{kind} with contributions: critic" for kind, found in known.items() if may_take(found, critic)]
+    return kinds or list(needing)
+
+
+def _wrapped(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    from rlhf.credit.estimator import BatchEstimator
+
+    for place in found:
+        outer = place.context.holder if place.section == "advantage" else None
+        if outer is not None and isinstance(place.part, BatchEstimator) and not isinstance(outer, BatchEstimator):
+            yield Problem(
+                "this estimator compares the groups of a step, and what holds it shows it one group at a time",
+                where=place.context.at("kind"),
+                got=f"{view.kind_of('advantage', place.part)} in {view.kind_of('advantage', outer)}",
+                expected=f"a method {type(outer).__name__}.over_batch",
+                do="write `over_batch` as rlhf/credit/wrapper.py does, or inherit from its Wrapper",
+            )
+
+
+def _branches(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    from rlhf.credit.estimator import needs_branches, without
+    from rlhf.rollout.group_structure import Independent, Retry
+
+    for place in found:
+        if place.section != "advantage" or place.context.is_trained or not needs_branches(place.part):
+            continue
+        if isinstance(place.context.stage.rollout, Independent | Retry):
+            do = "add rollout: {kind: tree}, or use grpo"
+            yield without(place.part, place.context, "attempts do not branch", do)
+
+
+def _silenced(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    """Keys that another key of the same class leaves without effect; a subclass says so of itself."""
+    for place in found:
+        if place.context.holder is not None and place.section != "advantage":
+            continue
+        part = place.part
+        for silenced in vars(type(part)).get("silences", ()):
+            if getattr(part, silenced.by) != silenced.value:
+                continue
+            value = "false" if silenced.value is False else silenced.value
+            keys = keys_of(type(part))
+            for name in silenced.keys:
+                default = keys[name].make_default
+                if default is not None and getattr(part, name) != default():
+                    yield no_effect(place.context.at(name), getattr(part, name), f"{silenced.by} is {value}")
+
+
+def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    wanted = {"evaluation.split": view.evaluation.split}
+    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(view.stages)}
+    if any(stage.evaluate_every for _, stage in view.learning):
+        wanted["evaluation.watch_split"] = view.evaluation.watch_split
+    for where, split in wanted.items():
+        yield from no_split(split, view.properties.splits, where)
+
+
+#: What the agent, the environment and the rewards ask of each other.
+OF_TASKS: tuple[Rule, ...] = (_tools, _held_out, _seats, _rewards)
+#: What stages ask of parts beside them, before each part is looked at: behind these, much else would be a consequence.
+OF_STAGES: tuple[Rule, ...] = (_groups, _critics, _wrapped, _silenced, _votes)
+#: What is asked last.
+OF_ALL: tuple[Rule, ...] = (_splits, _branches)
+
+
+def unseen(view: RecipeView) -> Iterator[str]:
+    """Tell of success that is measured on tasks of training."""
+    split = view.evaluation.split
+    if stages := [f"stages[{i}]" for i, stage in enumerate(view.stages) if stage.split == split]:
+        judged = f"evaluation.split {split} is that of {' and '.join(stages)}"
+        yield f"{judged}: success is measured on tasks that were trained on"
+
+
+def cut(view: RecipeView) -> Iterator[str]:
+    """Tell of episodes that limits cut before the environment does."""
+    steps = step_limit(view.environment)
+    if steps is not None and steps > view.limits.max_turns:
+        yield f"limits.max_turns {view.limits.max_turns} cuts episodes before the environment's {steps} steps"
+
+
+def one_for_all(view: RecipeView) -> Iterator[str]:
+    """Tell of seats whose credit is one. An estimator that is not listed may read the notes that say who had a turn."""
+    from rewards.combinators.parts import with_parts
+    from rlhf.credit.contrib.self_play import Seats
+
+    for path, stage in view.learning if len(view.properties.seats) > 1 else ():
+        kind = view.kind_of("advantage", stage.advantage)
+        if ":" in kind or any(isinstance(part, Seats) for _, part in with_parts("", stage.advantage)):
+            continue
+        inner = "" if stage.advantage.needs_values else f", inner: {{kind: {kind}}}"
+        others = ", an older version's among them" if stage.opponents is not None else ""
+        yield (
+            f"{path}.advantage {kind} tells no seats apart: what one wins praises the moves of the other{others}; "
+            f"unless they win together, write advantage: {{kind: seats{inner}}}"
+        )
+
+
+CAUTIONS: tuple[Callable[[RecipeView], Iterator[str]], ...] = (unseen, cut, one_for_all)

@@ -1,0 +1,182 @@
+"""The parts of a recipe with their places, and what follows from all of them together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlhf.checking import CheckContext, RecipeView
+from rlhf.recipe.catalog import CATALOG
+from rlhf.recipe.declared import declared_by
+from rlhf.recipe.keys import holds_objects, keys_of, section_in
+from rlhf.recipe.registry import kind_of
+from rlhf.recipe.values import join
+
+if TYPE_CHECKING:
+    from rlhf.recipe.model import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A part where it stands.
+
+    Attributes:
+        part: its settings, or a function.
+        section: of the catalogue, where it has a kind; else empty.
+        context: what it may look at.
+    """
+
+    part: Any
+    section: str
+    context: CheckContext
+
+
+def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each policy-gradient stage."""
+    from rlhf.training.stages.policy_gradient import PolicyGradient
+
+    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, PolicyGradient))
+
+
+def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each supervised stage."""
+    from rlhf.training.stages.supervised import Supervised
+
+    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, Supervised))
+
+
+def paired_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each stage that learns from pairs."""
+    from rlhf.training.stages.pair_settings import OnPairs
+
+    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, OnPairs))
+
+
+def _stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    return ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))
+
+
+def shards_parameters(recipe: Recipe) -> bool:
+    """True if the trainer of any stage shards the policy's weights, so that no engine can share its module."""
+    return bool(_sharded(recipe))
+
+
+def _sharded(recipe: Recipe) -> Mapping[str, str]:
+    from rlhf.training.backends.settings import key_that_spreads, spread_of
+
+    stages = [(path, stage.trainer) for path, stage in _stages(recipe)]
+    return {path: key_that_spreads(trainer) for path, trainer in stages if spread_of(trainer).parameters}
+
+
+def view_of(recipe: Recipe) -> RecipeView:
+    """The view of `recipe` that its parts check themselves against."""
+    from agents.chat import ChatAgent
+    from agents.declared import roles_of
+    from rewards.base import is_penalty
+    from rewards.combinators.parts import with_parts
+    from rlhf.inference.settings import shares_policy
+
+    properties, sharded = declared_by(recipe.environment), _sharded(recipe)
+    chatting = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ChatAgent))
+    return RecipeView(
+        policy=recipe.policy,
+        environment=recipe.environment,
+        agent=recipe.agent,
+        rewards=recipe.rewards,
+        trained_rewards=recipe.trained_rewards,
+        engine=recipe.engine,
+        limits=recipe.limits,
+        evaluation=recipe.evaluation,
+        stages=recipe.stages,
+        properties=properties,
+        roles=roles_of(recipe.agent, properties.seats),
+        learning=tuple(policy_gradient_stages(recipe)),
+        penalties=tuple(name for name, w in recipe.rewards.items() if w.weight and is_penalty(w.reward)),
+        is_silent=any(agent.think == "off" for agent in chatting),
+        without_tools=lambda: list(_without_tools("environment", recipe.environment)),
+        sharded=sharded,
+        shares_policy=shares_policy(recipe.engine) and not sharded,
+        kind_of=kind_of,
+        is_listed=_is_listed,
+    )
+
+
+def _is_listed(section: str, part: object) -> bool:
+    return kind_of(section, part) in CATALOG[section]
+
+
+def _without_tools(path: str, world: Any) -> Iterator[tuple[str, Any]]:
+    """Give path and settings of each environment that takes no calls, those within another in its place."""
+    from environments.base import inside, takes_calls
+
+    held = inside(world)
+    for where, inner in held:
+        yield from _without_tools(path + where, inner)
+    says = takes_calls(world)
+    if not held and not (says if says is not None else not _is_listed("environment", world)):
+        yield path, world
+
+
+def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool = False) -> list[Place]:
+    """Return every part of `recipe` with its place: a stage before its parts, any other part behind those it holds.
+
+    Args:
+        recipe: all of it is built.
+        view: of it, where there is one already.
+        is_trained: whether the policy is only to be evaluated.
+    """
+    common: dict[str, Any] = {"recipe": view or view_of(recipe), "is_trained": is_trained}
+    found = list(_within(recipe.agent, "agent", "agent", common))
+    for name, weighted in recipe.rewards.items():
+        path, own = join("rewards", name), common | {"reward": name}
+        if weighted.watch is not None:
+            found += _within(weighted.watch, "", join(path, "watch"), own)
+        found += _within(weighted.reward, "reward", path, own)
+    found += _within(recipe.environment, "environment", "environment", common)
+    found += _within(recipe.policy, "policy", "policy", common)
+    for path, stage in _stages(recipe):
+        own = common | {"stage": stage, "stage_path": path}
+        found.append(_place(stage, "stage", path, own))
+        found += _held(stage, path, own)
+    found += _within(recipe.engine, "engine", "engine", common)
+    found += _within(recipe.limits, "", "limits", common)
+    return [*found, *_within(recipe.evaluation, "", "evaluation", common)]
+
+
+def _within(part: Any, section: str, path: str, known: Mapping[str, Any]) -> Iterator[Place]:
+    """Give the places of all that `part` holds, and its own last. A verifier stands where the reward does."""
+    from rewards.verified import Verified
+
+    if isinstance(part, Verified):
+        yield from _within(part.verifier, section, path, known)
+        return
+    if not inspect.isroutine(part):
+        yield from _held(part, path, {**known, "holder": part})
+    yield _place(part, section, path, known)
+
+
+def _place(part: Any, section: str, path: str, known: Mapping[str, Any]) -> Place:
+    return Place(part=part, section=section, context=CheckContext(path=path, **known))
+
+
+def _held(part: Any, path: str, known: Mapping[str, Any]) -> Iterator[Place]:
+    """Give the places of what the keys of `part` hold, in their order."""
+    for name, key in keys_of(type(part)).items():
+        if holds_objects(key.annotation):
+            section = section_in(key.annotation) or ""
+            for where, value in _objects(join(path, name), getattr(part, name)):
+                yield from _within(value, section, where, known)
+
+
+def _objects(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Give the places of the objects in a value; numbers, texts and null are none."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _objects(join(path, str(name)), inner)
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from _objects(f"{path}[{i}]", inner)
+    elif value is not None and not isinstance(value, str | int | float):
+        yield path, value

@@ -1,0 +1,94 @@
+"""Estimators check the parts around them: agent, rewards, demonstrations, branches, seats and critics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from environments.base import Properties
+from rlhf.checking import CheckContext, scale_of
+from rlhf.credit.contrib.archer import ArCHer
+from rlhf.credit.contrib.progress import Progress
+from rlhf.credit.contrib.self_play import Seats
+from rlhf.credit.contrib.task_normalised import TaskNormalised
+from rlhf.credit.contrib.treerl import TreeRL
+from rlhf.credit.estimator import critic_of, may_take, needs_branches
+from rlhf.credit.gae import GAE
+from rlhf.credit.grpo import GRPO
+from rlhf.errors import RecipeError
+from rlhf.recipe import load
+from rlhf.recipe.checks import problems
+from rlhf.recipe.compatibility import check_seated
+from rlhf.recipe.model import recipe_of
+from rlhf.recipe.text import read
+from rlhf.recipe.view import view_of
+from tests import recipe_parts
+
+EXPERT = ["stages.1.expert={per_group: 1}", "stages.1.loss={kind: luffy}"]
+PLANNER = "agent={kind: planner}"
+REINFORCED = "stages=[{kind: policy_gradient, steps: 3, group_size: 4}]"
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    return recipe_parts.write(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "where"),
+    [
+        ("{kind: hrpo, reward: nowhere}", "stages[1].advantage.reward"),
+        ("{kind: two_level, low_reward: nowhere}", "stages[1].advantage.low_reward"),
+        ("{kind: two_level}", "stages[1].advantage.kind"),
+        ("{kind: reviews}", "stages[1].advantage.kind"),
+        ("{kind: task_normalised, inner: {kind: treerl}}", "stages[1].advantage.inner.kind"),
+        ("{kind: guided}", "stages[1].advantage.kind"),
+        ("{kind: guided, normalize_std: true}", "stages[1].advantage.kind"),
+        ("{kind: guided, baseline: own}", "stages[1].advantage.baseline"),
+        ("{kind: seats}", "stages[1].advantage.kind"),
+    ],
+)
+def test_estimator_without_its_counterpart_is_refused(echo: Path, advantage: str, where: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(echo, [f"stages.1.advantage={advantage}", "agent={kind: chat}"])
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["stages.1.advantage={kind: two_level, low_reward: right}", PLANNER],
+        ["stages.1.advantage={kind: guided, baseline: own}", *EXPERT],
+        ["stages.1.advantage={kind: reviews}", "agent={kind: critic}"],
+        ["stages.1.advantage={kind: hrpo, reward: right}"],
+    ],
+)
+def test_estimator_with_its_counterpart_is_accepted(echo: Path, overrides: list[str]) -> None:
+    recipe = recipe_of(read(echo, overrides), name="echo", base=echo.parent)
+    assert not [p for p in problems(recipe) if p.where.startswith("stages[1].advantage")]
+
+
+@pytest.mark.parametrize("advantage", ["{kind: two_level}", "{kind: guided}", "{kind: reviews}"])
+def test_trained_policy_needs_no_counterpart(echo: Path, advantage: str) -> None:
+    load(echo, [f"stages.1.advantage={advantage}"], is_trained=True)
+
+
+def test_seats_wait_for_training_under_self_play(echo: Path) -> None:
+    overrides = [REINFORCED, "agent={kind: self_play}", "stages.0.advantage={kind: seats}"]
+    with pytest.raises(RecipeError, match="compares by seats"):
+        check_seated(load(echo, overrides))
+
+
+def test_traits_of_an_estimator_are_those_it_declares() -> None:
+    assert critic_of(GAE()) is None
+    assert critic_of(TaskNormalised(inner=ArCHer())) == "archer"
+    assert may_take(Progress(), "contributions") and not may_take(GRPO(), "contributions")
+    assert needs_branches(TreeRL()) and not needs_branches(GRPO())
+    assert scale_of(GRPO()) is None and scale_of(GRPO(normalize_std=False)) == "group_mean"
+
+
+def test_seats_of_a_game_for_two_are_compared(echo: Path) -> None:
+    view = replace(view_of(load(echo, [])), properties=Properties(seats=("first", "second")))
+    assert not list(Seats().check_seats(CheckContext(path="stages[1].advantage", recipe=view)))

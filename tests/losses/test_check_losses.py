@@ -1,0 +1,70 @@
+"""Losses check the estimator, the filters and the rewards around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import RecipeError
+from rlhf.losses.gspo import GSPO
+from rlhf.losses.policy_loss import traits_of
+from rlhf.losses.reinforce import Reinforce
+from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
+from tests import recipe_parts
+
+CENTRED = "stages.1.advantage={kind: dr_grpo}"
+ALL_GROUPS = "stages.1.filters={drop_zero_advantage: false}"
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    return recipe_parts.write(tmp_path)
+
+
+def said(path: Path, *overrides: str) -> list[str]:
+    return [text for text in cautions(load(path, overrides)) if ".loss" in text]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["stages.1.loss={kind: nft}"], "stages[1].advantage.kind"),
+        (["stages.1.loss={kind: kdrl, teacher: ./nowhere}"], "stages[1].loss.teacher"),
+        (
+            ["stages.1.loss={kind: kdrl, teacher: a/b, teach: silent_groups}"],
+            "stages[1].filters.drop_zero_advantage",
+        ),
+        (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind"),
+    ],
+)
+def test_loss_without_its_counterpart_is_refused(echo: Path, overrides: list[str], where: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(echo, overrides)
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("overrides", "n", "says"),
+    [
+        ([], 0, ""),
+        (["stages.1.loss={kind: min_entropy}"], 1, "looks at no advantage"),
+        (["stages.1.loss={kind: min_entropy}", ALL_GROUPS], 0, ""),
+        (["stages.1.loss={kind: shiq}", ALL_GROUPS], 1, "grpo gives others"),
+        (["stages.1.loss={kind: shiq}", ALL_GROUPS, CENTRED], 0, ""),
+        (["stages.1.loss={kind: ppo_clip, kl: k2}"], 1, "measured only"),
+        (["stages.1.loss={kind: kdrl, teacher: a/b, teach: silent_groups}", ALL_GROUPS], 0, ""),
+        (["stages.1.loss={kind: nft}", CENTRED, "rewards={a: {kind: outcome}}"], 0, ""),
+        (["stages.1.loss={kind: nft}", CENTRED, "rewards={a: {kind: outcome, weight: 2}}"], 1, "weights [2.0]"),
+    ],
+)
+def test_loss_tells_what_is_probably_not_meant(echo: Path, overrides: list[str], n: int, says: str) -> None:
+    found = said(echo, *overrides)
+    assert len(found) == n and all(says in text for text in found)
+
+
+def test_traits_of_a_loss_are_those_it_declares() -> None:
+    assert traits_of(GSPO()).needs_whole == "trajectory" and not traits_of(GSPO()).needs_fresh_samples
+    assert traits_of(Reinforce()).needs_fresh_samples and traits_of(Reinforce()).bounds_ratio
+    assert traits_of(object()).reductions == ()
