@@ -25,17 +25,17 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 #: Folders whose tests take milliseconds: what one runs while writing.
-FAST = ("agents", "batching", "credit", "evaluation", "losses", "rewards", "rollout", "sampling")
+FAST = ("agents", "batching", "credit", "evaluation", "losses", "rewards", "rollout", "tasks")
 #: Folders and files whose tests are not run side by side with others of the same kind. They begin first.
 ALONE = {
     "rollout/vllm": "vllm",
-    "trainers/test_deepspeed.py": "processes",
-    "trainers/test_deepspeed_critic.py": "processes",
-    "trainers/test_deepspeed_references.py": "processes",
-    "trainers/test_deepspeed_runs.py": "processes",
-    "trainers/test_nodes.py": "processes",
-    "trainers/test_publish_zero3.py": "processes",
-    "trainers/test_resume_elsewhere.py": "processes",
+    "training/test_deepspeed.py": "processes",
+    "training/test_deepspeed_critic.py": "processes",
+    "training/test_deepspeed_references.py": "processes",
+    "training/test_deepspeed_runs.py": "processes",
+    "training/test_nodes.py": "processes",
+    "training/test_publish_zero3.py": "processes",
+    "training/test_resume_elsewhere.py": "processes",
     "test_kills.py": "processes",
     "test_memory.py": "processes",
     "test_processes.py": "processes",

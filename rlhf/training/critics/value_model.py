@@ -224,10 +224,10 @@ class TrunkModel(KeptModel):
 
 
 class ValueModel(TrunkModel):
-    """Reads one number off the last hidden state of each place; a drop-in for
-    `rlhf.inference.embedded.attention.packed_forward`.
+    """Reads one number off the last hidden state of each place.
 
-    The head is float32, and 0 at first: a critic that has seen nothing expects nothing.
+    A drop-in for `rlhf.inference.embedded.attention.packed_forward`. The head is float32, and 0 at first: a critic that
+    has seen nothing expects nothing.
     """
 
     head: nn.Linear
