@@ -16,6 +16,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+
+class RenamedWarning(FutureWarning):
+    """A name of before the redesign, which still works for one release."""
+
+
 _PACKAGES = frozenset({"rlhf", "environments", "rewards", "agents"})
 
 
@@ -51,7 +56,9 @@ class _Finder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = new_names()[spec.name]
-        warnings.warn(f"{spec.name} is now {new}; the old name goes with the next release", FutureWarning, stacklevel=2)
+        warnings.warn(
+            f"{spec.name} is now {new}; the old name goes with the next release", RenamedWarning, stacklevel=2
+        )
         importlib.import_module(new)
         return _Moved(spec.name)
 

@@ -44,7 +44,7 @@ def beside(
     sizes = {path: _bytes_of(path, recipe.policy, n * size) for path in sorted(paths)}
     refresh = getattr(stage, "reward_refresh", None)
     refreshed = [sizes[part.path] for part in asked if isinstance(part, ModelReward)] if refresh else []
-    n_judges = 2 if getattr(stage, "judge_renewal", None) else 0
+    n_judges = 2 if getattr(stage, "judge_refresh", None) else 0
     written = of_trained + moments if getattr(stage, "checkpoint_in_background", False) else 0
     return {
         "rewards": sum(sizes.values()),

@@ -34,10 +34,10 @@ _CHANGES = {
     "buffers": "lower {stage}.trainer.bucket_mb",
     "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
     "teacher": "name a smaller teacher in {stage}.loss.teacher",
-    "critic": "set {stage}.critic.lora={{}} or {stage}.critic.trunk=policy",
+    "critic": "set {stage}.critic.lora={{}} or {stage}.critic.backbone=policy",
     "rewards": "ask a server instead, by the url of the reward, or use smaller models",
     "reward_copy": "remove {stage}.reward_refresh, or use a smaller reward model",
-    "judges": "remove {stage}.judge_renewal, or ask a judge that stays",
+    "judges": "remove {stage}.judge_refresh, or ask a judge that stays",
     "background": "set {stage}.checkpoint_in_background=false",
     "engine": "use engine={{kind: vllm}} with engine.dtype=bfloat16, or servers on other GPUs: engine.servers",
     "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
@@ -249,22 +249,22 @@ def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
 
 
 def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
-    """Bytes of a critic: its own trunk, and gradient and moments of all that it trains; the head is next to nothing."""
-    from rlhf.training.critics.value_model import trunk_of
+    """Bytes of a critic: its own backbone, gradients and moments of all that it trains; the head is next to none."""
+    from rlhf.training.critics.value_model import backbone_of
     from rlhf.training.policy.model import Pretrained
 
-    if critic is None or not hasattr(critic, "trains_trunk"):  # a critic of one's own, of which nothing is known
+    if critic is None or not hasattr(critic, "trains_backbone"):  # a critic of one's own, of which nothing is known
         return 0
-    shares = critic.trunk == "policy"
+    shares = critic.backbone == "policy"
     policy = recipe.policy if shares else replace(recipe.policy, lora=critic.lora)
     pretrained: Any = Pretrained
     try:
         model, _ = meta_model(pretrained(path=critic.path, lora=critic.lora, dtype=dtype) if critic.path else policy)
     except ModelError:  # not to be had now: as large as the policy
         model, _ = meta_model(policy)
-    parameters = parameters_of(trunk_of(model))
-    moved = sum(p.n_bytes for p in parameters if p.is_trained and critic.trains_trunk)
-    # A shared trunk keeps gradients in the policy's place, one after the other, and moments of its own.
+    parameters = parameters_of(backbone_of(model))
+    moved = sum(p.n_bytes for p in parameters if p.is_trained and critic.trains_backbone)
+    # A shared backbone keeps gradients in the policy's place, one after the other, and moments of its own.
     held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
     # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
     copied = hasattr(critic, "tau") or (hasattr(critic, "told") and critic.lora is None)
@@ -358,8 +358,8 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
 
 
 def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
-    """Bytes of activations of a critic that trains a trunk; it keeps them where the policy computes them again."""
-    if not getattr(getattr(stage, "critic", None), "trains_trunk", False):
+    """Bytes of activations of a critic that trains a backbone; it keeps them where the policy computes them again."""
+    if not getattr(getattr(stage, "critic", None), "trains_backbone", False):
         return 0
     return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0
 

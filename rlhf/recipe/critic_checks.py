@@ -55,11 +55,11 @@ def _check_pairing(recipe: Recipe) -> None:
 
 def _check_roles(recipe: Recipe) -> None:
     for path, stage in policy_gradient_stages(recipe):
-        if stage.critic is not None and stage.trains is not None:
+        if stage.critic is not None and stage.train_roles is not None:
             raise RecipeError(
                 "a critic learns from all generations",
-                where=f"{path}.trains",
-                got=f"{', '.join(map(repr, stage.trains))} beside a critic",
+                where=f"{path}.train_roles",
+                got=f"{', '.join(map(repr, stage.train_roles))} beside a critic",
                 expected="null",
                 hint="remove the key, or use an estimator without a critic, such as grpo",
             )
@@ -123,7 +123,7 @@ CRITIC_CHECKS: tuple[Callable[[Recipe], None], ...] = (
 def _caution_clip(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
         critic = stage.critic
-        if kind_of("critic", critic) != "values" or stage.epochs * stage.minibatches > 1 or critic.trunk == "policy":
+        if kind_of("critic", critic) != "values" or stage.epochs * stage.minibatches > 1 or critic.backbone == "policy":
             continue
         if critic.clip is not None and critic.clip != type(critic)().clip:
             yield f"{path} makes one update per step, before which no value has moved: critic.clip has no effect"

@@ -58,7 +58,7 @@ def _check_shown(recipe: Recipe) -> None:
     from environments.base import can_demonstrate
 
     for path, stage in policy_gradient_stages(recipe):
-        for key in ("expert", "relift"):
+        for key in ("expert", "imitate_failed"):
             if getattr(stage, key) is None:
                 continue
             if not can_demonstrate(recipe.environment):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Stages whose rows know their role, and keys of them that take the policy for one set of weights.
 _OF_ROLES = ("supervised", "policy_gradient")
-_ONE_SET = ("critic", "reward_refresh", "judge_renewal")
+_ONE_SET = ("critic", "reward_refresh", "judge_refresh")
 
 _SHARED_ONE = "plain actions have the adapter that is shared; remove the role"
 _UNSAID = "let the agent say in which roles it calls the policy, in an attribute `roles`, or remove the role"
@@ -71,8 +71,10 @@ def _check_quantized(recipe: Recipe) -> None:
             raise _no_base(where, lora, f"DeepSpeed in stages[{i}]", "trainer: {kind: torch}")
     for path, stage in policy_gradient_stages(recipe):
         critic = stage.critic
-        if getattr(critic, "trunk", "") == "own" and getattr(critic, "path", None) is None:
-            raise _no_base(where, lora, f"{path}.critic, a copy of that base", "critic.path, or critic.trunk: policy")
+        if getattr(critic, "backbone", "") == "own" and getattr(critic, "path", None) is None:
+            raise _no_base(
+                where, lora, f"{path}.critic, a copy of that base", "critic.path, or critic.backbone: policy"
+            )
 
 
 def _no_base(where: str, lora: Any, whose: str, expected: str) -> RecipeError:

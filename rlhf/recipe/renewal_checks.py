@@ -66,10 +66,10 @@ def _check_refreshed(recipe: Recipe) -> None:
 
 
 def _renewing(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Give YAML path and settings of each `judge_renewal`."""
+    """Give YAML path and settings of each `judge_refresh`."""
     for path, stage in policy_gradient_stages(recipe):
-        if stage.judge_renewal is not None:
-            yield f"{path}.judge_renewal", stage.judge_renewal
+        if stage.judge_refresh is not None:
+            yield f"{path}.judge_refresh", stage.judge_refresh
 
 
 def _check_renewed(recipe: Recipe) -> None:
@@ -138,7 +138,7 @@ def _check_truth(recipe: Recipe) -> None:
 
 def _caution_never(recipe: Recipe) -> Iterator[str]:
     for path, stage in policy_gradient_stages(recipe):
-        for key in ("reward_refresh", "judge_renewal"):
+        for key in ("reward_refresh", "judge_refresh"):
             settings = getattr(stage, key)
             if settings is not None and settings.every > stage.steps:
                 yield f"{path}.{key}.every is {settings.every} and the stage has {stage.steps} steps"

@@ -30,9 +30,9 @@ def roles_of(recipe: Recipe) -> tuple[str, ...]:
 def _check_trained(recipe: Recipe) -> None:
     roles = roles_of(recipe)
     for path, stage in policy_gradient_stages(recipe):
-        for role in stage.trains or ():
+        for role in stage.train_roles or ():
             if roles and role not in roles:
-                raise never_called(f"{path}.trains", role, roles, _PLAIN)
+                raise never_called(f"{path}.train_roles", role, roles, _PLAIN)
 
 
 def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> RecipeError:

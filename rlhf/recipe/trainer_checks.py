@@ -20,7 +20,7 @@ def shards_parameters(recipe: Recipe) -> bool:
 #: Key of a stage that works in one process only -> what is done then.
 _IN_ONE_PROCESS = {
     "reward_refresh": "models of rewards are renewed",
-    "judge_renewal": "models of rewards are renewed",
+    "judge_refresh": "models of rewards are renewed",
     "opponents": "older versions of the policy are kept",
 }
 
@@ -84,14 +84,14 @@ def _check_critic(recipe: Recipe) -> None:
                 expected="values",
                 hint="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
             )
-        if critic.trunk == "policy" and (critic.trains_trunk or stage.trainer.zero == 3):
+        if critic.backbone == "policy" and (critic.trains_backbone or stage.trainer.zero == 3):
             moved = "the value loss would move weights that DeepSpeed has a copy of"
             raise RecipeError(
-                moved if critic.trains_trunk else "the critic would need weights that lie in pieces",
-                where=f"{path}.critic.trunk",
+                moved if critic.trains_backbone else "the critic would need weights that lie in pieces",
+                where=f"{path}.critic.backbone",
                 got=f"policy, with {path}.trainer.zero: {stage.trainer.zero}",
                 expected="own" if stage.trainer.zero == 3 else "own, or gradient: head",
-                hint="remove critic.trunk: the critic then has a transformer of its own, whole in each process",
+                hint="remove critic.backbone: the critic then has a transformer of its own, whole in each process",
             )
 
 

@@ -63,7 +63,7 @@ def serve_left(run: Run, stages: Sequence[Any]) -> None:
         label = f"{index}-policy_gradient"
         if (refresh := getattr(stage, "reward_refresh", None)) is not None:
             _read(run, *refreshed(refresh, run.collector.rewards), _MODELS, label)
-        if (renewal := getattr(stage, "judge_renewal", None)) is not None:
+        if (renewal := getattr(stage, "judge_refresh", None)) is not None:
             _read(run, *renewed(renewal, run.collector.rewards), _JUDGES, label)
 
 
@@ -108,5 +108,5 @@ async def _renew(run: Run, keeper: PolicyJudge) -> None:
         return
     run.progress.say(
         f"caution: the policy of step {keeper.next_step} does not become the judge of {keeper.name}, as it is right on "
-        f"{accuracy} and judge_renewal.least is {keeper.settings.least:g}; the judge stays until the stage ends"
+        f"{accuracy} and judge_refresh.least is {keeper.settings.least:g}; the judge stays until the stage ends"
     )

@@ -89,7 +89,7 @@ async def one_step(run: Run, stage: PolicyGradient, parts: StageComponents, step
     with span("credit"):
         with boundary(TrainingError, where=f"the advantage of {run.state.label}, step {step + 1}"):
             credits = gathered.weighted(credit_of(stage.advantage, groups, seen.values if seen else None))
-        made, counters = make_samples(groups, credits, stage.layout, stage.trains)
+        made, counters = make_samples(groups, credits, stage.layout, stage.train_roles)
         samples, dropped = stage.filters([] if parts.is_warming(step) else made, groups)
 
     run.reseed(step)

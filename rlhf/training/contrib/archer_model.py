@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.settings import STRICT
 from rlhf.training.contrib.turn_buffer import Episode
-from rlhf.training.critics.value_model import OnTrunk, TrunkModel
+from rlhf.training.critics.value_model import BackboneModel, OnBackbone
 from rlhf.training.policy.model import Policy
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ArcherCritic(OnTrunk):
+class ArcherCritic(OnBackbone):
     """Learns what turns and their states are worth from the trajectories of many steps.
 
     Two Q-heads read a turn, two V-heads its state. A copy of the critic that follows it slowly says what they should
@@ -51,9 +51,10 @@ class ArcherCritic(OnTrunk):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trunk == "policy" and self.trains_trunk:
+        if self.backbone == "policy" and self.trains_backbone:
             raise ValueError(
-                "gradient: trunk would move the policy in every update of the critic; use trunk: own, or gradient: head"
+                "gradient: backbone would move the policy in every update of the critic; "
+                "use backbone: own, or gradient: head"
             )
 
     def start(self, stage: PolicyGradient, policy: Policy, start: Path | None, seed: int) -> ArcherTrainer:
@@ -63,11 +64,11 @@ class ArcherCritic(OnTrunk):
         return ArcherTrainer(self, self.build(policy, start, seed), stage, seed)
 
     def build(self, policy: Policy, start: Path | None, seed: int) -> TurnModel:
-        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
-        trunk = self.trunk_for(policy, start, seed)
+        """Return the critic's model before its first update: every value is 0. See `backbone_for`."""
+        backbone = self.backbone_for(policy, start, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = TurnModel(trunk, shared=self.trunk == "policy", trains_trunk=self.trains_trunk)
+            model = TurnModel(backbone, shared=self.backbone == "policy", trains_backbone=self.trains_backbone)
         return model.to(next(policy.model.parameters()).device)
 
 
@@ -86,7 +87,7 @@ class Judged:
     after: Tensor
 
 
-class TurnModel(TrunkModel):
+class TurnModel(BackboneModel):
     """Two Q-heads on the states before and after a turn, two V-heads on one of them alone.
 
     The state after the last token of what the policy has read is the embedding of o, that after the turn's last token
@@ -96,9 +97,9 @@ class TurnModel(TrunkModel):
 
     head: nn.ModuleDict
 
-    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
-        super().__init__(trunk, shared=shared, trains_trunk=trains_trunk)
-        size = trunk.config.hidden_size
+    def __init__(self, backbone: Any, *, shared: bool, trains_backbone: bool) -> None:
+        super().__init__(backbone, shared=shared, trains_backbone=trains_backbone)
+        size = backbone.config.hidden_size
         self.head = nn.ModuleDict(
             {name: _head(size * (2 if name[0] == "q" else 1), size) for name in ("q1", "q2", "v1", "v2")}
         )

@@ -178,10 +178,10 @@ class PolicyJudge:
         if not found:
             raise TrainingError(
                 "the judge cannot be audited: of no task are there a right and a wrong attempt",
-                where=f"judge_renewal of {run.state.label}",
+                where=f"judge_refresh of {run.state.label}",
                 got=f"{collected.n_episodes} attempts at {len(collected.groups)} tasks",
                 expected="a task that is solved now and then",
-                hint="raise judge_renewal.tasks or group_size, or lower judge_renewal.enough",
+                hint="raise judge_refresh.tasks or group_size, or lower judge_refresh.enough",
             )
         return found
 

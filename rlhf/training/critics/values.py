@@ -144,7 +144,7 @@ class CriticTrainer(OwnUpdates[Critic, ValueModel]):
                 expected="Credit.returns_GNT of every group",
                 hint="an estimator with needs_values = True says what the values should have been",
             )
-        self.model.holds_trunk = self.model.shared and self.is_warming(step)
+        self.model.holds_backbone = self.model.shared and self.is_warming(step)
         budget, n_least = stage.max_tokens_per_microbatch, current().n
         rows, n_skipped = _with_returns(seen, samples, bootstrap=self.settings.bootstrap), self._stepper.n_skipped
         logged: dict[str, list[float]] = {}
