@@ -17,15 +17,15 @@ from typing import Any
 
 from agents.stores.contrib.typed import Core, Episodic, Procedural, Semantic
 from rlhf.batching.filters import Filters
+from rlhf.catalog import CATALOG
 from rlhf.evaluation.evaluate import Evaluation
 from rlhf.losses.importance_correction import Criterion
 from rlhf.losses.reduction import Reduction
 from rlhf.recipe.builder import plain
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.describe import expected
 from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.text import to_text
+from rlhf.registry import kind_of
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_watch import Watch
 from rlhf.training.backends.optimizer import AdamW

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rlhf.recipe.catalog import CATALOG
+from rlhf.catalog import CATALOG
 from tests.combinations import (
     ACTS,
     CRITIC,

@@ -14,8 +14,8 @@ from rlhf.evaluation.statistics import share_interval
 from rlhf.recipe.checks import supervised_stages
 from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.model_folders import is_local_model
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.stage_checks import paired_stages
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe

@@ -19,7 +19,6 @@ from rlhf.recipe.lora_checks import CALLED_CHECKS, LORA_CHECKS
 from rlhf.recipe.loss_checks import LOSS_CAUTIONS, LOSS_CHECKS, policy_gradient_stages, shares_policy
 from rlhf.recipe.memory_checks import MEMORY_CHECKS
 from rlhf.recipe.opponent_checks import OPPONENT_CAUTIONS, OPPONENT_CHECKS
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.renewal_checks import RENEWAL_CAUTIONS, RENEWAL_CHECKS
 from rlhf.recipe.role_checks import ROLE_CAUTIONS, ROLE_CHECKS
 from rlhf.recipe.sampling_checks import SAMPLING_CAUTIONS, SAMPLING_CHECKS
@@ -31,6 +30,7 @@ from rlhf.recipe.stopping_checks import STOPPING_CHECKS
 from rlhf.recipe.store_checks import STORE_CHECKS
 from rlhf.recipe.trainer_checks import TRAINER_CHECKS
 from rlhf.recipe.watch_checks import WATCH_CAUTIONS, WATCH_CHECKS
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

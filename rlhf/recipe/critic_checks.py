@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError
-from rlhf.recipe.catalog import CATALOG, DEFAULT_KIND
 from rlhf.recipe.loss_checks import policy_gradient_stages
 from rlhf.recipe.model_folders import refuse_no_model
-from rlhf.recipe.registry import kind_of, resolve
+from rlhf.registry import kind_of, resolve
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

@@ -11,11 +11,11 @@ from agents.tools import ToolAgent
 from rewards.answers.search import ToolUse
 from rewards.answers.tags import Format
 from rewards.combinators.parts import with_parts
+from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.loss_checks import policy_gradient_stages, shares_policy
-from rlhf.recipe.registry import kind_of
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

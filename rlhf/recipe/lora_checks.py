@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
 from rlhf.recipe.loss_checks import policy_gradient_stages
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.role_checks import never_called, roles_of
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

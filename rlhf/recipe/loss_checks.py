@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.model_folders import refuse_no_model
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.trainer_checks import shards_parameters
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

@@ -10,8 +10,8 @@ from rewards.combinators.parts import with_parts
 from rlhf.errors import RecipeError
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages, shares_policy
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.trainer_checks import shards_parameters
+from rlhf.registry import kind_of
 from rlhf.rollout.group_structure import Independent
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.loss_checks import policy_gradient_stages
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.split_checks import check_split
 from rlhf.recipe.trainer_checks import shards_parameters
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

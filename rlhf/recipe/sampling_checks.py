@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlhf.errors import RecipeError
 from rlhf.recipe.loss_checks import policy_gradient_stages
-from rlhf.recipe.registry import kind_of
+from rlhf.registry import kind_of
 from rlhf.tasks.curriculum import Curriculum
 from rlhf.tasks.dynamic import Dynamic
 from rlhf.tasks.greso import GRESO

@@ -11,7 +11,7 @@ from rlhf.credit.contrib.self_play import Seats
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.loss_checks import policy_gradient_stages
-from rlhf.recipe.registry import kind_of
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.start_checks import refuse_group_size, refuse_replay
 from rlhf.recipe.trainer_checks import shards_parameters
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

@@ -132,7 +132,7 @@ def _caution_short(recipe: Recipe) -> Iterator[str]:
 
 def stage_name(stage: Any) -> str:
     """The kind of a stage."""
-    from rlhf.recipe.registry import kind_of
+    from rlhf.registry import kind_of
 
     return kind_of("stage", stage)
 

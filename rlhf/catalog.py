@@ -1,4 +1,4 @@
-"""Every name a recipe may use; `rlhf.recipe.registry` makes a name a class.
+"""Every name a recipe may use; `rlhf.registry` makes a name a class.
 
 To add a part of our own: write its file and its test, and add one line here. Nothing is imported before it is used.
 """
