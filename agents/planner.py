@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from agents.base import History, PolicyHandle
 from agents.chat import ChatAgent
 from agents.memory.base import Exchange, Shown
-from agents.memory.contrib.subgoals import SUBGOAL, Subgoals
+from agents.memory.subgoals import SUBGOAL, Subgoals
 from agents.parsing import split_thoughts
 from rlhf.checking import CheckContext
 from rlhf.data import Action, Generation, Message, Role

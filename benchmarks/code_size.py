@@ -176,6 +176,7 @@ class Tree:
         return [
             ("files", len(self.sources)),
             ("code lines", sum(length for length, _ in files)),
+            ("code lines outside contrib folders", sum(n for n, path in files if "/contrib/" not in path)),
             ("code lines of the largest file", files[0][0]),
             ("that file", files[0][1]),
             ("functions", len(functions)),

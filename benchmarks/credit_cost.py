@@ -27,6 +27,7 @@ import torch
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
+from rlhf.catalog import CATALOG
 from rlhf.credit.estimator import AdvantageEstimator, credit_of
 from rlhf.credit.grpo import GRPO
 from rlhf.data import (
@@ -45,7 +46,6 @@ from rlhf.data import (
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.model import FromScratch

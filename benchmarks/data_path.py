@@ -41,14 +41,15 @@ GROUP, SAMPLED, WORDS, BUDGET = 8, 24, 24, 16384
 N_TASKS, N_ATTEMPTS, N_TURNS, WAIT_S = 16, 2, 2, 0.5
 
 
-def part(name: str, *modules: str) -> Any:
-    """What is called `name` in the first of these modules that the tree of this process has."""
-    for module in modules:
+def part(*names: str) -> Any:
+    """The first of these, each `module:name`, that the tree of this process has."""
+    for name in names:
+        module, _, attribute = name.partition(":")
         try:
-            return getattr(importlib.import_module(module), name)
+            return vars(importlib.import_module(module))[attribute]
         except ModuleNotFoundError:
             continue
-    sys.exit(f"data_path: no module with {name} in this tree; looked in {', '.join(modules)}")
+    sys.exit(f"data_path: this tree has none of {', '.join(names)}")
 
 
 # --- what is played --------------------------------------------------------------------------------------------------
@@ -122,9 +123,9 @@ def tools(n_turns: int) -> tuple[Any, Any, Any]:
     from agents.chat import ChatAgent
 
     words = " ".join(f"w{i}" for i in range(200))
-    train = part("train_tokenizer", "rlhf.training.policy.tokenizer", "rlhf.policy.tokenizer")
-    renderer = part("Renderer", "rlhf.rollout.renderer", "rlhf.inference.renderer")
-    limits = part("Limits", "rlhf.rollout.limits")
+    train = part("rlhf.training.policy.tokenizer:train_tokenizer", "rlhf.trainers.tokenizer:train_tokenizer")
+    renderer = part("rlhf.rollout.renderer:Renderer")
+    limits = part("rlhf.rollout.limits:Limits")
     tokenizer = train([words] * 4, vocab_size=512, max_context=10**6)
     return ChatAgent(format="text"), renderer(tokenizer), limits(max_turns=n_turns + 1, max_tokens=SAMPLED)
 
@@ -142,7 +143,7 @@ def finished(n_trajectories: int, n_turns: int) -> list[Any]:
 async def _play(groups: list[Any], n_trajectories: int, n_turns: int) -> None:
     from rlhf.data import SamplingParams, Score, ScoredGroup, Task, Verdict
 
-    run_episode = part("run_episode", "rlhf.rollout.episode")
+    run_episode = part("rlhf.rollout.episode:run_episode")
     agent, renderer, limits = tools(n_turns)
     shared = (Walks(n_turns), agent, Answers(), renderer, limits, SamplingParams())
     for number in range(n_trajectories // GROUP):
@@ -159,11 +160,11 @@ async def _play(groups: list[Any], n_trajectories: int, n_turns: int) -> None:
 
 def first_micro_batch(groups: Sequence[Any]) -> float:
     """Go the path once; tokens of all rows."""
-    credit_of = part("credit_of", "rlhf.credit.estimator")
-    make_samples = part("make_samples", "rlhf.batching.samples")
-    pack = part("pack_minibatches", "rlhf.batching.pack")
-    reduction = part("Reduction", "rlhf.losses.reduction")
-    samples, counters = make_samples(groups, credit_of(part("GRPO", "rlhf.credit.grpo")(), groups))
+    credit_of = part("rlhf.credit.estimator:credit_of")
+    make_samples = part("rlhf.batching.samples:make_samples")
+    pack = part("rlhf.batching.pack:pack_minibatches")
+    reduction = part("rlhf.losses.reduction:Reduction")
+    samples, counters = make_samples(groups, credit_of(part("rlhf.credit.grpo:GRPO")(), groups))
     batches = next(iter(pack(samples, 1, reduction(), max_tokens=BUDGET)))
     assert 0 < len(batches[0].token_ids) <= BUDGET
     return float(counters["batch/n_tokens"])
@@ -205,13 +206,13 @@ async def collected() -> float:
     """Seconds of one collection."""
     from rlhf.data import SamplingParams, Task
 
-    collector = part("Collector", "rlhf.rollout.runner")
-    weighted = part("Weighted", "rlhf.rollout.scoring")
+    collector = part("rlhf.rollout.runner:RolloutRunner", "rlhf.rollout.collect:Collector")
+    weighted = part("rlhf.rollout.scoring:Weighted", "rlhf.rollout.score:Weighted")
     agent, renderer, _ = tools(N_TURNS)
     n_at_once = 2 * N_ATTEMPTS
     # The attempts of two tasks at a time, so that all rollouts take as long as all scores.
     engine = Answers(2 * WAIT_S / N_TURNS)
-    limits = part("Limits", "rlhf.rollout.limits")(max_turns=N_TURNS + 1, max_tokens=SAMPLED, max_concurrent=n_at_once)
+    limits = part("rlhf.rollout.limits:Limits")(max_turns=N_TURNS + 1, max_tokens=SAMPLED, max_concurrent=n_at_once)
     made = collector(Walks(N_TURNS), agent, {"r": weighted("r", 1.0, Waits())}, engine, renderer, limits, seed=0)
     tasks = [Task(f"walk/{i}") for i in range(N_TASKS)]
     begun = time.perf_counter()

@@ -36,9 +36,9 @@ import psutil
 from environments.base import most_at_once, properties_of
 from environments.transcript import awaited
 from environments.workers.pool import Processes
+from rlhf.catalog import CATALOG
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.executors import CallExecutor
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from agents.stores.contrib.typed import Core, Episodic, Procedural, Semantic
 from rlhf.batching.filters import Filters
+from rlhf.catalog import CATALOG
 from rlhf.evaluation.evaluate import Evaluation
 from rlhf.losses.importance_correction import Criterion
 from rlhf.losses.reduction import Reduction
 from rlhf.recipe.builder import plain
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.describe import expected
 from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.text import to_text
+from rlhf.registry import kind_of
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_watch import Watch
 from rlhf.training.backends.optimizer import AdamW
@@ -59,11 +59,11 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].attempts", Attempts),
     ("stages[i].pairs", Pairs),
     ("stages[i].expert", Expert),
-    ("stages[i].relift", Relift),
+    ("stages[i].imitate_failed", Relift),
     ("stages[i].replay", Replay),
     ("stages[i].reference_reset", ReferenceReset),
     ("stages[i].reward_refresh", RewardRefresh),
-    ("stages[i].judge_renewal", JudgeRenewal),
+    ("stages[i].judge_refresh", JudgeRenewal),
     ("stages[i].opponents", Opponents),
     ("stages[i].merge", Merging),
     ("policy.lora", Lora),

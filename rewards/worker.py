@@ -1,5 +1,4 @@
-"""A worker process of `rewards.worker_pool`: reads a call per line, answers with a line, and dies when a call is too
-long.
+"""A worker process of `rewards.worker_pool`: reads a call per line, answers with a line, dies when a call takes long.
 
     python -m rewards.worker module:function
 

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 #: Folders whose tests take milliseconds: what one runs while writing.
-FAST = ("agents", "batching", "credit", "evaluation", "losses", "rewards", "rollout", "sampling")
+FAST = ("agents", "batching", "credit", "evaluation", "losses", "rewards", "rollout", "tasks")
 #: Folders and files whose tests are not run side by side with others of the same kind. They begin first.
 ALONE = {
     "rollout/vllm": "vllm",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.catalog import CATALOG
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.aliases import ALIASES, ours
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.keys import is_settings, keys_of, without_none
 from rlhf.recipe.model import KEYS
-from rlhf.recipe.registry import resolve
+from rlhf.registry import resolve
 from rlhf.rollout.limits import Limits
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.catalog import CATALOG, DEFAULT_KIND, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, Entry
 from rlhf.errors import RecipeError, RlhfError
 from rlhf.recipe.builder import build_part, plain_part
-from rlhf.recipe.catalog import CATALOG, DEFAULT_KIND, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, Entry
 from rlhf.recipe.keys import keys_of
-from rlhf.recipe.registry import kind_of, resolve
+from rlhf.registry import kind_of, resolve
 from tests import recipe_parts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,7 +171,7 @@ def test_a_missing_extra_is_named(kind: str, package: str, extra: str) -> None:
 import sys
 sys.modules[{package!r}] = None
 from pathlib import Path
-from rlhf.recipe.registry import resolve
+from rlhf.registry import resolve
 from rlhf.errors import MissingPackageError
 try:
     resolve("environment", {kind!r}, base=Path())

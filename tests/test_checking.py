@@ -10,15 +10,15 @@ import pytest
 
 from rewards.models.model_folder import ModelReward
 from rewards.models.reward_model import OutcomeModelScore, ProcessModelScore
+from rlhf.catalog import CATALOG
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.recipe import load
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.checks import cautions, problems
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.model import recipe_of
-from rlhf.recipe.registry import resolve
 from rlhf.recipe.text import read
 from rlhf.recipe.view import places
+from rlhf.registry import resolve
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from tests import recipe_parts
 

@@ -266,9 +266,9 @@ def test_a_critic_takes_memory_for_what_it_holds_and_trains(echo: Path, lora: st
         recipe = load(echo, [*asked, "policy.vocab_size=300"])
         policy = recipe.policy.build(0, text)
         model = recipe.stages[1].critic.build(policy, None, 0)
-        trained = sum(p.numel() for p in model.trained_trunk())
+        trained = sum(p.numel() for p in model.trained_backbone())
         owned = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in model.head.parameters())
-        # float32: an own trunk is held; gradient and two moments of what is trained, or the moments alone
+        # float32: an own backbone is held; gradient and two moments of what is trained, or the moments alone
         expected = 8 * trained if model.shared else 4 * owned + 12 * trained
         expected += 4 * trained if advantage == "archer" else 0  # the slow copy
         found: int = arithmetic(recipe)["memory_bytes"]["critic"]
@@ -278,7 +278,7 @@ def test_a_critic_takes_memory_for_what_it_holds_and_trains(echo: Path, lora: st
     text = [" ".join(f"say {i} and {i * 7919}" for i in range(500))]
     own, adapted, frozen = (bytes_of(c) for c in ("{}", "{lora: {rank: 2}}", "{gradient: head}"))
     assert own == 4 * frozen > adapted > frozen
-    assert bytes_of("{trunk: policy, gradient: trunk}") > 0 == bytes_of("{trunk: policy}")
+    assert bytes_of("{backbone: policy, gradient: backbone}") > 0 == bytes_of("{backbone: policy}")
     assert 4 * bytes_of("{kind: archer}", "archer") == 5 * own
     # One that is told the answer keeps what it began as.
     told = ["stages.1.advantage={kind: sweet}", "stages.1.critic={kind: sweet, warmup_steps: 1}"]

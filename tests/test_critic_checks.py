@@ -29,12 +29,12 @@ def test_an_estimator_that_needs_a_critic_gets_one_by_a_key(echo: Path) -> None:
         assert error.value.where == "stages[1].advantage.kind" and error.value.got == kind
         assert "stages[1].critic" in error.value.expected and "critic: {}" in error.value.hint
         critic = load(echo, [f"stages.1.advantage={{kind: {kind}}}", "stages.1.critic={}"]).stages[1].critic
-        assert critic.trunk == "own" and critic.trains_trunk
+        assert critic.backbone == "own" and critic.trains_backbone
     inner = "stages.1.advantage={kind: task_normalised, inner: {kind: gae}}"
     with pytest.raises(RecipeError) as error:
         load(echo, [inner])
     assert error.value.where == "stages[1].advantage.inner.kind"
-    assert load(echo, [inner, "stages.1.critic={trunk: policy}"]).stages[1].critic.trains_trunk is False
+    assert load(echo, [inner, "stages.1.critic={backbone: policy}"]).stages[1].critic.trains_backbone is False
 
 
 def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
@@ -57,7 +57,7 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         load(echo, [inner, "stages.1.critic={}"])
     assert error.value.where == "stages[1].critic.kind" and error.value.expected == "archer"
     critic = load(echo, [inner, "stages.1.critic={kind: archer}"]).stages[1].critic
-    assert (critic.tau, critic.gamma, critic.trains_trunk) == (0.1, 0.95, True)
+    assert (critic.tau, critic.gamma, critic.trains_backbone) == (0.1, 0.95, True)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         ([GAE, "stages.1.critic={path: ./nowhere}"], "stages[1].critic.path", "config.json"),
         ([GAE, "stages.1.critic={optimizer: {final_lr_share: 0.1}}"], "stages[1].critic.optimizer.final_lr_share",
          "constant"),
-        ([GAE, "stages.1.critic={trunk: policy, lora: {}}"], "stages[1].critic", "lora have no effect"),
-        ([GAE, "stages.1.critic={trunk: polcy}"], "stages[1].critic.trunk", "own, policy"),
+        ([GAE, "stages.1.critic={backbone: policy, lora: {}}"], "stages[1].critic", "lora have no effect"),
+        ([GAE, "stages.1.critic={backbone: polcy}"], "stages[1].critic.backbone", "own, policy"),
         ([GAE, "stages.1.critic={clip: 0}"], "stages[1].critic.clip", "more than 0"),
         ([GAE, "stages.1.critic={value_coef: 1}"], "stages[1].critic.value_coef", "path, lora"),
         ([GAE, "stages.1.critic={tau: 0.1}"], "stages[1].critic.tau", "path, lora"),
@@ -83,7 +83,8 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         ([ARCHER, "stages.1.critic={kind: archer, tau: 0}"], "stages[1].critic.tau", "more than 0"),
         ([ARCHER, "stages.1.critic={kind: archer, warmup_steps: 3}"], "stages[1].critic.warmup_steps", "less than"),
         ([ARCHER, "stages.1.critic={kind: archer, path: ./nowhere}"], "stages[1].critic.path", "config.json"),
-        ([ARCHER, "stages.1.critic={kind: archer, trunk: policy, gradient: trunk}"], "stages[1].critic", "trunk: own"),
+        ([ARCHER, "stages.1.critic={kind: archer, backbone: policy, gradient: backbone}"],
+         "stages[1].critic", "backbone: own"),
         (["stages.1.advantage={kind: progress}", "stages.1.critic={kind: contributions, warmup_steps: 1}"],
          "stages[1].critic", "use progress"),
         ([PROGRESS, "stages.1.critic={}"], "stages[1].critic.kind", "contributions"),
@@ -113,7 +114,7 @@ def test_a_bound_that_nothing_can_reach_is_doubted(echo: Path) -> None:
         return [text for text in cautions(recipe) if "critic.clip" in text]
 
     assert said("{clip: 0.2}") and not said("{clip: 0.2}", "stages.1.epochs=2")
-    assert not said("{}") and not said("{clip: null}") and not said("{clip: 0.2, trunk: policy}")
+    assert not said("{}") and not said("{clip: null}") and not said("{clip: 0.2, backbone: policy}")
 
 
 def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
@@ -121,14 +122,14 @@ def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
         stage = [advantage, f"stages.1.critic={critic}", f"stages.1.trainer={{kind: deepspeed, zero: {zero}}}"]
         return load(echo, [*stage, "stages.0.trainer={kind: deepspeed}"])
 
-    assert loaded(3, "{}") and loaded(3, "{lora: {rank: 2}}") and loaded(2, "{trunk: policy}")
+    assert loaded(3, "{}") and loaded(3, "{lora: {rank: 2}}") and loaded(2, "{backbone: policy}")
     for zero, critic, says in (
-        (1, "{trunk: policy, gradient: trunk}", "the trainer has a copy of"),
-        (3, "{trunk: policy}", "lie in pieces"),
+        (1, "{backbone: policy, gradient: backbone}", "the trainer has a copy of"),
+        (3, "{backbone: policy}", "lie in pieces"),
     ):
         with pytest.raises(RecipeError, match=says) as error:
             loaded(zero, critic)
-        assert error.value.where == "stages[1].critic.trunk" and "own" in error.value.expected
+        assert error.value.where == "stages[1].critic.backbone" and "own" in error.value.expected
     with pytest.raises(RecipeError) as error:
         loaded(1, "{kind: archer}", ARCHER)
     assert error.value.where == "stages[1].critic.kind" and error.value.expected == "values"
@@ -136,6 +137,6 @@ def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
 
 def test_roles_are_not_chosen_beside_a_critic(echo: Path) -> None:
     with pytest.raises(RecipeError) as error:
-        load(echo, [GAE, "stages.1.critic={}", "stages.1.trains=[plan]"])
-    assert error.value.where == "stages[1].trains" and "'plan'" in error.value.got
-    assert load(echo, ["stages.1.trains=[plan]"]).stages[1].trains == ("plan",)
+        load(echo, [GAE, "stages.1.critic={}", "stages.1.train_roles=[plan]"])
+    assert error.value.where == "stages[1].train_roles" and "'plan'" in error.value.got
+    assert load(echo, ["stages.1.train_roles=[plan]"]).stages[1].train_roles == ("plan",)

@@ -16,13 +16,13 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
+from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.commands.new import texts_of
 from rlhf.evaluation.store import read_trajectories
 from rlhf.losses.regularized import Regularized
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.model import KEYS
 from rlhf.recipe.text import parse
 from rlhf.sinks import read_metrics

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rlhf.recipe.catalog import CATALOG
+from rlhf.catalog import CATALOG
 from tests.combinations import (
     ACTS,
     CRITIC,
@@ -131,17 +131,17 @@ def test_hicra_learns_with_planning_tokens_that_the_policy_says(start: Path, tmp
     assert_learnt(done, ACTS["hicra"])
 
 
-#: A model of the critic's own, a head on the policy's trunk, and one whose gradient goes on into that trunk.
+#: A model of the critic's own, a head on the policy's backbone, and one whose gradient goes on into that backbone.
 CRITICS: dict[str, dict[str, Any]] = {
     "own": dict(CRITIC),
-    "head": {"trunk": "policy", "optimizer": {"lr": 2.0e-2}},
-    "trunk": {"trunk": "policy", "gradient": "trunk", "head_lr": 2.0e-2, "optimizer": {"lr": 1.0e-3}},
+    "head": {"backbone": "policy", "optimizer": {"lr": 2.0e-2}},
+    "backbone": {"backbone": "policy", "gradient": "backbone", "head_lr": 2.0e-2, "optimizer": {"lr": 1.0e-3}},
 }
 
 
 @pytest.mark.parametrize(
     ("estimator", "critic"),
-    [*((estimator, "own") for estimator in WITH_CRITIC), ("gae", "head"), ("turn_gae", "trunk")],
+    [*((estimator, "own") for estimator in WITH_CRITIC), ("gae", "head"), ("turn_gae", "backbone")],
 )
 def test_every_estimator_with_a_critic_learns(start: Path, tmp_path: Path, estimator: str, critic: str) -> None:
     advantage = {"kind": estimator, **WITH_CRITIC[estimator]}

@@ -182,7 +182,7 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
     assert beside_of() == [tiny + weights, 0, 0, 0]
     assert beside_of(reward_refresh=RewardRefresh()) == [tiny + weights, 4 * weights, 0, 0]
     # Who judges and who is next, whole; what both are trained in is kept besides.
-    assert beside_of(judge_renewal=JudgeRenewal()) == [tiny + weights, 0, 2 * weights, 2 * weights]
+    assert beside_of(judge_refresh=JudgeRenewal()) == [tiny + weights, 0, 2 * weights, 2 * weights]
     assert beside_of(checkpoint_in_background=True)[3] == weights + moments
     deepspeed = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero=2))
     assert deepspeed[3] == weights + 3 * weights  # weights and two moments in float32, and the weights
@@ -227,7 +227,7 @@ def test_a_critic_keeps_what_the_policy_computes_again(tmp_path: Path) -> None:
     values = estimate.values()
     assert values["critic_activations"] > 1.5 * (values["activations"] + values["logits"])
     assert "critic_activations" in parts(estimate) and "activations" not in parts(estimate)
-    [frozen] = estimates(load_again(recipe(tmp_path, SMALL, *keys), tmp_path, "stages.0.critic={trunk: policy}"))
+    [frozen] = estimates(load_again(recipe(tmp_path, SMALL, *keys), tmp_path, "stages.0.critic={backbone: policy}"))
     assert frozen.values()["critic_activations"] == 0
 
 

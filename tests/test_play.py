@@ -18,11 +18,11 @@ from typer.testing import CliRunner, Result
 
 from environments.base import properties_of
 from environments.games.key_door import Keyhole
+from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.commands.env_summary import glance, kept, variant
 from rlhf.commands.environments import cells, described
 from rlhf.data import Task
-from rlhf.recipe.catalog import CATALOG
 from tests.commands import last_json, run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

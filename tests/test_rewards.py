@@ -16,11 +16,11 @@ from rewards.check import check_reward
 from rewards.shaping.outcome import EnvironmentReward, Outcome
 from rewards.shaping.penalties import InvalidActionPenalty, Overlong, TurnCost
 from rewards.verified import Verified, is_verifier
+from rlhf.catalog import CATALOG
 from rlhf.data import Action, Finish, Generation, Prompt, Task, Trajectory, Turn
 from rlhf.data import Outcome as End
 from rlhf.errors import RewardError
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from rlhf.rollout.scoring import Weighted, score_group
 from tests.rewards import shipped
 from tests.test_catalog import MODELS, NEEDED

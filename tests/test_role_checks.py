@@ -43,7 +43,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("trains", [[ACTOR], [CRITIC], [ACTOR, CRITIC], None], ids=str)
 def test_the_roles_that_are_named_are_trained(start: str, tmp_path: Path, trains: Any) -> None:
     policy = {"kind": "pretrained", "path": start}
-    done = runs.run(write(tmp_path, STAGE | {"trains": trains}, policy=policy), tmp_path / "run")
+    done = runs.run(write(tmp_path, STAGE | {"train_roles": trains}, policy=policy), tmp_path / "run")
     for step, n_trained in enumerate(runs.curve(done.folder, "batch/n_policy_tokens"), start=1):
         stored = read_trajectories(done.folder / "trajectories", phase="train", steps=[step])
         calls = [g for record in stored for g in record.trajectory.generations]
@@ -66,8 +66,8 @@ def test_the_roles_that_are_named_are_trained(start: str, tmp_path: Path, trains
 )
 def test_a_role_that_the_agent_does_not_have_is_refused(tmp_path: Path, agent: Any, role: str, says: str) -> None:
     with pytest.raises(RecipeError, match=says) as caught:
-        load(write(tmp_path, STAGE | {"advantage": {"kind": "grpo"}, "trains": [role]}, agent=agent))
-    assert caught.value.where == "stages[0].trains"
+        load(write(tmp_path, STAGE | {"advantage": {"kind": "grpo"}, "train_roles": [role]}, agent=agent))
+    assert caught.value.where == "stages[0].train_roles"
 
 
 WINDOW, SUMMARY = {"memory": {"kind": "window"}}, {"memory": {"kind": "summary"}}
@@ -93,15 +93,15 @@ RULES = {"kind": "pattern", "patterns": [r"(?P<subject>\w+) (?P<relation>\w+) (?
     ids=["chat", "tools", "planner", "critic", "store", "graph"],
 )
 def test_the_role_of_a_memory_is_there_where_it_asks_the_policy(tmp_path: Path, quiet: Any, asking: Any) -> None:
-    stage = STAGE | {"advantage": {"kind": "grpo"}, "trains": ["memory"]}
+    stage = STAGE | {"advantage": {"kind": "grpo"}, "train_roles": ["memory"]}
     assert load(write(tmp_path, stage, agent=asking)).stages
     with pytest.raises(RecipeError, match="take a memory that asks the policy") as caught:
         load(write(tmp_path, stage, agent=quiet))
-    assert caught.value.where == "stages[0].trains"
+    assert caught.value.where == "stages[0].train_roles"
 
 
 def test_the_role_of_a_seats_memory_is_there_where_it_asks_the_policy(tmp_path: Path) -> None:
-    stage = STAGE | {"advantage": {"kind": "seats"}, "trains": ["memory"]}
+    stage = STAGE | {"advantage": {"kind": "seats"}, "train_roles": ["memory"]}
     with pytest.raises(RecipeError, match="take a memory that asks the policy"):
         load(self_play.write(tmp_path, [stage]))
     agent = {"kind": "self_play", "player": {"system": "", **SUMMARY}}
@@ -127,7 +127,7 @@ def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
 
 def test_a_run_is_evaluated_with_an_agent_of_fewer_roles(tmp_path: Path) -> None:
     policy = {**runs.BASE["policy"], "lora": {"rank": 4, "roles": [CRITIC]}}
-    path = write(tmp_path / "r", STAGE | {"steps": 1, "trains": [CRITIC]}, policy=policy)
+    path = write(tmp_path / "r", STAGE | {"steps": 1, "train_roles": [CRITIC]}, policy=policy)
     done = runs.run(path, tmp_path / "run")
     chat = "agent={kind: chat, system: ''}"
     said = run("evaluate", done.folder, chat, "-n", "4", "--out", tmp_path / "e")

@@ -88,7 +88,7 @@ def test_self_play_learns_to_beat_chance(start: Path, tmp_path: Path) -> None:
 
 
 def test_one_seat_alone_is_trained_where_trains_names_it(start: Path, tmp_path: Path) -> None:
-    done = learn(start, tmp_path, steps=2, trains=["second"])
+    done = learn(start, tmp_path, steps=2, train_roles=["second"])
     n_trained = runs.curve(done.folder, "batch/n_policy_tokens")[-1]
     stored = read_trajectories(done.folder / "trajectories", phase="train", steps=[2])
     calls = [g for record in stored for g in record.trajectory.generations]
@@ -99,7 +99,7 @@ def test_one_seat_alone_is_trained_where_trains_names_it(start: Path, tmp_path: 
 
 def test_a_role_that_nobody_has_stops_the_run_and_names_those_there_are(start: Path, tmp_path: Path) -> None:
     with pytest.raises(RlhfError) as caught:
-        learn(start, tmp_path, steps=1, trains=["third"])
+        learn(start, tmp_path, steps=1, train_roles=["third"])
     assert "'third'" in str(caught.value) and "'first'" in str(caught.value)
 
 

@@ -15,12 +15,12 @@ import yaml
 from typer.testing import CliRunner
 
 from environments.base import can_demonstrate, properties_of
+from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
-from rlhf.recipe.catalog import CATALOG
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.suites import Suite, list_suites, load_suite
+from rlhf.registry import kind_of
 from rlhf.training.policy.tokenizer import train_tokenizer
 from rlhf.training.stages.demonstrations import play
 from tests.test_catalog import SERVERS

@@ -30,7 +30,7 @@ def test_files_of_one_name_are_collected_together() -> None:
 
 def test_fast_is_what_is_in_fast_folders_and_not_slow() -> None:
     assert all((HERE / name).is_dir() for name in FAST)
-    found = collected("-m", "fast", str(HERE / "sampling"), str(HERE / "trainers"))
+    found = collected("-m", "fast", str(HERE / "tasks"), str(HERE / "training"))
     assert found and all(line.startswith("tests/tasks/") for line in found)
 
 

@@ -48,7 +48,7 @@ class ActorCritic:
     turn.
 
     Later turns show what was done and nothing of how it came about. The calls have the roles `actor` and `critic`,
-    which `trains` of the stage goes by, and `advantage: {kind: reviews}`.
+    which `train_roles` of the stage goes by, and `advantage: {kind: reviews}`.
     """
 
     actor: ChatAgent = Field(default_factory=ChatAgent)

@@ -32,7 +32,7 @@ class SelfPlay:
     The environment names the seat of each turn (`StepResult.seat`). Where it names none, because the other player is
     its own, this is an agent of kind `chat`: what was trained in all seats can so be measured against others.
 
-    An action has the seat for its role, which `trains` of the stage and `advantage: {kind: seats}` go by.
+    An action has the seat for its role, which `train_roles` of the stage and `advantage: {kind: seats}` go by.
     """
 
     plays_seats: ClassVar[bool] = True

@@ -163,9 +163,7 @@ class Objectives(Seeded):
         return self._look_ups(task)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give actions that reach all objectives after `taken`, or None; see
-        `environments.contrib.composite_episode`.
-        """
+        """Give actions that reach all objectives after `taken`, or None."""
         if self.environment is not None:
             return plan_of(self.environment, task, taken, is_together=self.mode == "together", max_steps=self.max_steps)
         episode = self._look_ups(task)

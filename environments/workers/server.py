@@ -1,5 +1,4 @@
-"""A worker process of `environments.workers.pool`: serves the calls of its episodes, one after another, and nothing
-else.
+"""A worker process of `environments.workers.pool`: serves the calls of its episodes, one after another.
 
     python -m environments.workers.server DESCRIPTOR BELL PARENT MAX_MEMORY_MB DIES_WITH_THREAD
 

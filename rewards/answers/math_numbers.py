@@ -1,6 +1,6 @@
 r"""Plain numbers as people write them, read exactly: `1,234.5`, `-3/4`, `1\frac{1}{2}`, `2.5 \times 10^{3}`, `5 cm`.
 
-Texts are those of `rewards.math_text.normal`. What is more than a number with a unit is not read here.
+Texts are those of `rewards.answers.math_text.normal`. What is more than a number with a unit is not read here.
 """
 
 from __future__ import annotations

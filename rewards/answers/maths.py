@@ -64,4 +64,4 @@ def _verdict(right: bool, found: str, wanted: str) -> Verdict:
 
 @cache
 def _pool() -> Pool:
-    return Pool("rewards.math_algebra:judge")
+    return Pool("rewards.answers.math_algebra:judge")

@@ -55,4 +55,4 @@ def matches(pattern: str, text: str, whole: bool) -> bool:
 
 @cache
 def _pool() -> Pool:
-    return Pool("rewards.pattern:matches", size=2)
+    return Pool("rewards.answers.pattern:matches", size=2)

@@ -80,12 +80,12 @@ def compare(text: str, before: Mapping[str, str], after: Mapping[str, str]) -> l
 
 @cache
 def _patches() -> Pool:
-    return Pool("rewards.similarity:compare", size=2)
+    return Pool("rewards.answers.similarity:compare", size=2)
 
 
 @cache
 def _texts() -> Pool:
-    return Pool("rewards.similarity:ratio", size=2)
+    return Pool("rewards.answers.similarity:ratio", size=2)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -117,4 +117,4 @@ def _allowed(action: int, first: str | None, second: str | None, *_: Any) -> int
 
 @cache
 def _pool() -> Pool:
-    return Pool("rewards.sql:judge")
+    return Pool("rewards.answers.sql:judge")

@@ -216,7 +216,7 @@ def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
     if found and not found & set(roles):
         raise DataError(
             "no generation has a role that is trained",
-            where="trains",
+            where="train_roles",
             got=", ".join(repr(role) for role in sorted(roles)),
             expected=f"one of {', '.join(repr(role) for role in sorted(found))}",
             hint="the empty role is that of plain actions; `rlhf trajectories` shows the roles of a run",

@@ -13,20 +13,20 @@ import psutil
 import torch
 
 from rlhf.errors import EngineError
-from rlhf.recipe import Recipe
-from rlhf.recipe.view import shards_parameters
 from rlhf.inference.embedded.copied import CopiedEngine
-from rlhf.inference.engine import RolloutEngine
-from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
-from rlhf.rollout.model_config import ModelConfig
-from rlhf.inference.role_adapters import adapter_names, refuse_roles
-from rlhf.inference.transfer import memory_folder
 from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.model_config import ModelConfig
+from rlhf.inference.role_adapters import adapter_names, refuse_roles
+from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
+from rlhf.inference.transfer import memory_folder
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import Instance
 from rlhf.inference.vllm.local import LocalInstance
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.start import StartOptions
+from rlhf.recipe import Recipe
+from rlhf.recipe.view import shards_parameters
 from rlhf.training.policy.lora import unadapted
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.publisher import Publisher, parameters

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from environments.base import properties_of
 from rlhf import locks
-from rlhf.build.train import programs_record, versions
-from rlhf.build.preflight import refuse_unreferenced
 from rlhf.build.contamination import refuse_trained
 from rlhf.build.load_policy import at_play
+from rlhf.build.memory_store import refuse_other_kind
+from rlhf.build.preflight import refuse_unreferenced
 from rlhf.build.processes import stopped_by_term
 from rlhf.build.resume import without_empty
-from rlhf.build.memory_store import refuse_other_kind
+from rlhf.build.train import programs_record, versions
 from rlhf.data import Task
 from rlhf.digests import Manifest, read_listed, write_listed
 from rlhf.errors import RecipeError, disk
@@ -33,8 +33,8 @@ from rlhf.evaluation.play import Played, play_part
 from rlhf.evaluation.statistics import share_interval
 from rlhf.evaluation.summary import summarize
 from rlhf.progress import RichProgress
-from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.builder import plain_part
+from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.evaluation_target import EvaluationTarget, contender
 from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
 from rlhf.recipe.text import parse, to_text
@@ -153,7 +153,9 @@ def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Clean
             )
 
 
-async def _play(found: EvaluationTarget, tasks: Mapping[str, list[Task]], folder: Path, progress: RunningProgress) -> None:
+async def _play(
+    found: EvaluationTarget, tasks: Mapping[str, list[Task]], folder: Path, progress: RunningProgress
+) -> None:
     suite, n = found.suite, sum(map(len, tasks.values()))
     progress.stage("evaluation", n, 0)
     with stopped_by_term():

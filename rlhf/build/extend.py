@@ -14,10 +14,10 @@ from rlhf.errors import CheckpointError, RecipeError, RlhfError, disk
 from rlhf.evaluation.store import list_steps
 from rlhf.losses.kdrl import KDRL
 from rlhf.recipe import Recipe, dump, load
+from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.critics.settings import CriticCapabilities
-from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 #: Under which the policy at the end is measured.

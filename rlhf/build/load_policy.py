@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf.build.train import device, make_collector, policy_of
-from rlhf.build.preflight import check_template
 from rlhf.build.engine import make_publisher
-from rlhf.build.pair_data import check_parts
 from rlhf.build.memory_store import agent_of
+from rlhf.build.pair_data import check_parts
+from rlhf.build.preflight import check_template
+from rlhf.build.train import device, make_collector, policy_of
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, WholeMessages
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.endpoint import EndpointEngine
@@ -63,7 +63,9 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
 
 
 @asynccontextmanager
-async def _model_at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncIterator[Callable[[Part], RolloutRunner]]:
+async def _model_at_play(
+    found: EvaluationTarget, progress: RichProgress
+) -> AsyncIterator[Callable[[Part], RolloutRunner]]:
     recipe = found.recipe
     assert recipe is not None
     policy = _weights(recipe, found.checkpoint)

@@ -9,9 +9,9 @@ from agents.stores import copies
 from agents.stores.remembering import Remembering
 from agents.stores.store import Store
 from rlhf.errors import StoreError
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Part, Suite
+from rlhf.registry import kind_of
 from rlhf.rollout.tasks import tasks_of
 from rlhf.training.hooks.memory_store import KIND, MemoryStoreHook, opened
 from rlhf.training.stages.policy_gradient import PolicyGradient

@@ -12,24 +12,24 @@ from dataclasses import replace
 from typing import Any
 
 from agents.tools import ToolAgent
-from rewards.judges.asking import AsksModel
 from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
+from rewards.judges.asking import AsksModel
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import EnvError, RecipeError, RewardError
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
+from rlhf.rollout.env_session import Ended
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.env_session import Ended
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.tasks.shuffled import Shuffled
+from rlhf.training.stages.base import is_played
 from rlhf.training.stages.demonstrations import AtRandom, play_one
 from rlhf.training.stages.policy_gradient import PolicyGradient
-from rlhf.training.stages.base import is_played
 
 #: Tasks of each split that are looked at.
 _N_TASKS = 16

@@ -12,12 +12,12 @@ from typing import Any
 
 from rlhf import processes
 from rlhf.errors import TrainingError
+from rlhf.inference.fingerprint import fingerprint
 from rlhf.processes import Processes
 from rlhf.recipe import Recipe
 from rlhf.recipe.compatibility import check_processes
-from rlhf.inference.fingerprint import fingerprint
-from rlhf.training.policy.model import Policy
 from rlhf.training.backends.settings import spread_of
+from rlhf.training.policy.model import Policy
 
 
 @contextmanager

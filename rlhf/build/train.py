@@ -18,11 +18,12 @@ import rlhf
 from environments.base import Environment, properties_of
 from rewards.code.sandboxed_reward import sandbox_record
 from rlhf import locks, processes
-from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_references, try_samplers
+from rlhf.build.contamination import refuse_overlap
 from rlhf.build.engine import make_publisher, start_engine
 from rlhf.build.extend import extended
-from rlhf.build.contamination import refuse_overlap
+from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.pair_data import check_parts, check_sources, stored_groups
+from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_references, try_samplers
 from rlhf.build.processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build.resume import (
     begin_of,
@@ -33,7 +34,6 @@ from rlhf.build.resume import (
     say_finished,
     telling_what_is_there,
 )
-from rlhf.build.memory_store import make_store_keeper
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
@@ -41,28 +41,28 @@ from rlhf.evaluation.evaluate import evaluate as run_evaluation
 from rlhf.evaluation.report import write_report
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.inference.role_adapters import adapter_names
+from rlhf.inference.settings import TransformersSettings
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
 from rlhf.recipe.compatibility import check_seated
 from rlhf.recipe.view import shards_parameters
-from rlhf.rollout.runner import RolloutRunner
-from rlhf.inference.settings import TransformersSettings
 from rlhf.rollout.renderer import Renderer
-from rlhf.inference.role_adapters import adapter_names
+from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import Weighted
 from rlhf.rollout.tasks import tasks_of
-from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
+from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.terminal import CleanConsole
-from rlhf.training.stages import demonstrations
 from rlhf.training.checkpoints.store import State
-from rlhf.training.stages.demonstrations import Demonstration
 from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import Policy, restore
 from rlhf.training.policy.model import resume as resume_policy
-from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.profiling import profiler_of
 from rlhf.training.run import Run
+from rlhf.training.stages import demonstrations
+from rlhf.training.stages.demonstrations import Demonstration
+from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
 
 #: Packages whose versions can change a result.
@@ -276,7 +276,9 @@ def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
     return restore(recipe.policy, inner, folder.parent.parent)
 
 
-async def make_collector(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> RolloutRunner:
+async def make_collector(
+    recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None
+) -> RolloutRunner:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     limits = recipe.limits
     rewards = [weighted.reward for weighted in recipe.rewards.values()]

@@ -86,7 +86,7 @@ def _suites() -> list[dict[str, str]]:
 
 
 def _kinds() -> list[dict[str, str]]:
-    from rlhf.recipe.catalog import CATALOG
+    from rlhf.catalog import CATALOG
 
     return [
         {"section": section, "kind": kind, "what": entry.doc + (f" (extra {entry.extra})" if entry.extra else "")}

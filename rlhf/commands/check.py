@@ -160,7 +160,7 @@ def _kind(section: str, part: Any) -> str:
     """What a recipe calls a part, under the workers that it may be in, or as the verifier that it asks."""
     from environments.workers.pool import Processes
     from rewards.verified import Verified
-    from rlhf.recipe.registry import kind_of
+    from rlhf.registry import kind_of
 
     part = part.environment if isinstance(part, Processes) else part
     kind = kind_of(section, part.verifier if isinstance(part, Verified) else part)

@@ -51,7 +51,7 @@ def glance(kind: str) -> dict[str, Any]:
         memory_mb.
     """
     from environments.packages import how_to_install
-    from rlhf.recipe.catalog import CATALOG, PACKAGES_OF_EXTRA
+    from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA
 
     entry, cells = CATALOG["environment"][kind], kept().get(kind, {})
     absent = [name for name in PACKAGES_OF_EXTRA.get(entry.extra or "", ()) if find_spec(name) is None]
@@ -110,9 +110,9 @@ def _share(text: str) -> list[int] | None:
 
 def variant(kind: str, values: Mapping[str, Any]) -> str:
     """Which of the games of a kind is played with these values, and how another is chosen; '' of a kind with one."""
-    from rlhf.recipe.catalog import CATALOG
+    from rlhf.catalog import CATALOG
     from rlhf.recipe.keys import keys_of
-    from rlhf.recipe.registry import resolve
+    from rlhf.registry import resolve
 
     if kind not in CATALOG["environment"]:  # what a key of somebody else's means is not known
         return ""

@@ -40,7 +40,7 @@ def environments(
 
     Examples: rlhf environments; rlhf environments keyhole rows=5 --measure 100
     """
-    from rlhf.recipe.catalog import CATALOG
+    from rlhf.catalog import CATALOG
 
     if kind is None and measure is None:
         _list(list(CATALOG["environment"]), markdown=markdown, as_json=as_json)
@@ -102,7 +102,7 @@ def described(kind: str, fields: list[str], measure: int | None = None, *, is_st
     Raises:
         RlhfError: no such kind, settings that it refuses, or, of a strict call, an environment that fails.
     """
-    from rlhf.recipe.catalog import CATALOG
+    from rlhf.catalog import CATALOG
     from rlhf.recipe.text import parse_fields
 
     entry = CATALOG["environment"].get(kind)
@@ -142,7 +142,7 @@ def _look(row: dict[str, Any]) -> None:
     from environments.base import Capabilities, properties_of
     from rlhf.recipe.builder import build_environment, build_part
     from rlhf.recipe.keys import keys_of
-    from rlhf.recipe.registry import resolve
+    from rlhf.registry import resolve
 
     base, kind = Path.cwd(), row["kind"]
     needed = {key.name for key in keys_of(resolve("environment", kind, base=base)).values() if key.make_default is None}

@@ -13,8 +13,10 @@ import math
 import os
 import sys
 import traceback
+import warnings
 from asyncio import CancelledError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -26,6 +28,7 @@ from rich.text import Text
 
 from rlhf.digests import has_digests
 from rlhf.errors import CheckpointError, RecipeError, RlhfError, nearest
+from rlhf.moved import RenamedWarning
 from rlhf.terminal import CleanConsole, clean
 
 P = ParamSpec("P")
@@ -81,6 +84,25 @@ def caution(text: str) -> None:
     errors().print(Text.assemble(("caution", "yellow"), " ", text), soft_wrap=True)
 
 
+@contextmanager
+def renamed_names_told() -> Iterator[None]:
+    """Print each old name of a recipe or an import as a caution with the new one, once."""
+    told = set[str]()
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, RenamedWarning):
+                usual(message, category, *place, **more)
+            elif str(message) not in told:
+                told.add(str(message))
+                caution(str(message))
+
+        warnings.showwarning = show
+        warnings.simplefilter("always", RenamedWarning)
+        yield
+
+
 def print_json(values: Mapping[str, Any]) -> None:
     """Print one line of JSON; what is no finite number becomes null, which every reader of JSON accepts."""
     sys.stdout.write(json.dumps(_finite(values), default=str) + "\n")
@@ -122,7 +144,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def shielded(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            with renamed_names_told():
+                return function(*args, **kwargs)
         except typer.Exit:
             raise
         except (Exception, KeyboardInterrupt, CancelledError) as error:

@@ -45,7 +45,7 @@ def beside(
     sizes = {path: _bytes_of(path, recipe.policy, n * size) for path in sorted(paths)}
     own = stage if isinstance(stage, PolicyGradient) else PolicyGradient()
     refreshed = [sizes[part.path] for part in asked if isinstance(part, ModelReward)] if own.reward_refresh else []
-    n_judges = 2 if own.judge_renewal else 0
+    n_judges = 2 if own.judge_refresh else 0
     written = of_trained + moments if own.checkpoint_in_background else 0
     return {
         "rewards": sum(sizes.values()),

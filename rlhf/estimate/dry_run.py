@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlhf.rollout.model_config import ModelConfig, ModelWrapper
+from rlhf.inference.model_config import ModelConfig, ModelWrapper
 
 #: Layers of the two passes whose difference is one layer.
 _FEW = (2, 3)

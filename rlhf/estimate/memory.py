@@ -22,7 +22,7 @@ from rlhf.losses.policy_loss import LossNeeds
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, spread_of
 from rlhf.training.backends.token_stats import wanted_by
 from rlhf.training.critics.settings import CriticCapabilities
-from rlhf.training.critics.value_model import trunk_of
+from rlhf.training.critics.value_model import backbone_of
 from rlhf.training.policy.model import FromScratch, Pretrained
 from rlhf.training.stages.pair_settings import OnPairs
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -44,10 +44,10 @@ _CHANGES = {
     "buffers": "change {stage}.trainer: a lower bucket_mb, or reshard_after_forward: true, whichever it has",
     "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
     "teacher": "name a smaller teacher in {stage}.loss.teacher",
-    "critic": "set {stage}.critic.lora={{}} or {stage}.critic.trunk=policy",
+    "critic": "set {stage}.critic.lora={{}} or {stage}.critic.backbone=policy",
     "rewards": "ask a server instead, by the url of the reward, or use smaller models",
     "reward_copy": "remove {stage}.reward_refresh, or use a smaller reward model",
-    "judges": "remove {stage}.judge_renewal, or ask a judge that stays",
+    "judges": "remove {stage}.judge_refresh, or ask a judge that stays",
     "background": "set {stage}.checkpoint_in_background=false",
     "engine": "use engine={{kind: vllm}} with engine.dtype=bfloat16, or servers on other GPUs: engine.servers",
     "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
@@ -276,20 +276,20 @@ def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
 
 
 def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
-    """Bytes of a critic: its own trunk, and gradient and moments of all that it trains; the head is next to nothing."""
+    """Bytes of a critic: its own backbone, gradients and moments of all that it trains; the head is next to none."""
     declared = CriticCapabilities(critic)
-    if declared.trains_trunk is None:  # a critic of one's own, of which nothing is known
+    if declared.trains_backbone is None:  # a critic of one's own, of which nothing is known
         return 0
-    shares = critic.trunk == "policy"
+    shares = critic.backbone == "policy"
     policy = recipe.policy if shares else replace(recipe.policy, lora=critic.lora)
     pretrained: Any = Pretrained
     try:
         model, _ = meta_model(pretrained(path=critic.path, lora=critic.lora, dtype=dtype) if critic.path else policy)
     except ModelError:  # not to be had now: as large as the policy
         model, _ = meta_model(policy)
-    parameters = parameters_of(trunk_of(model))
-    moved = sum(p.n_bytes for p in parameters if p.is_trained and critic.trains_trunk)
-    # A shared trunk keeps gradients in the policy's place, one after the other, and moments of its own.
+    parameters = parameters_of(backbone_of(model))
+    moved = sum(p.n_bytes for p in parameters if p.is_trained and critic.trains_backbone)
+    # A shared backbone keeps gradients in the policy's place, one after the other, and moments of its own.
     held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
     # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
     copied = declared.tau is not None or (declared.told is not None and critic.lora is None)
@@ -377,8 +377,8 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
 
 
 def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
-    """Bytes of activations of a critic that trains a trunk; it keeps them where the policy computes them again."""
-    if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_trunk:
+    """Bytes of activations of a critic that trains a backbone; it keeps them where the policy computes them again."""
+    if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_backbone:
         return 0
     return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0
 

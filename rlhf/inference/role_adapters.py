@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.errors import EngineError, ModelError, nearest
-from rlhf.rollout.model_config import ModelWrapper
+from rlhf.inference.model_config import ModelWrapper
 
 #: PEFT's name of the adapter that roles without one of their own share; `Prompt.adapter` is empty for it.
 SHARED = "default"

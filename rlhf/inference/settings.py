@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem, no_effect
-from rlhf.rollout.model_config import ModelConfig
+from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
 
 

@@ -19,14 +19,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.recipe.aliases import ours
-from rlhf.recipe.catalog import CATALOG, DEFAULT_KIND
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
-from rlhf.recipe.registry import kind_of, resolve, section_of_type
+from rlhf.recipe.renamed import with_new_keys
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
+from rlhf.registry import kind_of, resolve, section_of_type
 
 
 def build(cls: Any, values: Any, path: str, *, base: Path, default: object = None) -> Any:
@@ -51,6 +52,7 @@ def build(cls: Any, values: Any, path: str, *, base: Path, default: object = Non
             expected=f"a mapping with {', '.join(keys) or 'no keys'}",
             hint="write {key: value, ...}",
         )
+    values = with_new_keys(cls, values, path)
     _refuse_unknown(values, keys, path, cls.__name__, base)
     arguments: dict[str, Any] = {}
     for name, key in keys.items():

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from agents.declared import needs_tools, plays_seats
 from environments.base import has_tools, step_limit
 from rewards.base import GroupReward
+from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.checking import Problem, RecipeView, no_effect, no_split
-from rlhf.recipe.catalog import CATALOG, DEFAULT_KIND
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.model import plain_rewards
-from rlhf.recipe.registry import resolve
 from rlhf.recipe.view import Place, places
+from rlhf.registry import resolve
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

@@ -14,8 +14,8 @@ from typing import Any
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from rlhf.recipe.catalog import CATALOG
-from rlhf.recipe.registry import section_of_type
+from rlhf.catalog import CATALOG
+from rlhf.registry import section_of_type
 
 _PLAIN: Mapping[Any, str] = {
     int: "a whole number",

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from rlhf.errors import RecipeError
-from rlhf.recipe.registry import section_of_type
+from rlhf.registry import section_of_type
 
 
 @dataclass(frozen=True, slots=True)

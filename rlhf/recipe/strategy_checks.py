@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.declared import declared_by
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.text import parse
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

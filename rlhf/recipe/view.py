@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlhf.catalog import CATALOG
 from rlhf.checking import CheckContext, RecipeView
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.keys import holds_objects, keys_of, section_in
-from rlhf.recipe.registry import kind_of
 from rlhf.recipe.values import join
+from rlhf.registry import kind_of
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

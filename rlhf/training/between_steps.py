@@ -31,6 +31,6 @@ def serve_left(run: Run, stages: Sequence[Any]) -> None:
         if stage.reward_refresh is not None:
             name, model_reward = reward_refresh.refreshed(stage.reward_refresh, rewards)
             run.replace_reward(name, asking_left(model_reward, run.folder / reward_refresh.FOLDER / label))
-        if stage.judge_renewal is not None:
-            name, judging = judge_refresh.renewed(stage.judge_renewal, rewards)
+        if stage.judge_refresh is not None:
+            name, judging = judge_refresh.renewed(stage.judge_refresh, rewards)
             run.replace_reward(name, asking_left(judging, run.folder / judge_refresh.FOLDER / label))

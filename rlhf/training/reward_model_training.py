@@ -55,13 +55,13 @@ def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
     import transformers
 
     auto: Any = transformers.AutoModelForSequenceClassification
-    trunk = copy.deepcopy(policy.model)
-    trunk = unadapted(trunk) if policy.is_lora else trunk
-    config = copy.deepcopy(trunk.config)
+    backbone = copy.deepcopy(policy.model)
+    backbone = unadapted(backbone) if policy.is_lora else backbone
+    config = copy.deepcopy(backbone.config)
     config.num_labels, config.pad_token_id = 1, policy.tokenizer.pad_token_id
     setattr(config, LEARNT, learns)
-    model: Any = auto.from_config(config, dtype=trunk.dtype)
-    setattr(model, model.base_model_prefix, getattr(trunk, trunk.base_model_prefix))
+    model: Any = auto.from_config(config, dtype=backbone.dtype)
+    setattr(model, model.base_model_prefix, getattr(backbone, backbone.base_model_prefix))
     model.set_attn_implementation("sdpa")
     model.requires_grad_(True)
     return model.to(device_of(policy.model))

@@ -13,7 +13,7 @@ from agents.check import check_agent
 from agents.contrib.critic import ACTOR, CRITIC, ActorCritic
 from agents.memory.base import Shown
 from agents.memory.contrib.constant import ConstantMemory
-from agents.memory.contrib.subgoals import Subgoals
+from agents.memory.subgoals import Subgoals
 from agents.memory.summary import Summary
 from agents.memory.window import Window
 from rlhf.data import Finish, Task, Turn

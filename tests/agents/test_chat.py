@@ -280,6 +280,6 @@ def test_wrong_settings_are_refused(wrong):
 
 
 def test_importing_agents_and_rewards_loads_no_torch():
-    modules = "agents.chat, rewards.outcome, rewards.penalties, rewards.exact"
+    modules = "agents.chat, rewards.shaping.outcome, rewards.shaping.penalties, rewards.answers.exact"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,12 +18,12 @@ from agents.memory.base import Exchange, Read, Shown
 from agents.memory.budget import TokenBudget
 from agents.memory.contrib.constant import ConstantMemory
 from agents.memory.contrib.diff import DiffHistory, difference
-from agents.memory.contrib.subgoals import Subgoals
+from agents.memory.subgoals import Subgoals
 from agents.memory.summary import Summary
 from agents.memory.window import Window
+from rlhf.catalog import CATALOG
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from tests.agents.spoken import Speaks, texts
 
 MEMORIES = sorted(CATALOG["memory"])

@@ -149,7 +149,7 @@ def test_an_old_list_of_possible_actions_is_not_shown_again() -> None:
 
 
 def test_two_who_name_subgoals_are_refused() -> None:
-    from agents.memory.contrib.subgoals import Subgoals
+    from agents.memory.subgoals import Subgoals
 
     with pytest.raises(ValueError, match=r"executor\.memory is of kind subgoals"):
         agent(executor=ChatAgent(memory=Subgoals()))

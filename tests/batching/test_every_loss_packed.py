@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from rlhf.batching.pack import is_split, pack_minibatches
 from rlhf.batching.samples import make_samples
+from rlhf.catalog import CATALOG
 from rlhf.data import Credit
 from rlhf.errors import DataError
 from rlhf.losses.policy_loss import LossInputs, whole_of
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.trajectories import trajectories_of
-from rlhf.recipe.catalog import CATALOG
-from rlhf.recipe.registry import resolve
+from rlhf.registry import resolve
 from tests.batching.batch_parts import VOCABULARY, PrefixModel, generation, group, policy_logprobs, steps, trajectory
 
 MODEL, FROZEN, BEFORE = (PrefixModel(seed) for seed in range(3))

@@ -49,7 +49,7 @@ def test_an_attempt_without_the_role_has_no_row_and_keeps_its_number() -> None:
 def test_roles_that_nobody_has_are_an_error_that_names_those_there_are() -> None:
     with pytest.raises(DataError) as caught:
         rows(("player 0",), PLAN, *ACTS)
-    assert caught.value.where == "trains" and "'', 'plan'" in str(caught.value)
+    assert caught.value.where == "train_roles" and "'', 'plan'" in str(caught.value)
 
 
 def test_an_attempt_that_sampled_nothing_is_no_error() -> None:

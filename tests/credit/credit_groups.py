@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.catalog import CATALOG
 from rlhf.credit.estimator import AdvantageEstimator
 from rlhf.data import (
     Action,
@@ -24,7 +25,6 @@ from rlhf.data import (
     Verdict,
 )
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from tests.test_catalog import NEEDED
 
 

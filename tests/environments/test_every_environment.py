@@ -23,10 +23,10 @@ from environments.base import StepResult, can_demonstrate, properties_of
 from environments.check import check_environment
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
 from environments.workers.pool import Processes
+from rlhf.catalog import CATALOG
 from rlhf.data import Task
 from rlhf.errors import MissingPackageError
 from rlhf.recipe.builder import build_environment
-from rlhf.recipe.catalog import CATALOG
 from rlhf.rollout.env_session import checked
 from tests.test_catalog import NEEDED, SERVERS
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rlhf.catalog import CATALOG
 from rlhf.errors import DataError
 from rlhf.losses.importance_correction import (
     Bypass,
@@ -36,8 +37,7 @@ from rlhf.losses.mismatch import (
 )
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
-from rlhf.recipe.catalog import CATALOG
-from rlhf.recipe.registry import resolve
+from rlhf.registry import resolve
 from tests.losses.loss_inputs import gradient, inputs
 
 KINDS = [

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.catalog import CATALOG
 from rlhf.errors import DataError
 from rlhf.losses.contrib.a_lol import ALoL
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
-from rlhf.recipe.catalog import CATALOG
-from rlhf.recipe.registry import resolve
+from rlhf.registry import resolve
 from tests.losses.loss_inputs import gradient, inputs
 
 #: Keys that a loss cannot do without.

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from rewards.verified import Verified, is_verifier
+from rlhf.catalog import CATALOG
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from tests.rewards.played import played, task
 from tests.test_catalog import MODELS, NEEDED
 from tests.test_rewards import BOUNDS

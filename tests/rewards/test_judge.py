@@ -341,6 +341,8 @@ def test_principles_have_to_be_given() -> None:
 
 
 def test_judges_are_known_without_torch_and_without_a_client() -> None:
-    code = "import sys, rewards.judge; print([m for m in ('torch', 'transformers', 'aiohttp') if m in sys.modules])"
+    code = (
+        "import sys, rewards.judges.judge; print([m for m in ('torch', 'transformers', 'aiohttp') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

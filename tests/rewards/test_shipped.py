@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from agents.memory.base import Shown
 from rewards.answers.calls import answer_in, calls_in
+from rlhf.catalog import CATALOG
 from rlhf.data import Action
-from rlhf.recipe.catalog import CATALOG
 from rlhf.rollout.scoring import Weighted, score_group
 from tests.rewards.shipped import (
     CALLS,

@@ -37,7 +37,7 @@ KINDS = {
     "own": ArcherCritic(),
     "own-lora": ArcherCritic(lora=Lora(rank=2)),
     "own-head": ArcherCritic(gradient="head"),
-    "policy-head": ArcherCritic(trunk="policy"),
+    "policy-head": ArcherCritic(backbone="policy"),
 }
 #: Everything is kept, or only the opening and the last reply: then each generation has a prompt of its own.
 AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
@@ -136,7 +136,7 @@ def by_definition(critic: ArcherTrainer, before: Sequence[int], said: Sequence[i
     """Q-values of a turn and values of the states around it: plain forward passes of one row each."""
 
     def hidden(ids: Sequence[int]) -> torch.Tensor:
-        out = critic.model.trunk(input_ids=torch.tensor([list(ids)]), use_cache=False)
+        out = critic.model.backbone(input_ids=torch.tensor([list(ids)]), use_cache=False)
         found: torch.Tensor = out.last_hidden_state[0, -1].float()
         return found
 
@@ -236,11 +236,11 @@ def test_what_its_updates_move(groups: list[ScoredGroup], kind: str) -> None:
     critic.look(groups)
     assert torch.equal(parameters(made.model), of_policy)
     moved = {name for name, p in critic.model.named_parameters() if not torch.equal(p, before[name])}
-    heads, trunk = ({n for n in moved if n.startswith("head.") == is_head} for is_head in (True, False))
+    heads, backbone = ({n for n in moved if n.startswith("head.") == is_head} for is_head in (True, False))
     assert len(heads) == 16
-    assert bool(trunk) == (kind in ("own", "own-lora"))
+    assert bool(backbone) == (kind in ("own", "own-lora"))
     if kind == "own-lora":
-        assert all(".lora_" in name for name in trunk)
+        assert all(".lora_" in name for name in backbone)
 
 
 def test_the_copy_follows_by_tau(groups: list[ScoredGroup]) -> None:
@@ -329,9 +329,9 @@ def test_the_oldest_trajectories_go_first_and_whole(steps: list[list[int]], capa
 # --- settings and checkpoints ----------------------------------------------------------------------------------------
 
 
-def test_a_shared_trunk_cannot_be_trained() -> None:
+def test_a_shared_backbone_cannot_be_trained() -> None:
     with pytest.raises(ValueError, match="would move the policy"):
-        ArcherCritic(trunk="policy", gradient="trunk")
+        ArcherCritic(backbone="policy", gradient="backbone")
     with pytest.raises(ValueError, match="lora has no effect"):
         ArcherCritic(gradient="head", lora=Lora())
 

@@ -41,7 +41,7 @@ class Counter:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "own": ({"warmup_steps": 1}, None),
     "own-lora": ({"lora": LORA, "head_lr": 0.05}, None),
-    "policy-head": ({"trunk": "policy"}, LORA),
+    "policy-head": ({"backbone": "policy"}, LORA),
 }
 
 

@@ -54,7 +54,7 @@ def test_worked_example_of_the_loss() -> None:
 
 def by_definition(critic: ContributionTrainer, ids: tuple[int, ...]) -> torch.Tensor:
     """What the turn that ends these ids contributed: a plain forward pass of one row."""
-    hidden = critic.model.trunk(input_ids=torch.tensor([list(ids)]), use_cache=False).last_hidden_state[0, -1]
+    hidden = critic.model.backbone(input_ids=torch.tensor([list(ids)]), use_cache=False).last_hidden_state[0, -1]
     found: torch.Tensor = critic.model.head(hidden.float())[0]
     return found
 
@@ -97,7 +97,7 @@ def flat(tokens: Any) -> list[float]:
     return [x for rows in tokens for row in rows for x in row]
 
 
-@pytest.mark.parametrize("keys", [{}, {"lora": Lora(rank=2)}, {"trunk": "policy"}], ids=["own", "lora", "policy"])
+@pytest.mark.parametrize("keys", [{}, {"lora": Lora(rank=2)}, {"backbone": "policy"}], ids=["own", "lora", "policy"])
 def test_the_policy_is_none_of_its_business(groups: list[ScoredGroup], keys: dict[str, Any]) -> None:
     made = policy()
     before = parameters(made.model)

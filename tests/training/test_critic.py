@@ -25,7 +25,7 @@ from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
-from rlhf.training.critics.value_model import trunk_of
+from rlhf.training.critics.value_model import backbone_of
 from rlhf.training.critics.values import Critic, CriticTrainer, ValuePredictions, _with_returns, value_rows
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -36,8 +36,8 @@ KINDS = {
     "own": Critic(),
     "own-lora": Critic(lora=Lora(rank=2)),
     "own-head": Critic(gradient="head"),
-    "policy-head": Critic(trunk="policy"),
-    "policy-trunk": Critic(trunk="policy", gradient="trunk"),
+    "policy-head": Critic(backbone="policy"),
+    "policy-backbone": Critic(backbone="policy", gradient="backbone"),
 }
 #: Everything is kept, or only the opening and the last reply: then each generation has a prompt of its own.
 AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
@@ -66,7 +66,7 @@ def groups(request: pytest.FixtureRequest) -> list[ScoredGroup]:
 def by_definition(critic: CriticTrainer, ids: Sequence[int]) -> torch.Tensor:
     """The value of the state after all of `ids`: a plain forward pass of one row."""
     row = torch.tensor([list(ids)])
-    hidden = critic.model.trunk(input_ids=row, use_cache=False).last_hidden_state[0, -1]
+    hidden = critic.model.backbone(input_ids=row, use_cache=False).last_hidden_state[0, -1]
     found: torch.Tensor = critic.model.head(hidden.float())[0]
     return found
 
@@ -176,7 +176,7 @@ def test_what_the_value_loss_moves(groups: list[ScoredGroup], kind: str) -> None
     own = {name: p.detach().clone() for name, p in critic.model.named_parameters() if not name.startswith("head")}
     step_of(critic, groups)
     assert not torch.equal(parameters(critic.model.head), of_head)
-    assert torch.equal(parameters(made.model), of_policy) == (kind != "policy-trunk")
+    assert torch.equal(parameters(made.model), of_policy) == (kind != "policy-backbone")
     moved = {name for name, p in critic.model.named_parameters() if name in own and not torch.equal(p, own[name])}
     if kind == "own":
         # A row of the embedding moves only if its token was read.
@@ -188,7 +188,7 @@ def test_what_the_value_loss_moves(groups: list[ScoredGroup], kind: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "budget"), [("own", 100_000), ("own", 300), ("policy-head", 300), ("policy-trunk", 300)]
+    ("kind", "budget"), [("own", 100_000), ("own", 300), ("policy-head", 300), ("policy-backbone", 300)]
 )
 def test_the_gradient_is_that_of_the_definition(groups: list[ScoredGroup], kind: str, budget: int) -> None:
     # Σ ½ (V − G)² / N over sampled tokens and over places after generations whose next token is known, without packing.
@@ -207,7 +207,7 @@ def test_the_gradient_is_that_of_the_definition(groups: list[ScoredGroup], kind:
                     errors.append(by_definition(plain, sampled.full_ids) - returns_NT[i + 1][0])
     (torch.stack(errors).square().mean() / 2).backward()  # type: ignore[no-untyped-call]
     logged, _ = step_of(critic, groups)
-    found, expected = ([*c.model.head.parameters(), *c.model.trained_trunk()] for c in (critic, plain))
+    found, expected = ([*c.model.head.parameters(), *c.model.trained_backbone()] for c in (critic, plain))
     assert len(found) == 2 if kind == "policy-head" else len(found) > 10
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-3)
@@ -247,15 +247,15 @@ def test_the_head_may_have_a_rate_of_its_own(groups: list[ScoredGroup]) -> None:
     logged, _ = step_of(critic, groups)
     head = (critic.model.head.weight - begin.head.weight).abs()
     assert head.max().item() == pytest.approx(0.5, rel=1e-3) and logged["critic/lr"] == 1e-3
-    # The head was 0: no gradient reached the trunk. In the next step one does.
-    own = parameters(critic.model.trunk)
+    # The head was 0: no gradient reached the backbone. In the next step one does.
+    own = parameters(critic.model.backbone)
     step_of(critic, groups)
-    assert (parameters(critic.model.trunk) - own).abs().max().item() < 2e-3
+    assert (parameters(critic.model.backbone) - own).abs().max().item() < 2e-3
 
 
-def test_while_it_warms_up_a_shared_trunk_is_held(groups: list[ScoredGroup]) -> None:
+def test_while_it_warms_up_a_shared_backbone_is_held(groups: list[ScoredGroup]) -> None:
     made = policy()
-    critic = critic_of(made, replace(KINDS["policy-trunk"], warmup_steps=2))
+    critic = critic_of(made, replace(KINDS["policy-backbone"], warmup_steps=2))
     begin = parameters(made.model)
     for step in range(2):
         assert critic.is_warming(step)
@@ -271,12 +271,12 @@ def test_dropout_of_a_policy_that_is_not_trained_is_off(groups: list[ScoredGroup
     for p in made.model.parameters():
         if p.requires_grad:
             p.data.normal_(generator=torch.Generator().manual_seed(0))
-    critic = critic_of(made, Critic(trunk="policy"))
+    critic = critic_of(made, Critic(backbone="policy"))
     critic.model.train()
     assert not made.model.get_base_model().model.training
     rows, _ = value_rows(groups, "trajectory")
     assert values_at(critic, rows) == values_at(critic, rows)
-    other = critic_of(made, KINDS["policy-trunk"])
+    other = critic_of(made, KINDS["policy-backbone"])
     other.model.train()
     assert values_at(other, rows) != values_at(other, rows), "this test can fail"
 
@@ -339,15 +339,15 @@ def test_without_bootstrap_a_limit_is_an_end(groups: list[ScoredGroup]) -> None:
 
 def test_an_own_trunk_begins_as_the_policy_of_the_stages_begin(tmp_path: Path) -> None:
     made = policy()
-    begin = {name: p.detach().clone() for name, p in trunk_of(made.model).named_parameters()}
+    begin = {name: p.detach().clone() for name, p in backbone_of(made.model).named_parameters()}
     made.save(tmp_path / "policy")
     for p in made.model.parameters():
         p.data.add_(1.0)
     later = Critic().build(made, tmp_path, 0)
-    assert all(torch.equal(p, begin[name]) for name, p in later.trunk.named_parameters())
+    assert all(torch.equal(p, begin[name]) for name, p in later.backbone.named_parameters())
     assert all(p.requires_grad for p in later.parameters())
     now = Critic().build(made, None, 0)
-    assert not torch.equal(next(now.trunk.parameters()), next(iter(begin.values())))
+    assert not torch.equal(next(now.backbone.parameters()), next(iter(begin.values())))
 
 
 def test_under_adapters_an_own_trunk_begins_as_the_model_below(groups: list[ScoredGroup]) -> None:
@@ -357,8 +357,8 @@ def test_under_adapters_an_own_trunk_begins_as_the_model_below(groups: list[Scor
             p.data.normal_()
     before = parameters(made.model)
     critic = critic_of(made)
-    expected = dict(trunk_of(plain.model).named_parameters())
-    found = dict(critic.model.trunk.named_parameters())
+    expected = dict(backbone_of(plain.model).named_parameters())
+    found = dict(critic.model.backbone.named_parameters())
     assert found.keys() == expected.keys()
     assert all(torch.equal(p, expected[name]) and p.requires_grad for name, p in found.items())
     step_of(critic, groups)
@@ -370,7 +370,7 @@ def test_another_model_may_be_the_trunk_if_it_reads_the_same_tokens(tmp_path: Pa
     wider.save(tmp_path / "wider")
     model = Critic(path=str(tmp_path / "wider")).build(made, None, 0)
     assert model.head.in_features == 24
-    assert torch.equal(next(model.trunk.parameters()), next(trunk_of(wider.model).parameters()))
+    assert torch.equal(next(model.backbone.parameters()), next(backbone_of(wider.model).parameters()))
     other = policy()
     other.tokenizer.add_tokens(["strange"])
     with pytest.raises(ModelError, match="would misread") as error:
@@ -381,10 +381,10 @@ def test_another_model_may_be_the_trunk_if_it_reads_the_same_tokens(tmp_path: Pa
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"trunk": "policy", "path": "x"}, "path and lora have no effect"),
-        ({"trunk": "policy", "lora": Lora()}, "path and lora have no effect"),
+        ({"backbone": "policy", "path": "x"}, "path and lora have no effect"),
+        ({"backbone": "policy", "lora": Lora()}, "path and lora have no effect"),
         ({"gradient": "head", "lora": Lora()}, "lora has no effect"),
-        ({"trunk": "policy", "head_lr": 1.0}, "head_lr has no effect"),
+        ({"backbone": "policy", "head_lr": 1.0}, "head_lr has no effect"),
     ],
 )
 def test_keys_without_effect_are_refused(keys: dict[str, Any], says: str) -> None:
@@ -437,7 +437,7 @@ def test_the_space_that_a_checkpoint_needs_counts_the_critic(tmp_path: Path) -> 
         with pytest.raises(CheckpointError) as error:
             store.save(tmp_path / "file", State(0, "x", 1, False, 0), made, None, kept)
         sizes.append(float(error.value.expected.split()[0]))
-    n = sum(p.numel() for p in trunk_of(made.model).parameters())
+    n = sum(p.numel() for p in backbone_of(made.model).parameters())
     assert sizes[1] - sizes[0] == pytest.approx(4 * n / 1e6, abs=0.06)
 
 

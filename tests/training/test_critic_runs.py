@@ -31,8 +31,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "own": ({}, None, "gae"),
     "own-lora": ({"lora": LORA, "head_lr": 0.1}, None, "turn_gae"),
     "own-of-lora": ({"warmup_steps": 2}, LORA, "bilevel_gae"),
-    "policy-head": ({"trunk": "policy", "warmup_steps": 1}, None, "turn_gae"),
-    "policy-trunk": ({"trunk": "policy", "gradient": "trunk"}, LORA, "gae"),
+    "policy-head": ({"backbone": "policy", "warmup_steps": 1}, None, "turn_gae"),
+    "policy-backbone": ({"backbone": "policy", "gradient": "backbone"}, LORA, "gae"),
 }
 
 
@@ -67,7 +67,7 @@ def kept_critic(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("critic", [{}, {"trunk": "policy", "gradient": "trunk"}], ids=["own", "policy"])
+@pytest.mark.parametrize("critic", [{}, {"backbone": "policy", "gradient": "backbone"}], ids=["own", "policy"])
 def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dict[str, Any]) -> None:
     path = recipe(tmp_path, {**critic, "warmup_steps": 3}, steps=4)
     done = runs.run(path, tmp_path / "run")

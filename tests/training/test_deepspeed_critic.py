@@ -40,7 +40,7 @@ CASES = {
     "own beside zero 1": (Critic(), DeepSpeed(zero=1)),
     "own beside zero 3": (Critic(), DeepSpeed(zero=3, keep_whole_below=0)),
     "adapters beside zero 3": (Critic(lora=Lora(rank=2)), DeepSpeed(zero=3, keep_whole_below=0)),
-    "head of the policy's beside zero 2": (Critic(trunk="policy"), DeepSpeed(zero=2)),
+    "head of the policy's beside zero 2": (Critic(backbone="policy"), DeepSpeed(zero=2)),
 }
 
 Seen = tuple[list[dict[str, float]], torch.Tensor, torch.Tensor]

@@ -278,7 +278,10 @@ def losses(folder: Path) -> list[Values]:
         (["stages.1.trainer.zero=4"], "stages[1].trainer.zero"),
         (["stages.1.trainer.offload_parameters=true"], "offload_parameters needs zero: 3"),
         (["stages.1.trainer.zreo=1"], "did you mean 'zero'?"),
-        (["stages.1.advantage={kind: gae}", "stages.1.critic={trunk: policy, gradient: trunk}"], "stages[1].critic"),
+        (
+            ["stages.1.advantage={kind: gae}", "stages.1.critic={backbone: policy, gradient: backbone}"],
+            "stages[1].critic",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(

@@ -166,7 +166,12 @@ PG: runs.Values = {"kind": "policy_gradient", "steps": 1, "trainer": {"kind": "f
     ("stage", "changes", "where", "says"),
     [
         ({"trainer": {"kind": "fsdp", "precision": "float16"}}, {}, "stages[0].trainer.precision", "bfloat16"),
-        ({"critic": {"trunk": "policy"}, "advantage": {"kind": "gae"}}, {}, "stages[0].critic.trunk", "kind: fsdp"),
+        (
+            {"critic": {"backbone": "policy"}, "advantage": {"kind": "gae"}},
+            {},
+            "stages[0].critic.backbone",
+            "kind: fsdp",
+        ),
         ({}, {"policy": {**runs.BASE["policy"], "lora": {"dora": True}}}, "stages[0].trainer.kind", "whole weights"),
         (
             {},

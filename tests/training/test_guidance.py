@@ -35,7 +35,7 @@ SUPERVISED = {"kind": "supervised", "n_demonstrations": 128, "random_share": 0.8
 STAGE: dict[str, Any] = {"kind": "policy_gradient", "steps": 6, "tasks_per_step": 4, "group_size": 4,
                          "checkpoint_every": 2, "optimizer": {"lr": 4.0e-3}}  # fmt: skip
 LUFFY = {"loss": {"kind": "luffy", "entropy_coef": 0.001}, "advantage": {"kind": "guided"}, "expert": {}}
-RELIFT = {"relift": {"size": 3}}
+RELIFT = {"imitate_failed": {"size": 3}}
 FALLING = {"optimizer": {"lr": 4.0e-3, "schedule": "linear"}}
 OUTCOME = {"right": {"kind": "outcome"}}
 
@@ -244,7 +244,7 @@ def test_a_policy_that_hardly_succeeds_is_lifted(tmp_path: Path, unguided: runs.
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "dropout": 0.2}], ids=["full", "lora"])
-@pytest.mark.parametrize("stage", [LUFFY, RELIFT | FALLING, LUFFY | RELIFT], ids=["luffy", "relift", "both"])
+@pytest.mark.parametrize("stage", [LUFFY, RELIFT | FALLING, LUFFY | RELIFT], ids=["luffy", "imitate_failed", "both"])
 def test_a_stopped_run_equals_an_uninterrupted_one(
     tmp_path: Path, stage: dict[str, Any], lora: dict[str, Any] | None
 ) -> None:
@@ -269,9 +269,9 @@ def test_a_stopped_run_equals_an_uninterrupted_one(
         (LUFFY, {"rewards": {"vote": {"kind": "majority"}}}, "expert", "rewards.vote compares"),
         (LUFFY | {"advantage": {"kind": "gae"}, "critic": {}}, {}, "expert", "a critic would learn"),
         ({"advantage": {"kind": "guided", "baseline": "own"}}, {}, "advantage.baseline", "brings no demonstrations"),
-        (RELIFT, {"environment": {"kind": "./mute.py:Mute"}}, "relift", "cannot demonstrate"),
+        (RELIFT, {"environment": {"kind": "./mute.py:Mute"}}, "imitate_failed", "cannot demonstrate"),
         (LUFFY, {"environment": {"kind": "./mute.py:Mute"}}, "expert", "cannot demonstrate"),
-        (RELIFT, {"agent": {"kind": "./mute.py:Silent"}}, "relift", "lacks write"),
+        (RELIFT, {"agent": {"kind": "./mute.py:Silent"}}, "imitate_failed", "lacks write"),
     ],
 )
 def test_pairs_that_cannot_work(

@@ -136,8 +136,19 @@ def test_a_checkpoint_keeps_the_state_of_a_hook_under_its_key(tmp_path: Path, mo
 
 
 def test_hooks_that_keep_something_have_the_keys_of_older_checkpoints() -> None:
-    kept = (Monitor, EmptyStop, StatefulRewards, CriticHook, ReplayBuffer, ResetClock, FailedImitation, Watches, Refresher,
-            PolicyJudge, League)  # fmt: skip
+    kept = (
+        Monitor,
+        EmptyStop,
+        StatefulRewards,
+        CriticHook,
+        ReplayBuffer,
+        ResetClock,
+        FailedImitation,
+        Watches,
+        Refresher,
+        PolicyJudge,
+        League,
+    )
     assert [hook.key for hook in kept] == ["monitor", "empty", "memories", "critic", "buffer", "reference", "hard",
                                            "watches", "refresher", "keeper", "league"]  # fmt: skip
 

@@ -84,14 +84,14 @@ def test_a_state_without_masters_begins_with_the_weights() -> None:
 
 
 def test_mixed_formats_and_groups() -> None:
-    """A float32 head beside a bfloat16 trunk, each with its own rate; what has no gradient stays."""
-    trunk, head = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), torch.nn.Parameter(torch.ones(3))
+    """A float32 head beside a bfloat16 backbone, each with its own rate; what has no gradient stays."""
+    backbone, head = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), torch.nn.Parameter(torch.ones(3))
     still = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    optimizer = AdamW(lr=0.1).build([trunk, still])
+    optimizer = AdamW(lr=0.1).build([backbone, still])
     optimizer.add_param_group({"params": [head], "lr": 0.2})
-    (trunk.float().sum() + head.sum()).backward()
+    (backbone.float().sum() + head.sum()).backward()
     optimizer.step()
     assert isinstance(optimizer, MasterAdamW)
-    assert torch.allclose(optimizer.state[trunk]["master"], torch.full((3,), 0.9), atol=1e-5)
+    assert torch.allclose(optimizer.state[backbone]["master"], torch.full((3,), 0.9), atol=1e-5)
     assert torch.allclose(head, torch.full((3,), 0.8), atol=1e-5)
     assert "master" not in optimizer.state[head] and not optimizer.state[still]

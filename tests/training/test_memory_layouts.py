@@ -17,9 +17,9 @@ from agents.stores.kind import ENTRIES, RECALLED, Asks
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.batching.samples import make_samples
+from rlhf.catalog import CATALOG
 from rlhf.data import ScoredGroup
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.catalog import CATALOG
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.model import Policy

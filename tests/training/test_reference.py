@@ -55,7 +55,7 @@ def test_the_best_stays_the_one_to_surpass(patience: int, successes: list[float]
 
 
 def test_a_step_that_went_far() -> None:
-    clock = ResetClock(ReferenceReset(kl_above=0.5))
+    clock = ResetClock(ReferenceReset(max_kl=0.5))
     assert clock.learn({"loss/kl_ref": 0.5}) == {"reference/n_resets": 0.0} and not clock.is_due
     clock.learn({"loss/kl_ref": 0.51})
     clock.learn({})  # a step without an update does not take it back
@@ -68,7 +68,7 @@ def test_a_step_that_went_far() -> None:
 
 @given(st.lists(st.sampled_from([0.1, 0.2, 0.3]), max_size=12), st.integers(1, 4), st.integers(0, 12))
 def test_it_remembers(successes: list[float], patience: int, stopped: int) -> None:
-    settings = ReferenceReset(patience=patience, kl_above=1.0)
+    settings = ReferenceReset(patience=patience, max_kl=1.0)
     whole, resumed = ResetClock(settings), ResetClock(settings)
     for i, success in enumerate(successes):
         if i == stopped:
@@ -206,7 +206,7 @@ def test_the_reference_is_renewed_when_patience_ends(tmp_path: Path, lora: dict[
 
 
 def test_the_reference_is_renewed_when_the_policy_has_gone_far(tmp_path: Path) -> None:
-    path = recipe(tmp_path, None, kl_above=KL)
+    path = recipe(tmp_path, None, max_kl=KL)
     done = runs.run(path, tmp_path / "run")
     lines = [line for line in runs.log(done.folder) if "loss/kl_ref" in line]
     expected = [line["step"] for line in lines if line["loss/kl_ref"] > KL and line["step"] < 9]
@@ -230,7 +230,7 @@ def test_the_optimizer_begins_anew_or_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("reset", [{"patience": 2}, {"kl_above": KL}], ids=["patience", "kl"])
+@pytest.mark.parametrize("reset", [{"patience": 2}, {"max_kl": KL}], ids=["patience", "kl"])
 def test_a_stopped_run_equals_an_uninterrupted_one(
     tmp_path: Path, lora: dict[str, Any] | None, reset: dict[str, Any]
 ) -> None:

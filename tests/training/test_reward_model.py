@@ -225,7 +225,8 @@ def test_a_model_of_other_tokens_is_refused_before_anything_is_scored(tmp_path: 
 
 
 def test_the_reward_is_known_without_torch() -> None:
-    code = "import sys, rewards.reward_model; print([m for m in ('torch', 'transformers', 'trl') if m in sys.modules])"
+    heavy = "('torch', 'transformers', 'trl')"
+    code = f"import sys, rewards.models.reward_model; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

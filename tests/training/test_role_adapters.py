@@ -326,7 +326,7 @@ def recipe(folder: Path, stages: list[dict[str, Any]] | None = None, **changes: 
 #: What else a stage keeps between steps.
 KEPT = {
     "replay": {"max_share": 0.5},
-    "reference_reset": {"kl_above": 1e-9},
+    "reference_reset": {"max_kl": 1e-9},
     "loss": {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1},
     "checkpoint_in_background": True,
 }
@@ -348,7 +348,7 @@ def test_a_run_trains_both_and_a_resumed_one_ends_where_it_does(tmp_path: Path, 
 
 def test_seats_of_a_game_may_have_adapters(tmp_path: Path) -> None:
     policy = {**runs.BASE["policy"], "lora": {"rank": 4, "roles": ["first"]}}
-    stage = {**GRADIENT, "tasks_per_step": 2, "trains": ["first"], "advantage": {"kind": "seats"}}
+    stage = {**GRADIENT, "tasks_per_step": 2, "train_roles": ["first"], "advantage": {"kind": "seats"}}
     rewards = {**runs.BASE["rewards"], "short": {"kind": "overlong", "max_tokens": 6, "buffer": 5}}
     path = self_play.write(tmp_path, [stage], policy=policy, rewards=rewards, evaluation={"n_tasks": 2})
     done = runs.run(path, tmp_path / "run")

@@ -111,7 +111,7 @@ class Likes(AsksModel):
         return Verdict(listed[0][1])
 """
 RENEWAL: dict[str, Any] = {"every": 2, "truth": "truth", "tasks": 4, "group_size": 3, "least": 0.0}
-STAGE = resume.POLICY_GRADIENT | {"judge_renewal": RENEWAL}
+STAGE = resume.POLICY_GRADIENT | {"judge_refresh": RENEWAL}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def recipe(folder: Path, start: str, stages: list[dict[str, Any]], **rewards: An
 
 
 def test_a_stopped_run_equals_one_that_was_not(start: str, tmp_path: Path) -> None:
-    path = recipe(tmp_path, start, [STAGE, STAGE | {"steps": 1, "judge_renewal": None}])
+    path = recipe(tmp_path, start, [STAGE, STAGE | {"steps": 1, "judge_refresh": None}])
     calls: list[int] = []
     with words.on_every_step(path, lambda: calls.append(1)):
         whole = runs.run(path, tmp_path / "whole")
@@ -156,7 +156,7 @@ def test_a_stopped_run_equals_one_that_was_not(start: str, tmp_path: Path) -> No
 
 def test_a_policy_that_judges_badly_does_not_become_the_judge(start: str, tmp_path: Path) -> None:
     grade = {"kind": "grade", "path": start, "scale": "yes_no", "unreadable": "wrong", "max_tokens": 4}
-    stage = STAGE | {"judge_renewal": RENEWAL | {"least": 0.6, "reward": "graded"}}
+    stage = STAGE | {"judge_refresh": RENEWAL | {"least": 0.6, "reward": "graded"}}
     done = runs.run(recipe(tmp_path, start, [stage], graded=grade), tmp_path / "run")
     # It says nothing that can be read: every verdict is 0, all pairs are ties, and ½ is less than .6.
     assert runs.curve(done.folder, "judge/audit_accuracy") == [0.5, 0.5]
@@ -169,37 +169,37 @@ def test_a_policy_that_judges_badly_does_not_become_the_judge(start: str, tmp_pa
 
 
 def test_an_audit_needs_a_right_and_a_wrong_attempt_at_a_task(start: str, tmp_path: Path) -> None:
-    stage = STAGE | {"judge_renewal": RENEWAL | {"enough": 9.0}}
+    stage = STAGE | {"judge_refresh": RENEWAL | {"enough": 9.0}}
     with pytest.raises(TrainingError, match="cannot be audited") as caught:
         runs.run(recipe(tmp_path, start, [stage]), tmp_path / "run")
-    assert "judge_renewal.enough" in caught.value.hint
+    assert "judge_refresh.enough" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"reward": "onw"}, ["judge_renewal.reward", "did you mean 'own'?"]),
-        ({"reward": "truth"}, ["judge_renewal.reward", "judge with a path"]),
-        ({"truth": "own"}, ["judge_renewal.truth"]),
-        ({"truth": "truht"}, ["judge_renewal.truth", "did you mean 'truth'?"]),
-        ({"split": "valid"}, ["judge_renewal.split", "dev"]),
-        ({"least": 60}, ["judge_renewal.least"]),
+        ({"reward": "onw"}, ["judge_refresh.reward", "did you mean 'own'?"]),
+        ({"reward": "truth"}, ["judge_refresh.reward", "judge with a path"]),
+        ({"truth": "own"}, ["judge_refresh.truth"]),
+        ({"truth": "truht"}, ["judge_refresh.truth", "did you mean 'truth'?"]),
+        ({"split": "valid"}, ["judge_refresh.split", "dev"]),
+        ({"least": 60}, ["judge_refresh.least"]),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(start: str, tmp_path: Path, settings: Any, says: list[str]) -> None:
     with pytest.raises(RecipeError) as caught:
-        load_recipe(recipe(tmp_path, start, [STAGE | {"judge_renewal": RENEWAL | settings}]))
+        load_recipe(recipe(tmp_path, start, [STAGE | {"judge_refresh": RENEWAL | settings}]))
     assert all(text in str(caught.value) for text in says), caught.value
 
 
 def test_a_judge_on_a_server_is_not_renewed_and_one_process_is_enough(start: str, tmp_path: Path) -> None:
     far = {"kind": "grade", "url": "http://127.0.0.1:1", "model": "m"}
     with pytest.raises(RecipeError, match="judge with a path"):
-        load_recipe(recipe(tmp_path, start, [STAGE | {"judge_renewal": {"reward": "far"}}], far=far))
-    found = load_recipe(recipe(tmp_path, start, [STAGE | {"judge_renewal": {"every": 9}}]))
+        load_recipe(recipe(tmp_path, start, [STAGE | {"judge_refresh": {"reward": "far"}}], far=far))
+    found = load_recipe(recipe(tmp_path, start, [STAGE | {"judge_refresh": {"every": 9}}]))
     with pytest.raises(RecipeError, match="in one process"):
         check_processes(found, 2)
-    assert any("judge_renewal.every is 9" in text for text in cautions(found))
+    assert any("judge_refresh.every is 9" in text for text in cautions(found))
 
 
 def test_its_state_goes_on_and_keeps_its_judge(tmp_path: Path) -> None:

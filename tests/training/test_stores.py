@@ -17,10 +17,10 @@ from agents.stores.kind import RECALLED
 from agents.stores.store import Store
 from rlhf.build.memory_store import agent_of
 from rlhf.build.train import train
+from rlhf.catalog import CATALOG
 from rlhf.errors import CheckpointError, RecipeError, StoreError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
-from rlhf.recipe.catalog import CATALOG
 from rlhf.recipe.suites import Part, Tasks
 from rlhf.training.checkpoints import store as checkpoint
 from tests import test_resume as resume

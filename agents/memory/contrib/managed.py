@@ -1,7 +1,7 @@
 """A bank of memories that a manager keeps and an answering agent reads: one policy, two prompts.
 
 Source: Memory-R1, arXiv 2508.19828. There the two are separate models, trained one after the other; here they are two
-roles of one policy, and `trains` of the stage says which of them learns.
+roles of one policy, and `train_roles` of the stage says which of them learns.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
 from rlhf.inference.embedded.varlen import VarlenPlan, takes_varlen
+from rlhf.inference.model_config import ModelConfig, ModelWrapper
 from rlhf.inference.role_adapters import number_of, role_adapters
-from rlhf.rollout.model_config import ModelConfig, ModelWrapper
 
 #: Name under which transformers knows the function.
 ATTENTION_NAME = "rlhf_packed"

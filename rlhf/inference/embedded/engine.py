@@ -30,8 +30,8 @@ from rlhf.inference.embedded.sampling import sample
 from rlhf.inference.embedded.scheduler import EngineStats, Request, Segments, SlotTable, own_session
 from rlhf.inference.engine import check_prompt
 from rlhf.inference.fingerprint import fingerprint
+from rlhf.inference.model_config import ModelConfig
 from rlhf.inference.role_adapters import adapter_names, number_of
-from rlhf.rollout.model_config import ModelConfig
 
 __all__ = ["EngineStats", "TransformersEngine", "fingerprint"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
-from rlhf.rollout.model_config import ModelConfig, ModelWrapper
+from rlhf.inference.model_config import ModelConfig, ModelWrapper
 
 #: Widest head of the kernel.
 _MAX_HEAD = 256

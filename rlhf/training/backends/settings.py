@@ -104,7 +104,9 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
             do="deepspeed with zero: 1, 2 or 3 has all of them",
         )
     if policy.lora is not None and policy.lora.quantization is not None:
-        yield no_base("policy.lora.quantization", policy.lora.quantization, f"{kind} in {path}", "trainer: {kind: torch}")
+        yield no_base(
+            "policy.lora.quantization", policy.lora.quantization, f"{kind} in {path}", "trainer: {kind: torch}"
+        )
 
 
 class _CriticCapabilities(Declared):
@@ -125,14 +127,14 @@ def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckConte
             expected="values",
             do="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
         )
-    elif critic.trunk == "policy" and (critic.trains_trunk or is_apart):
+    elif critic.backbone == "policy" and (critic.trains_backbone or is_apart):
         moved = "the value loss would move weights that the trainer has a copy of"
         yield Problem(
-            moved if critic.trains_trunk else "the critic would need weights that lie in pieces",
-            where=f"{path}.critic.trunk",
+            moved if critic.trains_backbone else "the critic would need weights that lie in pieces",
+            where=f"{path}.critic.backbone",
             got=f"policy, with {path}.{key_that_spreads(trainer)}",
             expected="own" if is_apart else "own, or gradient: head",
-            do="remove critic.trunk: the critic then has a transformer of its own, whole in each process",
+            do="remove critic.backbone: the critic then has a transformer of its own, whole in each process",
         )
 
 

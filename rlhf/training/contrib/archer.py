@@ -32,14 +32,14 @@ from rlhf.training.context import StageKeys
 from rlhf.training.contrib.archer_model import Judged, TurnModel
 from rlhf.training.contrib.turn_buffer import Episode, TurnBuffer, episodes_of, packed
 from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import OnTrunk
+from rlhf.training.critics.value_model import OnBackbone
 from rlhf.training.policy.model import Policy
 
 Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ArcherCritic(OnTrunk):
+class ArcherCritic(OnBackbone):
     """Learns what turns and their states are worth from the trajectories of many steps.
 
     Two Q-heads read a turn, two V-heads its state. A copy of the critic that follows it slowly says what they should
@@ -64,9 +64,10 @@ class ArcherCritic(OnTrunk):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trunk == "policy" and self.trains_trunk:
+        if self.backbone == "policy" and self.trains_backbone:
             raise ValueError(
-                "gradient: trunk would move the policy in every update of the critic; use trunk: own, or gradient: head"
+                "gradient: backbone would move the policy in every update of the critic; "
+                "use backbone: own, or gradient: head"
             )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
@@ -87,11 +88,11 @@ class ArcherCritic(OnTrunk):
         return ArcherTrainer(self, self.build(policy, start, seed), stage, seed)
 
     def build(self, policy: Policy, start: Path | None, seed: int) -> TurnModel:
-        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
-        trunk = self.trunk_for(policy, start, seed)
+        """Return the critic's model before its first update: every value is 0. See `backbone_for`."""
+        backbone = self.backbone_for(policy, start, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = TurnModel(trunk, shared=self.trunk == "policy", trains_trunk=self.trains_trunk)
+            model = TurnModel(backbone, shared=self.backbone == "policy", trains_backbone=self.trains_backbone)
         return model.to(next(policy.model.parameters()).device)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.training.contrib.turn_buffer import Episode
-from rlhf.training.critics.value_model import TrunkModel
+from rlhf.training.critics.value_model import BackboneModel
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Judged:
     after: Tensor
 
 
-class TurnModel(TrunkModel):
+class TurnModel(BackboneModel):
     """Two Q-heads on the states before and after a turn, two V-heads on one of them alone.
 
     The state after the last token of what the policy has read is the embedding of o, that after the turn's last token
@@ -41,9 +41,9 @@ class TurnModel(TrunkModel):
 
     head: nn.ModuleDict
 
-    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
-        super().__init__(trunk, shared=shared, trains_trunk=trains_trunk)
-        size = trunk.config.hidden_size
+    def __init__(self, backbone: Any, *, shared: bool, trains_backbone: bool) -> None:
+        super().__init__(backbone, shared=shared, trains_backbone=trains_backbone)
+        size = backbone.config.hidden_size
         self.head = nn.ModuleDict(
             {name: _head(size * (2 if name[0] == "q" else 1), size) for name in ("q1", "q2", "v1", "v2")}
         )

@@ -23,7 +23,7 @@ from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
 from rlhf.training.contrib.turn_buffer import Episode, episodes_of, packed
 from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import OnTrunk, ValueModel
+from rlhf.training.critics.value_model import OnBackbone, ValueModel
 from rlhf.training.policy.model import Policy
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Contributions(OnTrunk):
+class Contributions(OnBackbone):
     """Learns to spread the score of a trajectory over its turns.
 
     A linear layer on the hidden state after a turn's last token says what the turn contributed, ĉ_k. It is trained on
@@ -60,9 +60,11 @@ class Contributions(OnTrunk):
         return ContributionTrainer(self, self.build(policy, start, seed), stage)
 
     def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
-        """Return the critic's model before its first update: no turn contributes anything. See `trunk_for`."""
+        """Return the critic's model before its first update: no turn contributes anything. See `backbone_for`."""
         model = ValueModel(
-            self.trunk_for(policy, start, seed), shared=self.trunk == "policy", trains_trunk=self.trains_trunk
+            self.backbone_for(policy, start, seed),
+            shared=self.backbone == "policy",
+            trains_backbone=self.trains_backbone,
         )
         return model.to(next(policy.model.parameters()).device)
 
@@ -139,7 +141,7 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
         """Make the updates of a step, in its warm-up or where it goes on learning; return what is logged."""
         begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
         learns = self.is_warming(step) or not self.settings.frozen
-        self.model.holds_trunk = self.model.shared and self.is_warming(step)
+        self.model.holds_backbone = self.model.shared and self.is_warming(step)
         logged: dict[str, list[float]] = {}
         for _ in range(self.settings.epochs if learns else 0):
             order = rng.permutation(len(seen.episodes)).tolist()

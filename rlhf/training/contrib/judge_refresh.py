@@ -148,7 +148,7 @@ class PolicyJudge(StageHook):
             return f"the judge of {self.name} after step {step} is right on {accuracy}"
         return (
             f"caution: the policy of step {self.next_step} does not become the judge of {self.name}, as it is right on "
-            f"{accuracy} and judge_renewal.least is {self.settings.least:g}; the judge stays until the stage ends"
+            f"{accuracy} and judge_refresh.least is {self.settings.least:g}; the judge stays until the stage ends"
         )
 
     def leave(self, run: RunContext) -> None:
@@ -224,10 +224,10 @@ class PolicyJudge(StageHook):
         if not found:
             raise TrainingError(
                 "the judge cannot be audited: of no task are there a right and a wrong attempt",
-                where=f"judge_renewal of {run.state.label}",
+                where=f"judge_refresh of {run.state.label}",
                 got=f"{collected.n_episodes} attempts at {len(collected.groups)} tasks",
                 expected="a task that is solved now and then",
-                hint="raise judge_renewal.tasks or group_size, or lower judge_renewal.enough",
+                hint="raise judge_refresh.tasks or group_size, or lower judge_refresh.enough",
             )
         return found
 

@@ -55,8 +55,8 @@ class SweetCritic(OwnModel):
     """
 
     #: What every critic says that is asked for its memory: it trains a whole model that is not the policy's.
-    trunk: ClassVar[str] = "own"
-    trains_trunk: ClassVar[bool] = True
+    backbone: ClassVar[str] = "own"
+    trains_backbone: ClassVar[bool] = True
 
     told: str = "Known in hindsight: {reference}\n\n"
     """What the critic reads before everything that the policy read; `{reference}` is the task's. Empty tells nothing

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rlhf.training.backends.optimizer import Stepper
-from rlhf.training.critics.value_model import KeptModel, OnTrunk, OwnModel, TrunkModel
+from rlhf.training.critics.value_model import BackboneModel, KeptModel, OnBackbone, OwnModel
 
 S = TypeVar("S", bound=OwnModel)
 M = TypeVar("M", bound=KeptModel)
@@ -56,11 +56,11 @@ class OwnUpdates(Generic[S, M]):
         self._stepper.n_updates = int(state["n_updates"])
 
 
-def optimizer_of(settings: OnTrunk, model: TrunkModel) -> torch.optim.Optimizer:
-    """Return the optimiser of a critic's head, at a rate of its own, and of its trunk where that is trained."""
-    head, trunk = list(model.head.parameters()), model.trained_trunk()
-    optimizer = settings.optimizer.build([*trunk] or head)
-    if trunk:
+def optimizer_of(settings: OnBackbone, model: BackboneModel) -> torch.optim.Optimizer:
+    """Return the optimiser of a critic's head, at a rate of its own, and of its backbone where that is trained."""
+    head, backbone = list(model.head.parameters()), model.trained_backbone()
+    optimizer = settings.optimizer.build([*backbone] or head)
+    if backbone:
         scale = (settings.head_lr or settings.optimizer.lr) / settings.optimizer.lr
         optimizer.add_param_group({"params": head, "lr_scale": scale})
     return optimizer

@@ -97,8 +97,8 @@ class CriticCapabilities(Declared):
 
     optimizer = Capability[object](None)
     """How it is updated."""
-    trains_trunk = Capability[bool | None](None, bool)
-    """Whether the gradient goes on into its trunk; None where nothing is known of its model."""
+    trains_backbone = Capability[bool | None](None, bool)
+    """Whether the gradient goes on into its backbone; None where nothing is known of its model."""
     tau = Capability[object](None)
     """Share by which a copy follows it in each update."""
     told = Capability[object](None)

@@ -44,7 +44,7 @@ class OwnModel:
             yield from no_model(self.path, context.at("path"), do)
         lora = context.recipe.policy.lora
         if lora is not None and lora.quantization is not None and self.copies_policy:
-            whose, expected = f"{context.path}, a copy of that base", "critic.path, or critic.trunk: policy"
+            whose, expected = f"{context.path}, a copy of that base", "critic.path, or critic.backbone: policy"
             yield no_base("policy.lora.quantization", lora.quantization, whose, expected)
 
     @property
@@ -53,7 +53,7 @@ class OwnModel:
         return self.path is None
 
     def begun(self, policy: Policy, start: Path | None) -> Any:
-        """Return the causal language model that it begins as, without adapters; arguments and errors as `trunk_for`."""
+        """Return the causal language model that it begins as, without adapters; as `backbone_for` otherwise."""
         return self._copied(policy, start) if self.path is None else self._loaded(self.path, policy)
 
     def adapted(self, model: Any, seed: int) -> Any:
@@ -89,39 +89,39 @@ class OwnModel:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class OnTrunk(OwnModel):
+class OnBackbone(OwnModel):
     """Keys of a critic that reads the hidden states of a transformer."""
 
-    trunk: Literal["own", "policy"] = "own"
+    backbone: Literal["own", "policy"] = "own"
     """The transformer below the value head: a model of the critic's own, or the policy's, whose forward pass it then
     shares the weights of."""
-    gradient: Literal["trunk", "head"] | None = None
-    """How far down the value loss trains: head and trunk, or the head alone. None is trunk where it is the critic's
-    own, and head where it is the policy's."""
+    gradient: Literal["backbone", "head"] | None = None
+    """How far down the value loss trains: head and backbone, or the head alone. None is backbone where that is the
+    critic's own, and head where it is the policy's."""
     head_lr: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate of the head, which begins at 0 and has further to go than a trained trunk; None is
+    """Peak learning rate of the head, which begins at 0 and has further to go than a trained backbone; None is
     `optimizer.lr`."""
 
     def __post_init__(self) -> None:
-        if self.trunk == "policy" and (self.path is not None or self.lora is not None):
-            raise ValueError("path and lora have no effect with trunk: policy; remove them")
-        if not self.trains_trunk and self.lora is not None:
+        if self.backbone == "policy" and (self.path is not None or self.lora is not None):
+            raise ValueError("path and lora have no effect with backbone: policy; remove them")
+        if not self.trains_backbone and self.lora is not None:
             raise ValueError("lora has no effect with gradient: head; remove it")
-        if not self.trains_trunk and self.head_lr is not None:
+        if not self.trains_backbone and self.head_lr is not None:
             raise ValueError("head_lr has no effect where the head alone is trained; set optimizer.lr")
 
     @property
     def copies_policy(self) -> bool:
         """True if the model begins as a copy of the policy's."""
-        return self.path is None and self.trunk == "own"
+        return self.path is None and self.backbone == "own"
 
     @property
-    def trains_trunk(self) -> bool:
-        """Whether the value loss moves the trunk."""
-        return (self.gradient or ("trunk" if self.trunk == "own" else "head")) == "trunk"
+    def trains_backbone(self) -> bool:
+        """Whether the value loss moves the backbone."""
+        return (self.gradient or ("backbone" if self.backbone == "own" else "head")) == "backbone"
 
-    def trunk_for(self, policy: Policy, start: Path | None, seed: int) -> nn.Module:
-        """Return the trunk before the first update, prepared for packed rows.
+    def backbone_for(self, policy: Policy, start: Path | None, seed: int) -> nn.Module:
+        """Return the backbone before the first update, prepared for packed rows.
 
         Args:
             policy: the live one.
@@ -132,21 +132,21 @@ class OnTrunk(OwnModel):
         Raises:
             ModelError: the model of `path` cannot be loaded or reads other tokens.
         """
-        if self.trunk == "policy":
-            return trunk_of(policy.model)
+        if self.backbone == "policy":
+            return backbone_of(policy.model)
         model = self.begun(policy, start)
-        model.requires_grad_(self.trains_trunk)
-        return trunk_of(self.adapted(model, seed))
+        model.requires_grad_(self.trains_backbone)
+        return backbone_of(self.adapted(model, seed))
 
 
 def _dtype(policy: Policy) -> str:
     return str(policy.model.dtype).removeprefix("torch.")
 
 
-def trunk_of(model: Any) -> nn.Module:
+def backbone_of(model: Any) -> nn.Module:
     """The transformer below the output layer of a causal language model; adapters stay inside."""
-    trunk: nn.Module = causal_of(model).get_decoder()
-    return trunk
+    backbone: nn.Module = causal_of(model).get_decoder()
+    return backbone
 
 
 class KeptModel(nn.Module):
@@ -168,64 +168,64 @@ class KeptModel(nn.Module):
                 parameter.copy_(saved[name])
 
 
-class TrunkModel(KeptModel):
-    """A trunk, and a head on its last hidden states: subclasses set `head`.
+class BackboneModel(KeptModel):
+    """A backbone, and a head on its last hidden states: subclasses set `head`.
 
     Args:
-        trunk: prepared by `use_packed_attention`.
-        shared: the trunk is the policy's. It is then no submodule: its weights are the policy's to save.
-        trains_trunk: whether the gradient goes on into the trunk.
+        backbone: prepared by `use_packed_attention`.
+        shared: the backbone is the policy's. It is then no submodule: its weights are the policy's to save.
+        trains_backbone: whether the gradient goes on into the backbone.
     """
 
     head: nn.Module
 
-    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
+    def __init__(self, backbone: Any, *, shared: bool, trains_backbone: bool) -> None:
         super().__init__()
-        self.shared, self.trains_trunk = shared, trains_trunk
-        self.holds_trunk = False
-        self._policys = [trunk] if shared else []
-        self.own = None if shared else trunk
+        self.shared, self.trains_backbone = shared, trains_backbone
+        self.holds_backbone = False
+        self._policys = [backbone] if shared else []
+        self.own = None if shared else backbone
 
     @property
-    def trunk(self) -> Any:
+    def backbone(self) -> Any:
         """The transformer."""
         return self._policys[0] if self.shared else self.own
 
     @property
     def config(self) -> Any:
-        """Of the trunk."""
-        return self.trunk.config
+        """Of the backbone."""
+        return self.backbone.config
 
-    def trained_trunk(self) -> list[nn.Parameter]:
-        """Parameters of the trunk that the value loss trains."""
-        return [p for p in self.trunk.parameters() if p.requires_grad] if self.trains_trunk else []
+    def trained_backbone(self) -> list[nn.Parameter]:
+        """Parameters of the backbone that the value loss trains."""
+        return [p for p in self.backbone.parameters() if p.requires_grad] if self.trains_backbone else []
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; a trunk that is not trained stays as it is in use, without dropout."""
+        """As of any module; a backbone that is not trained stays as it is in use, without dropout."""
         super().train(mode)
-        self.trunk.train(mode and self.trains_trunk and not self.holds_trunk)
+        self.backbone.train(mode and self.trains_backbone and not self.holds_backbone)
         return self
 
     def states(self, places: Tensor, **inputs: Any) -> Tensor:
         """Last hidden states in float32, `[N, d]`, at `places` `[N]` of the packed rows."""
-        moves = self.trains_trunk and not self.holds_trunk
+        moves = self.trains_backbone and not self.holds_backbone
         with nullcontext() if moves else torch.no_grad():
-            hidden: Tensor = self.trunk(**inputs).last_hidden_state[0]
+            hidden: Tensor = self.backbone(**inputs).last_hidden_state[0]
         return hidden[places].float()
 
 
-class ValueModel(TrunkModel):
-    """Reads one number off the last hidden state of each place; a drop-in for
-    `rlhf.inference.embedded.attention.packed_forward`.
+class ValueModel(BackboneModel):
+    """Reads one number off the last hidden state of each place.
 
-    The head is float32, and 0 at first: a critic that has seen nothing expects nothing.
+    A drop-in for `rlhf.inference.embedded.attention.packed_forward`. The head is float32, and 0 at first: a critic that
+    has seen nothing expects nothing.
     """
 
     head: nn.Linear
 
-    def __init__(self, trunk: Any, *, shared: bool, trains_trunk: bool) -> None:
-        super().__init__(trunk, shared=shared, trains_trunk=trains_trunk)
-        self.head = nn.Linear(trunk.config.hidden_size, 1)
+    def __init__(self, backbone: Any, *, shared: bool, trains_backbone: bool) -> None:
+        super().__init__(backbone, shared=shared, trains_backbone=trains_backbone)
+        self.head = nn.Linear(backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -35,7 +35,7 @@ from rlhf.settings import STRICT
 from rlhf.training.backends.replicated import add_gradients
 from rlhf.training.context import StageKeys
 from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import OnTrunk, ValueModel
+from rlhf.training.critics.value_model import OnBackbone, ValueModel
 from rlhf.training.policy.model import Policy
 
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
@@ -44,7 +44,7 @@ _MEAN = Reduction(kind="token_mean")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Critic(OnTrunk):
+class Critic(OnBackbone):
     """Learns what the policy may expect of a state, for advantages that are measured against it."""
 
     #: It learns beside trainers of several processes.
@@ -60,7 +60,7 @@ class Critic(OnTrunk):
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Tell of a bound on how far values move in a step that moves none."""
         stage = context.stage
-        is_bound = self.clip is not None and self.clip != type(self)().clip and self.trunk != "policy"
+        is_bound = self.clip is not None and self.clip != type(self)().clip and self.backbone != "policy"
         if is_bound and stage.epochs * stage.minibatches == 1:
             why = "makes one update per step, before which no value has moved"
             yield f"{context.stage_path} {why}: critic.clip has no effect"
@@ -70,9 +70,11 @@ class Critic(OnTrunk):
         return CriticTrainer(self, self.build(policy, start, seed), stage)
 
     def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
-        """Return the critic's model before its first update: every value is 0. See `trunk_for`."""
+        """Return the critic's model before its first update: every value is 0. See `backbone_for`."""
         model = ValueModel(
-            self.trunk_for(policy, start, seed), shared=self.trunk == "policy", trains_trunk=self.trains_trunk
+            self.backbone_for(policy, start, seed),
+            shared=self.backbone == "policy",
+            trains_backbone=self.trains_backbone,
         )
         return model.to(next(policy.model.parameters()).device)
 
@@ -185,7 +187,7 @@ class CriticTrainer(OwnUpdates[Critic, ValueModel]):
                 expected="Credit.returns_GNT of every group",
                 hint="an estimator with needs_values = True says what the values should have been",
             )
-        self.model.holds_trunk = self.model.shared and self.is_warming(step)
+        self.model.holds_backbone = self.model.shared and self.is_warming(step)
         budget, n_least = stage.max_tokens_per_microbatch, current().n
         rows, n_skipped = _with_returns(seen, samples, bootstrap=self.settings.bootstrap), self._stepper.n_skipped
         logged: dict[str, list[float]] = {}

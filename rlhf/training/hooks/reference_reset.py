@@ -29,15 +29,15 @@ class ReferenceReset:
 
     patience: Annotated[int, Field(ge=1)] | None = None
     """Evaluations in a row, of those that `evaluate_every` makes, without a new best success; null looks at none."""
-    kl_above: Annotated[float, Field(gt=0)] | None = None
+    max_kl: Annotated[float, Field(gt=0)] | None = None
     """Divergence from the reference in nats per token, `loss/kl_ref`, beyond which a step has gone far; null is no
     bound."""
     reset_optimizer: bool = True
     """Whether the optimiser's running means begin anew too; its learning rate goes on by its schedule."""
 
     def __post_init__(self) -> None:
-        if self.patience is None and self.kl_above is None:
-            raise ValueError("neither patience nor kl_above is set: the reference would never be renewed")
+        if self.patience is None and self.max_kl is None:
+            raise ValueError("neither patience nor max_kl is set: the reference would never be renewed")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses without a reference, and a patience that cannot end."""
@@ -105,7 +105,7 @@ class ResetClock(StageHook):
 
     def learn(self, values: Mapping[str, float]) -> dict[str, float]:
         """Take in what the updates of a step logged; returns what is logged of the reference."""
-        bound = self.settings.kl_above
+        bound = self.settings.max_kl
         self.is_due = self.is_due or (bound is not None and values.get("loss/kl_ref", 0.0) > bound)
         return {"reference/n_resets": float(self.n_resets)}
 

@@ -135,7 +135,7 @@ class Lora:
             given = (
                 ("critic", stage.critic),
                 ("reward_refresh", stage.reward_refresh),
-                ("judge_renewal", stage.judge_renewal),
+                ("judge_refresh", stage.judge_refresh),
             )
             for key, value in given:
                 if value is not None:

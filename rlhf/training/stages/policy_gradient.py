@@ -78,17 +78,17 @@ class PolicyGradient:
     """Which rows are left out of the update."""
     expert: Expert | None = None
     """Demonstrations that join the attempts at their task, for a loss that takes them; null brings none."""
-    relift: Relift | None = None
+    imitate_failed: Relift | None = None
     """Supervised updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
     """Trajectories of the last steps that take the place of those left out; null replays nothing."""
     reward_refresh: RewardRefresh | None = None
     """When and how the reward model that the policy learns from is trained further; null leaves it as it is."""
-    judge_renewal: JudgeRenewal | None = None
+    judge_refresh: JudgeRenewal | None = None
     """When the policy of some steps ago becomes the judge of a reward; null keeps the judge that the reward names."""
     opponents: Opponents | None = None
     """Games of self-play in which an older version of the policy has a seat; null plays all against the present one."""
-    trains: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    train_roles: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Roles whose generations are trained, such as `plan` or a seat of a game; the empty role is that of plain actions.
     Null trains all. The others count in the credit as ever."""
     layout: Literal["trajectory", "generation"] = "trajectory"
@@ -165,11 +165,11 @@ class PolicyGradient:
 
     def _of_critic(self, context: CheckContext) -> Iterator[Problem]:
         """Yield problems with a critic."""
-        if self.critic is not None and self.trains is not None:
+        if self.critic is not None and self.train_roles is not None:
             yield Problem(
                 "a critic learns from all generations",
-                where=context.at("trains"),
-                got=f"{', '.join(map(repr, self.trains))} beside a critic",
+                where=context.at("train_roles"),
+                got=f"{', '.join(map(repr, self.train_roles))} beside a critic",
                 expected="null",
                 do="remove the key, or use an estimator without a critic, such as grpo",
             )
@@ -204,9 +204,9 @@ class PolicyGradient:
     def _of_roles(self, context: CheckContext) -> Iterator[Problem]:
         """Yield problems with roles that are trained and that the agent never has."""
         known = context.recipe.roles
-        for role in self.trains or ():
+        for role in self.train_roles or ():
             if known and role not in known:
-                yield never_called(context.at("trains"), role, known, PLAIN_IS_EMPTY)
+                yield never_called(context.at("train_roles"), role, known, PLAIN_IS_EMPTY)
 
     def _of_ratios(self, context: CheckContext) -> Iterator[Problem]:
         """Yield problems with keys of the loss for ratios other than 1, where there are none."""

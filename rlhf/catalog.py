@@ -1,4 +1,4 @@
-"""Every name a recipe may use; `rlhf.recipe.registry` makes a name a class.
+"""Every name a recipe may use; `rlhf.registry` makes a name a class.
 
 To add a part of our own: write its file and its test, and add one line here. Nothing is imported before it is used.
 """
@@ -140,7 +140,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "constant": Entry(
             "agents.memory.contrib.constant:ConstantMemory", "only what the last reply carries on (MEM1)"
         ),
-        "subgoals": Entry("agents.memory.contrib.subgoals:Subgoals", "finished subgoals as summaries (HiAgent)"),
+        "subgoals": Entry("agents.memory.subgoals:Subgoals", "finished subgoals as summaries (HiAgent)"),
         "managed": Entry(
             "agents.memory.contrib.managed:Managed", "a bank that a manager keeps (Memory-R1)", extra="search"
         ),
@@ -409,7 +409,7 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rlhf.losses.policy_loss:PolicyLoss": "loss",
     "rlhf.losses.importance_correction:Correction": "correction",
     "rlhf.training.backends.settings:TrainerKind": "trainer",
-    "rlhf.rollout.group_structure:Grouping": "rollout",
+    "rlhf.rollout.group_structure:GroupStructure": "rollout",
     "rlhf.rollout.strategies:Strategy": "strategy",
     "rlhf.tasks.sampler:TaskSampler": "sampler",
     "rlhf.tasks.selection:GroupSelection": "selection",

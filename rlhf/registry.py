@@ -2,7 +2,7 @@
 
 A recipe says `kind:` wherever a part can be chosen. A kind is
 
-- a name of the table in `rlhf.recipe.catalog`,
+- a name of the table in `rlhf.catalog`,
 - `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe, or
 - `./file.py:Name`, looked for beside the recipe, then in the current folder.
 
@@ -24,8 +24,8 @@ from typing import Any
 
 from environments.packages import how_to_install
 from rewards.base import GroupReward
+from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
 from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
-from rlhf.recipe.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
 
 
 def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:

@@ -1,0 +1,1 @@
+"""From a recipe to live objects: training, evaluation, preflight and resume."""

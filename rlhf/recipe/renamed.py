@@ -1,0 +1,60 @@
+"""Recipe keys that changed their name, read under the old one for one release."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf.errors import RecipeError
+from rlhf.moved import RenamedWarning
+
+#: By the class whose keys they are: old name -> new name.
+RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
+    "PolicyGradient": {
+        "judge_renewal": "judge_refresh",
+        "relift": "imitate_failed",
+        "trains": "train_roles",
+    },
+    "ReferenceReset": {"kl_above": "max_kl"},
+    "Critic": {"trunk": "backbone"},
+    "ArcherCritic": {"trunk": "backbone"},
+    "Contributions": {"trunk": "backbone"},
+}
+
+#: By class and key: old value -> new value.
+RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
+    (critic, "gradient"): {"trunk": "backbone"} for critic in ("Critic", "ArcherCritic", "Contributions")
+}
+
+
+def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
+    """Return `values` under the present names of its keys, with a warning for each old one.
+
+    Raises:
+        RecipeError: a key is given under both names.
+    """
+    renamed = {old: new for old, new in RENAMED_KEYS.get(cls.__name__, {}).items() if old in values}
+    for old, new in renamed.items():
+        where = f"{path}.{old}" if path else old
+        if new in values:
+            raise RecipeError(
+                "a key is given under its old and its new name",
+                where=where,
+                got=f"{old} and {new}",
+                expected=f"{new} alone",
+                hint=f"remove {old}: it is now called {new}",
+            )
+        warnings.warn(
+            f"{where} is now called {new}; the next release no longer reads {old}", RenamedWarning, stacklevel=2
+        )
+    found = {renamed.get(key, key): value for key, value in values.items()}
+    for (name, key), values_of in RENAMED_VALUES.items():
+        if name == cls.__name__ and isinstance(value := found.get(key), str) and value in values_of:
+            found[key] = values_of[value]
+            warnings.warn(
+                f"{path}.{key}: {value} is now called {found[key]}; the next release no longer reads {value}",
+                RenamedWarning,
+                stacklevel=2,
+            )
+    return found

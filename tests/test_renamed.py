@@ -1,0 +1,49 @@
+"""Recipe keys of before the redesign: read under the old name, with a warning that gives the new one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf.cli import app
+from rlhf.errors import RecipeError
+from rlhf.moved import RenamedWarning
+from rlhf.recipe.builder import build
+from rlhf.training.critics.values import Critic
+from rlhf.training.hooks.reference_reset import ReferenceReset
+from rlhf.training.stages.policy_gradient import PolicyGradient
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new"),
+    [
+        (PolicyGradient, {"trains": ["plan"]}, {"train_roles": ["plan"]}),
+        (PolicyGradient, {"relift": {"size": 3}}, {"imitate_failed": {"size": 3}}),
+        (PolicyGradient, {"judge_renewal": {"every": 9}}, {"judge_refresh": {"every": 9}}),
+        (ReferenceReset, {"kl_above": 0.5}, {"max_kl": 0.5}),
+        (Critic, {"trunk": "policy"}, {"backbone": "policy"}),
+        (Critic, {"gradient": "trunk"}, {"gradient": "backbone"}),
+    ],
+)
+def test_old_key_is_read_as_the_new_one(part: Any, old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
+    [key], [name] = old, new
+    with pytest.warns(RenamedWarning, match=rf"stages\[0\]\.{key}.* is now called"):
+        built = build(part, old, "stages[0]", base=tmp_path)
+    assert built == build(part, new, "stages[0]", base=tmp_path)
+    assert getattr(built, name) is not None
+
+
+def test_both_names_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build(ReferenceReset, {"kl_above": 0.5, "max_kl": 0.4}, "stages[0].reference_reset", base=tmp_path)
+    assert caught.value.where == "stages[0].reference_reset.kl_above" and "now called max_kl" in caught.value.hint
+
+
+def test_command_line_tells_the_new_name() -> None:
+    done = CliRunner().invoke(app, ["show", "quickstart", "stages.1.trains=['']"])
+    assert done.exit_code == 0, done.output
+    assert "stages[1].trains is now called train_roles" in " ".join(done.stderr.split())
+    assert "FutureWarning" not in done.stderr and "train_roles" in done.stdout
