@@ -6,18 +6,31 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 
 from rlhf.errors import TrainingError, boundary
 from rlhf.processes import current
+from rlhf.settings import Precision
 from rlhf.training.backends.optimizer import Stepper
-from rlhf.training.backends.settings import DeepSpeed, Precision
 from rlhf.training.backends.sharded import is_sharded, unshard
 from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
 from rlhf.training.shared import SharedTrainer
 from rlhf.training.throughput import Meter
+
+
+class _ZeroKeys(Protocol):
+    """What of the recipe the trainer reads; see `rlhf.training.backends.settings.DeepSpeed`."""
+
+    @property
+    def zero(self) -> Literal[0, 1, 2, 3]: ...
+    @property
+    def precision(self) -> Precision | None: ...
+
+    def config(self, precision: Precision, max_grad_norm: float | None, *, on_gpu: bool) -> dict[str, Any]:
+        """Return DeepSpeed's own configuration."""
+        ...
 
 
 @dataclass
@@ -32,7 +45,7 @@ class DeepSpeedTrainer(SharedTrainer):
         config: DeepSpeed's own configuration.
     """
 
-    kind: DeepSpeed = field(default_factory=DeepSpeed)
+    kind: _ZeroKeys = field(kw_only=True)
 
     def __post_init__(self) -> None:
         deepspeed = _library()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,14 +22,27 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rlhf.batching.pack import PackedBatch
 from rlhf.errors import TrainingError
 from rlhf.processes import ProcessError, current, join
+from rlhf.settings import Precision
 from rlhf.training.backends.master_weights import MasterAdamW
 from rlhf.training.backends.microbatch_stats import Computed
-from rlhf.training.backends.settings import Fsdp
 from rlhf.training.backends.sharded import device_of, format_of, full, whole_state
 from rlhf.training.shared import SharedTrainer
 
 #: Of the logits, which nothing here changes in place.
 _WARNING = "FSDP2-wrapped module .* returned a view tensor"
+
+
+class _FsdpKeys(Protocol):
+    """What of the recipe the trainer reads; see `rlhf.training.backends.settings.Fsdp`."""
+
+    @property
+    def precision(self) -> Precision | None: ...
+    @property
+    def reshard_after_forward(self) -> bool: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def formats(self) -> Collection[Precision]: ...
 
 
 @dataclass
@@ -40,17 +53,17 @@ class FsdpTrainer(SharedTrainer):
         kind: the recipe keys.
     """
 
-    kind: Fsdp = field(default_factory=Fsdp)
+    kind: _FsdpKeys = field(kw_only=True)
 
     def __post_init__(self) -> None:
         model = self.policy.model
         self._format = getattr(torch, self.kind.precision) if self.kind.precision else model.dtype
-        if str(self._format).removeprefix("torch.") not in self.kind.spread.formats:
+        if str(self._format).removeprefix("torch.") not in self.kind.formats:
             raise TrainingError(
                 "FSDP has no such number format",
                 where="trainer.precision",
                 got=str(self._format).removeprefix("torch."),
-                expected=" or ".join(self.kind.spread.formats),
+                expected=" or ".join(self.kind.formats),
             )
         join(self.kind.timeout_s)
         model.to(self._format)

@@ -13,14 +13,12 @@ from rlhf.capabilities import Capability, Declared
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
 from rlhf.errors import TrainingError
 from rlhf.processes import current
-from rlhf.settings import STRICT
+from rlhf.settings import STRICT, Precision
 
 if TYPE_CHECKING:
     from rlhf.training.backends.optimizer import AdamW
     from rlhf.training.backends.torch import TorchTrainer
     from rlhf.training.policy.model import Policy
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @plain_dataclass(frozen=True)
@@ -302,6 +300,11 @@ class Fsdp:
     """Longest that one process waits for another, such as for the end of its rollouts; then all stop."""
 
     @property
+    def formats(self) -> Collection[Precision]:
+        """Number formats that it computes in."""
+        return ("float32", "bfloat16")
+
+    @property
     def spread(self) -> Spread:
         """Everything, in layers."""
         return Spread(
@@ -311,7 +314,7 @@ class Fsdp:
             parameters=True,
             keeps_gathered=not self.reshard_after_forward,
             has_masters=False,
-            formats=("float32", "bfloat16"),
+            formats=self.formats,
         )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
