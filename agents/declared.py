@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from agents.base import Capabilities
 from agents.memory.base import MEMORY
 from rlhf.checking import Problem
 from rlhf.errors import nearest
@@ -25,22 +26,22 @@ class TakesSeats(Protocol):
 
 def roles_of(agent: Any, seats: Sequence[str] = ()) -> tuple[str, ...]:
     """Roles that the calls of an agent can have, by its attribute `roles`; none where it does not say."""
-    return agent.roles_in(seats) if isinstance(agent, TakesSeats) else tuple(getattr(agent, "roles", ()))
+    return agent.roles_in(seats) if isinstance(agent, TakesSeats) else tuple(Capabilities(agent).roles)
 
 
 def needs_tools(agent: object) -> bool:
     """True if the agent needs an environment with tools (attribute `needs_tools`)."""
-    return bool(getattr(agent, "needs_tools", False))
+    return bool(Capabilities(agent).needs_tools)
 
 
 def plays_seats(agent: object) -> bool:
     """True if the agent keeps a conversation for each seat of a game (attribute `plays_seats`)."""
-    return getattr(agent, "plays_seats", False) is True
+    return Capabilities(agent).plays_seats
 
 
 def can_write(agent: object) -> bool:
     """True if the agent can be shown turns that it did not take (method `write`)."""
-    return callable(getattr(agent, "write", None))
+    return Capabilities(agent).write is not None
 
 
 def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> Problem:

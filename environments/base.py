@@ -195,6 +195,16 @@ class Capabilities(Declared):
     """Recipe keys that it suggests for a chat agent."""
     limits_defaults = Capability[Mapping[str, Any]]({}, Mapping)
     """Recipe keys that it suggests for limits."""
+    offers_tools = Capability[bool | None](None, bool)
+    """Whether it takes tool calls; None where it does not say."""
+    tools = Capability[object](())
+    """Descriptions of its tools."""
+    opponent = Capability[object](())
+    """Who has the other seat; an empty tuple where it has no such key."""
+    members = Capability[Callable[[], Sequence[Any]] | None](None, Callable)
+    """Gives the environments that it is made of."""
+    environment = Capability[object](None)
+    """The environment that it serves."""
     plan = Capability[Callable[..., Any] | None](None, Callable)
     """See `Oracle`."""
     recall = Capability[Callable[..., Any] | None](None, Callable)
@@ -226,7 +236,7 @@ def properties_of(environment: object) -> Properties:
 
 def is_declared(environment: object) -> bool:
     """True if the environment declares any properties."""
-    return isinstance(getattr(environment, "properties", None), Properties)
+    return Capabilities(environment).properties is not None
 
 
 def can_demonstrate(environment: object) -> bool:
@@ -236,33 +246,30 @@ def can_demonstrate(environment: object) -> bool:
 
 def takes_calls(environment: object) -> bool | None:
     """True if the environment takes tool calls (attribute `offers_tools`); None where it does not say."""
-    said = getattr(environment, "offers_tools", None)
-    return None if said is None else bool(said)
+    return Capabilities(environment).offers_tools
 
 
 def has_tools(environment: object) -> bool:
     """True if the environment has tools (attribute `tools`)."""
-    return bool(getattr(environment, "tools", ()))
+    return bool(Capabilities(environment).tools)
 
 
 def can_seat_policy(environment: object) -> bool:
     """True if a key `opponent` of the environment says who has the other seat."""
-    return hasattr(environment, "opponent")
+    return Capabilities(environment).opponent != ()
 
 
 def step_limit(environment: object) -> int | None:
     """Steps after which the environment itself ends an episode, where its attribute `max_steps` says; else None."""
-    n = getattr(environment, "max_steps", None)
-    return n if isinstance(n, int) else None
+    return Capabilities(environment).max_steps
 
 
 def inside(environment: object) -> list[tuple[str, object]]:
     """Environments that this one serves or is made of, each with its place in it; none of one that stands alone."""
-    members = getattr(environment, "members", None)
-    if callable(members):
-        return [(f"[{i}]", member) for i, member in enumerate(members())]
-    held = getattr(environment, "environment", None)
-    return [] if held is None else [(".environment", held)]
+    has = Capabilities(environment)
+    if has.members is not None:
+        return [(f"[{i}]", member) for i, member in enumerate(has.members())]
+    return [] if has.environment is None else [(".environment", has.environment)]
 
 
 def most_at_once(environment: object) -> int | None:

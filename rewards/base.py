@@ -30,12 +30,12 @@ class Reward(Protocol):
 
 def reads_tokens(reward: object) -> bool:
     """True if the reward reads sampled token ids (attribute `reads_tokens`)."""
-    return bool(getattr(reward, "reads_tokens", False))
+    return bool(Capabilities(reward).reads_tokens)
 
 
 def is_penalty(reward: object) -> bool:
     """True if the reward is never above 0 (attribute `is_penalty`)."""
-    return bool(getattr(reward, "is_penalty", False))
+    return bool(Capabilities(reward).is_penalty)
 
 
 @runtime_checkable
@@ -59,6 +59,8 @@ class Capabilities(Declared):
     """See `GroupReward`."""
     reads_tokens = Capability[object](False)
     """It scores what was sampled, and may refuse an attempt in which nothing was."""
+    is_penalty = Capability[object](False)
+    """It is never above 0."""
     reads_reply = Capability(False, bool)
     """Of a verifier: it is given the whole reply, without thoughts, in place of the answer in it."""
     needs_reference = Capability[object](None)

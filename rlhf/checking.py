@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.errors import RecipeError, nearest
 
 #: What goes with parts that need the policy's weights whole.
@@ -191,10 +192,13 @@ class ChecksSeats(Protocol):
 Scale = Literal["group_mean", "baseline"]
 
 
+class _Scaled(Declared):
+    scale = Capability[Scale | None](None)
+
+
 def scale_of(estimator: object) -> Scale | None:
     """Units of an estimator's advantages, by its attribute `scale`; None for any others."""
-    found: Scale | None = getattr(estimator, "scale", None)
-    return found
+    return _Scaled(estimator).scale
 
 
 def refusal(call: Callable[..., object], *args: object) -> Iterator[Problem]:

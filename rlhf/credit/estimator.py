@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.data.scoring import TokensGNT
@@ -56,22 +57,35 @@ class BatchEstimator(Protocol):
         ...
 
 
+class EstimatorCapabilities(Declared):
+    """Optional attributes of an estimator, with a default for each that it leaves out."""
+
+    inner = Capability[object](None)
+    """The estimator that it wraps."""
+    needs_critic = Capability[str | None](None, str)
+    """Kind of critic that it compares with."""
+    takes_critic = Capability("", str)
+    """Kind of critic that is optional for it."""
+    needs_branches = Capability[object](False)
+    """It compares attempts that branch."""
+
+
 def critic_of(estimator: object) -> str | None:
     """Kind of critic that an estimator, or the one in its key `inner`, compares with; None where it does not say."""
-    while hasattr(estimator, "inner"):
-        estimator = estimator.inner
-    said = getattr(estimator, "needs_critic", None)
-    return None if said is None else str(said)
+    found = EstimatorCapabilities(estimator)
+    while found.inner is not None:
+        found = EstimatorCapabilities(found.inner)
+    return found.needs_critic
 
 
 def may_take(estimator: object, critic: str) -> bool:
     """True if a critic of this kind is optional for the estimator (attribute `takes_critic`)."""
-    return str(getattr(estimator, "takes_critic", "")) == critic
+    return EstimatorCapabilities(estimator).takes_critic == critic
 
 
 def needs_branches(estimator: object) -> bool:
     """True if the estimator compares attempts that branch (attribute `needs_branches`)."""
-    return bool(getattr(estimator, "needs_branches", False))
+    return bool(EstimatorCapabilities(estimator).needs_branches)
 
 
 def without(estimator: object, context: CheckContext, why: str, do: str) -> Problem:

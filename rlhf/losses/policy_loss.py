@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -147,35 +147,6 @@ class LossOutput:
     metrics_max: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LossTraits:
-    """Optional attributes of a loss; see `PolicyLoss`.
-
-    Attributes:
-        needs_ref, needs_whole, needs_fresh_samples, takes_off_policy, reductions: as the loss says.
-        bounds_ratio: whether a key `max_weight` gives it a ratio of new to old probability.
-    """
-
-    needs_ref: bool
-    needs_whole: str | None
-    needs_fresh_samples: bool
-    takes_off_policy: bool
-    reductions: tuple[str, ...]
-    bounds_ratio: bool
-
-
-def traits_of(loss: object) -> LossTraits:
-    """Read the optional attributes of a loss; an absent one is no."""
-    return LossTraits(
-        needs_ref=bool(getattr(loss, "needs_ref", False)),
-        needs_whole=getattr(loss, "needs_whole", None),
-        needs_fresh_samples=bool(getattr(loss, "needs_fresh_samples", False)),
-        takes_off_policy=bool(getattr(loss, "takes_off_policy", False)),
-        reductions=tuple(getattr(loss, "reductions", ())),
-        bounds_ratio=hasattr(loss, "max_weight"),
-    )
-
-
 @runtime_checkable
 class PolicyLoss(Protocol):
     """A frozen dataclass whose fields are its recipe keys.
@@ -202,7 +173,7 @@ class LossNeeds(Declared):
     """It reads log-probs of the reference."""
     needs_mean_logprobs = Capability[object](False)
     """It reads the mean of the log-probs of all tokens of the vocabulary."""
-    needs_whole = Capability[str | None](None, str)
+    needs_whole = Capability[Literal["trajectory", "group", "tokens"] | None](None, str)
     """What belongs together: `trajectory`, `group` or `tokens`."""
     takes_off_policy = Capability[object](False)
     """It knows what to do with tokens that the policy did not sample."""
@@ -210,5 +181,12 @@ class LossNeeds(Declared):
     """It is right for the first update of a step alone."""
     reductions = Capability[Sequence[str]](())
     """Reductions under which it is what it says; empty for all."""
+    max_weight = Capability[object](())
+    """Bound of its ratio of new to old probability; an empty tuple where it has no such key."""
     teacher = Capability[str | None](None, str)
     """Folder or hub name of a model whose log-probs it reads."""
+
+    @property
+    def bounds_ratio(self) -> bool:
+        """Whether a key `max_weight` gives it a ratio of new to old probability."""
+        return self.max_weight != ()

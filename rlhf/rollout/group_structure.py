@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role, Trajectory
 from rlhf.data.generation import calls_of
@@ -45,9 +46,13 @@ class GroupStructure(Protocol):
         ...
 
 
+class _Replaying(Declared):
+    replays = Capability[object](False)
+
+
 def replays(part: object) -> bool:
     """True if episodes of this sampler or rollout begin with a replay (attribute `replays`)."""
-    return bool(getattr(part, "replays", False))
+    return bool(_Replaying(part).replays)
 
 
 def unreplayable(section: str, part: object, path: str, context: CheckContext) -> Iterator[Problem]:

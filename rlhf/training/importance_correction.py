@@ -11,7 +11,8 @@ from rlhf.batching.filters import high_entropy
 from rlhf.batching.importance_correction import correct
 from rlhf.batching.samples import Bools, Floats, Sample
 from rlhf.errors import TrainingError, boundary
-from rlhf.losses.importance_correction import Bypass, Correction
+from rlhf.losses.importance_correction import Bypass, Correction, CorrectionCapabilities
+from rlhf.losses.policy_loss import LossNeeds
 from rlhf.training.backends.token_stats import Figure
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -59,7 +60,7 @@ def prepare(
 
 def _wanted(stage: PolicyGradient) -> list[Figure]:
     """What has to be known of the policy before the first update, beside log-probs."""
-    compared = getattr(stage.loss, "needs_mean_logprobs", False) and stage.epochs * stage.minibatches > 1
+    compared = LossNeeds(stage.loss).needs_mean_logprobs and stage.epochs * stage.minibatches > 1
     entropy: list[Figure] = ["entropy"] if stage.filters.high_entropy_share is not None else []
     return entropy + (["mean_logprobs"] if compared else [])
 
@@ -82,7 +83,7 @@ def _corrected(
     if shares_policy or isinstance(correction, Bypass) or not samples:
         return samples, {}, None
     is_measured_later = stage.epochs * stage.minibatches == 1 and stage.replay is None
-    if old is None and is_measured_later and getattr(correction, "per_token", False):
+    if old is None and is_measured_later and CorrectionCapabilities(correction).per_token:
         return samples, {}, correction
     if old is None:
         old = trainer.score(samples, temperature=stage.temperature, max_tokens=stage.max_tokens_per_microbatch)

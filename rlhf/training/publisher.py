@@ -24,6 +24,7 @@ from rlhf.errors import DeliveryError
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.fingerprint import fingerprint
+from rlhf.inference.model_config import ModelWrapper
 from rlhf.inference.role_adapters import SHARED, adapter_names, refuse_roles
 from rlhf.inference.seeds import stable_seed
 from rlhf.training.backends.sharded import assembled, device_of
@@ -54,9 +55,9 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     parameters with others must walk to the end when they do. The tensors are valid until the next is drawn.
     Adapters of roles are a ModelError.
     """
-    unwrapped = getattr(model, "module", model)
+    unwrapped = ModelWrapper(model).inner
     refuse_roles(unwrapped)
-    base = unwrapped.get_base_model() if hasattr(unwrapped, "get_base_model") else unwrapped
+    base = ModelWrapper(unwrapped).base
     for prefix, module in base.named_modules(remove_duplicate=False):
         name_of = prefix.removesuffix(".base_layer")
         if ".lora_" in f".{prefix}":
@@ -74,14 +75,14 @@ def adapter_parameters(model: Any, role: str = "") -> Iterator[tuple[str, torch.
     """Every parameter of the PEFT adapter of a role by the name it has in `adapter_model.safetensors`."""
     from peft import get_peft_model_state_dict
 
-    unwrapped = getattr(model, "module", model)
+    unwrapped = ModelWrapper(model).inner
     with assembled(unwrapped, lambda path: ".lora_" in path):  # an adapter is small
         yield from get_peft_model_state_dict(unwrapped, adapter_name=role or SHARED).items()
 
 
 def adapter_config(model: Any) -> dict[str, Any]:
     """The adapter's settings as its `adapter_config.json` has them."""
-    unwrapped = getattr(model, "module", model)
+    unwrapped = ModelWrapper(model).inner
     settings: Mapping[str, Any] = unwrapped.peft_config[unwrapped.active_adapters[0]].to_dict()
     return {name: _plain(value) for name, value in settings.items()}
 

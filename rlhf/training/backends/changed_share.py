@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf.training.backends.sharded import device_of, format_of, piece_of
+from rlhf.training.backends.sharded import Piece, device_of, format_of, piece_of
 
 #: Places among all trained weights that the tensors to look at lie at, and weights looked at for each.
 N_PLACES, N_EACH = 64, 64
@@ -82,7 +82,7 @@ class Changes:
     def _choose(self) -> list[tuple[Any, torch.Tensor]]:
         trained = [p for p in self._model.parameters() if p.requires_grad]
         found = []
-        for number, places in places_in([getattr(p, "ds_numel", p.numel()) for p in trained]).items():
+        for number, places in places_in([Piece(p).ds_numel or p.numel() for p in trained]).items():
             parameter = trained[number]
             stored, begin = piece_of(parameter)
             own = places[(places >= begin) & (places < begin + len(stored))] - begin

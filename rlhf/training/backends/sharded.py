@@ -13,23 +13,44 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from rlhf.capabilities import Capability, Declared
 from rlhf.processes import current
+
+
+class Piece(Declared):
+    """What trainers write on a parameter that they spread, with None for what is not there."""
+
+    ds_id = Capability[int | None](None)
+    ds_tensor = Capability[Any](None)
+    ds_shape = Capability[Any](None)
+    ds_numel = Capability[int | None](None)
+    """Of DeepSpeed's ZeRO 3."""
+    _hp_mapping = Capability[Any](None)
+    """Of its ZeRO 1 and 2: where the float32 weights are."""
+    computed_in = Capability[torch.dtype | None](None)
+    """Of FSDP: the number format that pieces are rounded to when they are gathered."""
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether ZeRO 3 has it in pieces."""
+        return self.ds_id is not None
 
 
 def is_sharded(model: Any) -> bool:
     """Whether ZeRO-3 has spread the parameters over the processes."""
-    return any(hasattr(p, "ds_id") for p in model.parameters())
+    return any(Piece(p).is_zero for p in model.parameters())
 
 
 def is_laid_out(model: Any) -> bool:
     """Whether a trainer holds the parameters in any way of its own."""
-    return any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") or is_dtensor(p) for p in model.parameters())
+    return any(Piece(p).is_zero or Piece(p)._hp_mapping is not None or is_dtensor(p) for p in model.parameters())
 
 
 def is_dtensor(tensor: object) -> bool:
     """Whether this process holds a piece of a tensor, and knows where the others are."""
-    return hasattr(tensor, "full_tensor")
+    return isinstance(tensor, DTensor)
 
 
 def full(tensor: Any) -> torch.Tensor:
@@ -49,8 +70,7 @@ def whole(parameter: Any) -> torch.Tensor:
 
 def format_of(parameter: Any) -> torch.dtype:
     """Number format that the model computes with; pieces in float32 may be rounded when they are gathered."""
-    found: torch.dtype = getattr(parameter, "computed_in", parameter.dtype)
-    return found
+    return Piece(parameter).computed_in or parameter.dtype
 
 
 def piece_of(parameter: Any) -> tuple[torch.Tensor, int]:
@@ -58,7 +78,7 @@ def piece_of(parameter: Any) -> tuple[torch.Tensor, int]:
 
     Five rows of two numbers in two processes: DTensors have 6 and 4 numbers, at places 0 and 6.
     """
-    if hasattr(parameter, "ds_tensor"):
+    if Piece(parameter).ds_tensor is not None:
         own: torch.Tensor = parameter.ds_tensor.detach().flatten()
         return own, current().rank * own.numel()
     if is_dtensor(parameter):
@@ -71,7 +91,7 @@ def piece_of(parameter: Any) -> tuple[torch.Tensor, int]:
 def device_of(model: Any) -> torch.device:
     """Where the model computes; parameters in pieces may wait elsewhere."""
     first: torch.nn.Parameter = next(model.parameters())
-    if hasattr(first, "ds_id"):
+    if Piece(first).is_zero:
         from deepspeed.accelerator import get_accelerator
 
         return torch.device(get_accelerator().current_device_name())
@@ -80,7 +100,7 @@ def device_of(model: Any) -> torch.device:
 
 def gathered(parameters: Iterable[Any]) -> AbstractContextManager[Any]:
     """Inside, those of `parameters` that DeepSpeed has in pieces are whole; changes made inside are lost."""
-    pieces = [p for p in parameters if hasattr(p, "ds_id")]
+    pieces = [p for p in parameters if Piece(p).is_zero]
     if not pieces:
         return nullcontext()
     import deepspeed

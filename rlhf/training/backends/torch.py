@@ -20,7 +20,7 @@ from rlhf.inference.embedded.attention import packed_forward
 from rlhf.inference.role_adapters import leave_alone
 from rlhf.losses.importance_correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs
-from rlhf.losses.policy_loss import LossInputs, PolicyLoss, whole_of
+from rlhf.losses.policy_loss import LossInputs, LossNeeds, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.spans import Part, span
 from rlhf.training.backends.changed_share import Changes, share_of
@@ -201,7 +201,7 @@ class TorchTrainer:
     def _updated(
         self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float, correction: Correction | None
     ) -> dict[str, float]:
-        whole = getattr(loss, "needs_whole", None)
+        whole = LossNeeds(loss).needs_whole
         shared: Trajectories | None = None
         tokens: LossInputs | None = None
         if whole is not None and is_split(batches, whole):
@@ -273,7 +273,7 @@ class TorchTrainer:
             return self._step(batches, of, beside=beside)
 
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
-        if batch.off_policy is not None and not getattr(loss, "takes_off_policy", False):
+        if batch.off_policy is not None and not LossNeeds(loss).takes_off_policy:
             raise DataError(
                 "this loss takes every token for the policy's own, and some are not",
                 where="TorchTrainer.update",
@@ -285,7 +285,7 @@ class TorchTrainer:
         model = self.live if torch.is_grad_enabled() else self.policy.model
         policy = self.read(model, batch, wanted, temperature=temperature)
         reference: TokenStats | None = None
-        if getattr(loss, "needs_ref", False):
+        if LossNeeds(loss).needs_ref:
             with span("reference"), self.policy.as_reference() as frozen:
                 reference = self.read(frozen, batch, wanted & {"log_normalizers"}, temperature=temperature)
         there: dict[str, Any] = {name: getattr(batch, name) for name in _OF_TOKENS}

@@ -12,6 +12,7 @@ import torch
 
 from rlhf.errors import TrainingError
 from rlhf.processes import current
+from rlhf.training.backends.sharded import Piece
 
 #: Of AdamW, by the names torch gives them.
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -76,7 +77,7 @@ class GatheredOptimizerState:
         self._set_scaler(saved["scaler"])
         if not saved["n_steps"]:
             return
-        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+        shapes = {name: tuple(Piece(p).ds_shape or p.shape) for name, p in parameters.items()}
         theirs = {name: tuple(values["exp_avg"].shape) for name, values in saved["parameters"].items()}
         if shapes != theirs:
             differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
@@ -96,7 +97,7 @@ class GatheredOptimizerState:
         """Raise TrainingError where DeepSpeed has lost track of what it holds: zeros would be saved in its place."""
         if self._zero not in (1, 2):
             return
-        links = [getattr(p, "_hp_mapping", None) for _, p in self._trained()]
+        links = [Piece(p)._hp_mapping for _, p in self._trained()]
         n_here = sum(link.hp_fragment.numel() for link in links if link is not None and link.optim_fragment)
         n_found = sum(current().gather(n_here, "the optimiser's state"))
         n_wanted = sum(p.numel() for _, p in self._trained())
@@ -128,7 +129,7 @@ class GatheredOptimizerState:
         whole = (
             safe_get_full_fp32_param(parameter) if key == "master" else safe_get_full_optimizer_state(parameter, key)
         )
-        found: torch.Tensor = whole.reshape(getattr(parameter, "ds_shape", parameter.shape))
+        found: torch.Tensor = whole.reshape(Piece(parameter).ds_shape or parameter.shape)
         return found
 
     def _set(self, parameter: Any, key: str, value: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from rewards.base import GroupReward
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Trajectory
-from rlhf.losses.policy_loss import traits_of
+from rlhf.losses.policy_loss import LossNeeds
 from rlhf.rollout.group_structure import replays
 from rlhf.rollout.scoring import score_group
 from rlhf.settings import STRICT
@@ -53,7 +53,7 @@ class Expert:
     def _in_the_way(self, context: CheckContext) -> Iterator[tuple[str, str]]:
         """Say what is in the way of demonstrations, and what to do about it."""
         stage = context.stage
-        if not traits_of(stage.loss).takes_off_policy:
+        if not LossNeeds(stage.loss).takes_off_policy:
             loss = context.kind_of("loss", stage.loss)
             yield f"loss {loss} takes every token for the policy's own", "use loss: {kind: luffy}"
         if replays(stage.sampler):

@@ -17,7 +17,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem
-from rlhf.losses.policy_loss import traits_of
+from rlhf.losses.policy_loss import LossNeeds
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
@@ -42,7 +42,7 @@ class ReferenceReset:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses without a reference, and a patience that cannot end."""
         stage = context.stage
-        if not traits_of(stage.loss).needs_ref:
+        if not LossNeeds(stage.loss).needs_ref:
             yield Problem(
                 "there is no reference to renew",
                 where=context.path,

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample
 from rlhf.checking import CheckContext, Problem
-from rlhf.losses.policy_loss import traits_of
+from rlhf.losses.policy_loss import LossNeeds
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
@@ -55,7 +55,7 @@ class Replay:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses that take no old samples, and steps that are always full."""
         stage = context.stage
-        kind, traits = context.kind_of("loss", stage.loss), traits_of(stage.loss)
+        kind, traits = context.kind_of("loss", stage.loss), LossNeeds(stage.loss)
         if traits.needs_fresh_samples:
             yield Problem(
                 "this loss has no ratio, so what is replayed would count as if the policy had just sampled it",

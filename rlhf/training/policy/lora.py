@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from agents.declared import never_called
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
 from rlhf.errors import MissingPackageError, ModelError
+from rlhf.inference.model_config import ModelWrapper
 from rlhf.inference.role_adapters import SHARED, refuse_names, refuse_roles, route
 from rlhf.inference.settings import VllmSettings
 from rlhf.settings import STRICT
@@ -294,8 +295,7 @@ def _roles_in(saved: Path) -> list[str]:
 
 def causal_of(model: Any) -> Any:
     """The causal language model inside of what DeepSpeed and PEFT have put around it."""
-    inner = getattr(model, "module", model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    return ModelWrapper(ModelWrapper(model).inner).base
 
 
 def unadapted(model: Any) -> Any:

@@ -15,7 +15,7 @@ from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.credit.estimator import AdvantageEstimator
 from rlhf.credit.grpo import GRPO
 from rlhf.losses.importance_correction import Bypass, Correction, Truncated
-from rlhf.losses.policy_loss import PolicyLoss, traits_of
+from rlhf.losses.policy_loss import LossNeeds, PolicyLoss
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.regularized import Regularized
@@ -229,7 +229,7 @@ class PolicyGradient:
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Tell of a warm-up without an end, and of losses with more updates or another reduction than they are for."""
-        n_updates, traits = self.updates_per_step, traits_of(self.loss)
+        n_updates, traits = self.updates_per_step, LossNeeds(self.loss)
         if self.optimizer.warmup_steps >= self.steps * n_updates:
             warmup = f"its optimizer.warmup_steps is {self.optimizer.warmup_steps}"
             yield f"{context.path} makes {self.steps * n_updates} updates and {warmup}"
