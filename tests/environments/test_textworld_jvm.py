@@ -130,7 +130,7 @@ def test_a_hung_machine_raises_within_the_limit() -> None:
 def test_the_machine_dies_with_a_killed_parent() -> None:
     code = """
 import os, signal
-from environments import textworld_sessions as sessions
+from environments.textworld_express import sessions
 with sessions.borrowed("coin", ""):
     print(sessions.jvm_pid(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -146,7 +146,7 @@ with sessions.borrowed("coin", ""):
 def test_a_forked_process_gets_a_machine_of_its_own() -> None:
     code = """
 import os
-from environments import textworld_sessions as sessions
+from environments.textworld_express import sessions
 def look():
     with sessions.borrowed("coin", "") as session:
         session.begin(0, "train")
