@@ -82,7 +82,7 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
     spread, path, stage = trainer.spread, context.stage_path, context.stage
     said, kind = key_that_spreads(trainer), context.kind_of("trainer", trainer)
     policy = context.recipe.policy
-    own = policy.dtype if isinstance(policy.dtype, str) else "float32"
+    own = _PolicyCapabilities(policy).dtype
     if context.learns and stage.critic is not None:
         yield from _critic_problems(trainer, stage.critic, context)
     if spread.parameters and policy.lora and context.learns and stage.reference_reset is not None:
@@ -105,6 +105,13 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
         yield no_base(
             "policy.lora.quantization", policy.lora.quantization, f"{kind} in {path}", "trainer: {kind: torch}"
         )
+
+
+class _PolicyCapabilities(Declared):
+    """What a policy's settings declare to trainers."""
+
+    dtype = Capability("float32", str)
+    """Number format of its weights."""
 
 
 class _CriticCapabilities(Declared):
