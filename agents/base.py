@@ -90,7 +90,7 @@ class History:
 class Agent(Protocol):
     """Turns a history into an action. A frozen dataclass: its fields are its recipe keys.
 
-    `agents.declared` lists the attributes that it may have beside.
+    `Capabilities` below lists the attributes that it may have beside.
     """
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:

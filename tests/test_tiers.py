@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.conftest import ALONE, FAST, HERE
 
 #: What starts groups of processes, or vLLM.
-STARTS = re.compile(r"from tests\.trainers\.together import|\"torchrun|from tests\.rollout\.vllm\.")
+STARTS = re.compile(r"from tests\.training\.together import|\"torchrun|from tests\.rollout\.vllm\.")
 
 
 def collected(*arguments: str) -> list[str]:

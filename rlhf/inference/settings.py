@@ -1,4 +1,4 @@
-"""Engine settings of a recipe. Torch-free: an engine is built only by `rlhf.build.train`."""
+"""Engine settings of a recipe. Torch-free: an engine is built only by `rlhf.build.engine`."""
 
 from __future__ import annotations
 

@@ -9,22 +9,26 @@ from typing import Any
 from rlhf.errors import RecipeError
 from rlhf.moved import RenamedWarning
 
+_CRITICS = (
+    "rlhf.training.critics.values:Critic",
+    "rlhf.training.contrib.archer:ArcherCritic",
+    "rlhf.training.contrib.contributions:Contributions",
+)
+
 #: By the class whose keys they are: old name -> new name.
 RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
-    "PolicyGradient": {
+    "rlhf.training.stages.policy_gradient:PolicyGradient": {
         "judge_renewal": "judge_refresh",
         "relift": "imitate_failed",
         "trains": "train_roles",
     },
-    "ReferenceReset": {"kl_above": "max_kl"},
-    "Critic": {"trunk": "backbone"},
-    "ArcherCritic": {"trunk": "backbone"},
-    "Contributions": {"trunk": "backbone"},
+    "rlhf.training.hooks.reference_reset:ReferenceReset": {"kl_above": "max_kl"},
+    **{critic: {"trunk": "backbone"} for critic in _CRITICS},
 }
 
 #: By class and key: old value -> new value.
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
-    (critic, "gradient"): {"trunk": "backbone"} for critic in ("Critic", "ArcherCritic", "Contributions")
+    (critic, "gradient"): {"trunk": "backbone"} for critic in _CRITICS
 }
 
 
@@ -34,7 +38,8 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
     Raises:
         RecipeError: a key is given under both names.
     """
-    renamed = {old: new for old, new in RENAMED_KEYS.get(cls.__name__, {}).items() if old in values}
+    of = f"{cls.__module__}:{cls.__qualname__}"
+    renamed = {old: new for old, new in RENAMED_KEYS.get(of, {}).items() if old in values}
     for old, new in renamed.items():
         where = f"{path}.{old}" if path else old
         if new in values:
@@ -50,10 +55,12 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
         )
     found = {renamed.get(key, key): value for key, value in values.items()}
     for (name, key), values_of in RENAMED_VALUES.items():
-        if name == cls.__name__ and isinstance(value := found.get(key), str) and value in values_of:
+        if name == of and isinstance(value := found.get(key), str) and value in values_of:
             found[key] = values_of[value]
             warnings.warn(
-                f"{path}.{key}: {value} is now called {found[key]}; the next release no longer reads {value}",
+                f"{path}.{key}: {value} is now called {found[key]}; the next release no longer reads {value}".lstrip(
+                    "."
+                ),
                 RenamedWarning,
                 stacklevel=2,
             )

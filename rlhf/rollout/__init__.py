@@ -1,1 +1,1 @@
-"""Rollout: engines that sample tokens, and episodes that turn tokens into trajectories."""
+"""Rollouts: episodes, groups, branching and scoring."""

@@ -228,13 +228,34 @@ async def run_groups(
         return [list(attempts.trajectories) async for attempts in groups]
 
 
+class _First(asyncio.Future[None]):
+    """Result of the first of some tasks; cancelled, it cancels `playing` in the same moment, and not a round later."""
+
+    def __init__(self, playing: asyncio.Task[None]) -> None:
+        super().__init__()
+        self._playing = playing
+
+    def settle(self, task: asyncio.Task[Any]) -> None:
+        """Be done, as `task` is."""
+        if not self.done():
+            self.set_result(None)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the rollouts with those who wait for them."""
+        self._playing.cancel(msg)
+        return super().cancel(msg)
+
+
 async def _either(event: asyncio.Event, playing: asyncio.Task[None]) -> None:
     """Wait for `event`; raise what `playing` raises where that comes first."""
-    waiting = asyncio.create_task(event.wait())
+    first, waiting = _First(playing), asyncio.create_task(event.wait())
+    for task in (waiting, playing):
+        task.add_done_callback(first.settle)
     try:
-        await asyncio.wait({waiting, playing}, return_when=asyncio.FIRST_COMPLETED)
+        await first
     finally:
         waiting.cancel()
+        playing.remove_done_callback(first.settle)
     if not event.is_set():
         await playing
 

@@ -45,6 +45,8 @@ class SharedTrainer(TorchTrainer):
 
     def _shared(self, items: Sequence[T]) -> list[tuple[T, bool]]:
         """Return every n-th item; where that is one fewer than another process has, the last of all, not to count."""
+        if not items:
+            return []
         here = current()
         own = [(item, True) for item in items[here.rank :: here.n]]
         return own + [(items[-1], False)] * (-(-len(items) // here.n) - len(own))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlhf.spans import span
 from rlhf.training.context import LiveStage, RunContext
@@ -14,8 +13,6 @@ from rlhf.training.hooks.memory_store import MemoryStoreHook
 @dataclass(frozen=True)
 class StoreHook(StageHook):
     """Writes what a finished step taught into the store of the run, which checkpoints keep themselves."""
-
-    is_barrier: ClassVar[bool] = True
 
     keeper: MemoryStoreHook
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.errors import RecipeError
 from rlhf.losses.gspo import GSPO
-from rlhf.losses.policy_loss import traits_of
+from rlhf.losses.policy_loss import LossNeeds
 from rlhf.losses.reinforce import Reinforce
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
@@ -65,6 +65,6 @@ def test_loss_tells_what_is_probably_not_meant(echo: Path, overrides: list[str],
 
 
 def test_traits_of_a_loss_are_those_it_declares() -> None:
-    assert traits_of(GSPO()).needs_whole == "trajectory" and not traits_of(GSPO()).needs_fresh_samples
-    assert traits_of(Reinforce()).needs_fresh_samples and traits_of(Reinforce()).bounds_ratio
-    assert traits_of(object()).reductions == ()
+    assert LossNeeds(GSPO()).needs_whole == "trajectory" and not LossNeeds(GSPO()).needs_fresh_samples
+    assert LossNeeds(Reinforce()).needs_fresh_samples and LossNeeds(Reinforce()).bounds_ratio
+    assert LossNeeds(object()).reductions == ()

@@ -16,8 +16,9 @@ from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role
 from rlhf.errors import ContextFull, EngineError
 from rlhf.inference.scripted import ScriptedEngine
 from rlhf.inference.seeds import stable_seed
-from rlhf.rollout.episode import Watch, run_episode
+from rlhf.rollout.episode import run_episode
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.policy_client import EpisodeMonitor
 from rlhf.rollout.renderer import Renderer
 from tests.rollout.small_world import CHATML, INLINE, ONE_THREAD, THINKING, THREADS, Corridor, Plain, tokenizer, user
 from tests.rollout.trouble import Synchronous, Troubled, blocks, is_slow, raises, waits
@@ -443,7 +444,7 @@ def test_cancelling_cleans_up(where):
 
     async def run():
         arguments = (environment, Plain(), engine, Renderer(tokenizer()), Limits(), SamplingParams())
-        watch = Watch()
+        watch = EpisodeMonitor()
         episode = asyncio.create_task(run_episode(TASK, *arguments, watch=watch))
         while environment.counts.started == 0 or (where == "engine") != (watch.phase == "engine"):
             await asyncio.sleep(0.01)

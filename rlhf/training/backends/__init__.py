@@ -1,1 +1,1 @@
-"""Trainer backends: torch and DeepSpeed, optimizers and per-token statistics."""
+"""Trainer backends: torch, DeepSpeed and FSDP2, optimizers and per-token statistics."""

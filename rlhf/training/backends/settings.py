@@ -51,10 +51,13 @@ class Spread:
     key: str = "kind"
 
 
+class _TrainerCapabilities(Declared):
+    spread = Capability(Spread(), Spread)
+
+
 def spread_of(kind: object) -> Spread:
     """Return what a trainer declares in its attribute `spread`; one of a plug-in that has none works alone."""
-    found: Spread = getattr(kind, "spread", Spread())
-    return found
+    return _TrainerCapabilities(kind).spread
 
 
 @runtime_checkable

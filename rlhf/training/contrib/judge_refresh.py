@@ -74,7 +74,6 @@ class PolicyJudge(StageHook):
     """
 
     key: ClassVar[str] = "keeper"
-    is_barrier: ClassVar[bool] = True
 
     settings: JudgeRenewal
     name: str

@@ -69,7 +69,6 @@ class Refresher(StageHook):
     """
 
     key: ClassVar[str] = "refresher"
-    is_barrier: ClassVar[bool] = True
 
     settings: RewardRefresh
     name: str

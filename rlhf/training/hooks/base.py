@@ -65,8 +65,6 @@ class StageHook:
 
     #: Name of its state in a checkpoint; empty where it keeps none.
     key: ClassVar[str] = ""
-    #: Whether what it does between two steps must be over before anything of the next step is sampled.
-    is_barrier: ClassVar[bool] = False
     #: Whether it is half done with something, so that its state is none to save.
     is_torn: bool = False
 

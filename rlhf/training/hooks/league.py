@@ -50,7 +50,6 @@ class League(StageHook):
     """
 
     key: ClassVar[str] = "league"
-    is_barrier: ClassVar[bool] = True
 
     settings: Opponents
     policy: Policy

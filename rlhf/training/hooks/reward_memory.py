@@ -19,7 +19,6 @@ class StatefulRewards(StageHook):
     """The memories of a stage's rewards, by the paths of these in the recipe's `rewards`."""
 
     key: ClassVar[str] = "memories"
-    is_barrier: ClassVar[bool] = True
 
     of_path: dict[str, Episodes] = field(default_factory=dict)
 

@@ -114,8 +114,8 @@ def with_teacher_logprobs(
 
     Args:
         teacher: of the stage.
-        stage: says who is with_teacher_logprobs.
-        trainer: runs the forward pass, over the rows that are with_teacher_logprobs.
+        stage: says who is taught.
+        trainer: runs the forward pass, over the rows that are taught.
         samples: rows of the step.
         groups: of the step; `Sample.sequence` numbers their trajectories in order.
     """
@@ -128,7 +128,7 @@ def with_teacher_logprobs(
 
 
 def pupils(groups: Sequence[ScoredGroup], teach: Teach, right_above: float) -> set[int]:
-    """Return the numbers of the trajectories that are with_teacher_logprobs, counted over all groups in order.
+    """Return the numbers of the trajectories that are taught, counted over all groups in order.
 
     Scores of (0, 1), (0, 0) and (1, 1): all six; of the wrong ones 0, 2 and 3; of silent groups 2 and 3.
     """
