@@ -22,7 +22,6 @@ from rlhf.training.backends.replicated import add_gradients
 from rlhf.training.backends.settings import DeepSpeed, Torch
 from rlhf.training.critics.values import Critic
 from rlhf.training.policy.model import Lora
-from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.training.alike import assert_alike
 from tests.training.tiny import Echoes, collect, parameters, policy
@@ -55,20 +54,20 @@ def train(critic: Critic, kind: Any) -> Seen:
         advantage=GAE(), critic=settings, trainer=kind, optimizer=replace(SMOOTH, lr=0.005), minibatches=2,
         steps=N_STEPS, max_tokens_per_microbatch=150,
     )  # fmt: skip
-    parts = StageComponents.of(stage, made, Echoes(n_turns=9), 0)
-    live: Any = parts.critic
+    live: Any = settings.start(stage, made, None, 0)  # before the trainer, which may take the policy to pieces
+    trainer = kind.start(made, stage.optimizer, N_STEPS * stage.epochs * stage.minibatches)
     found = []
     for step in range(N_STEPS):
         seen = live.look(groups)
         samples, _ = make_samples(groups, credit_of(stage.advantage, groups, seen.values))
         values: dict[str, float] = {}
-        n_least = parts.trainer.n_processes
+        n_least = trainer.n_processes
         for batches in pack_minibatches(samples, 2, stage.reduction, 150, np.random.default_rng(step), n_least=n_least):
-            values |= parts.trainer.update(batches, PPOClip())
+            values |= trainer.update(batches, PPOClip())
         values |= live.learn(seen, samples, np.random.default_rng(step), step)
         found.append({name: value for name, value in values.items() if not name.startswith("time/")})
     assert live.n_updates == 2 * N_STEPS
-    parts.trainer.close()
+    trainer.close()
     return found, parameters(live.model), parameters(made.model)
 
 
