@@ -14,7 +14,8 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs trito
 #: In a process of its own: Triton decides when it is imported whether it interprets.
 PROGRAM = """
 import torch
-from rlhf.training import fused_head, logit_kernels, reading
+from rlhf.training.backends import fused_head, logit_kernels
+from rlhf.training.backends import token_stats as reading
 
 def relative(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm())
