@@ -1,4 +1,4 @@
-"""Whether the splits of an environment have tasks in common: told the same at first, and solved by the same."""
+"""Contamination check of an environment's splits: tasks told the same at first and solved by the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adapters share about the packages they adapt: version, contents, and a folder for what is made once.
+"""Shared parts of package adapters: version, contents, and a folder for what is made once.
 
 A version names a release; the hash of its files tells whether what is installed is that release, unchanged. Both go
 into task ids, so that scores of two different packages cannot be mixed up.

@@ -1,4 +1,4 @@
-"""How a kind becomes a class.
+"""Registry of kinds: a name in a recipe becomes a class.
 
 A recipe says `kind:` wherever a part can be chosen. A kind is
 

@@ -1,4 +1,4 @@
-"""How a settings object is declared: a frozen pydantic dataclass whose fields are its YAML keys."""
+"""Base of settings objects: frozen pydantic dataclasses whose fields are their YAML keys."""
 
 from __future__ import annotations
 

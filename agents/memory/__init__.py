@@ -1,1 +1,1 @@
-"""What of the past an agent shows its policy."""
+"""Memories of an agent: which part of an episode's past the policy is shown."""

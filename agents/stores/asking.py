@@ -1,4 +1,4 @@
-"""What a store asks the policy of an attempt, and how a reply is read: nothing that is said there can raise."""
+"""Questions of a store to the policy about an attempt, and the parser of its replies, which never raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store holds."""
+"""An entry of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a store, each a type of its own; whatever it is, nothing that was stored before is lost."""
+"""Faults of a store, each an error type of its own; none loses what was stored before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a game of ALFWorld amounts to, read from its facts, and a script that knows the way to its goal.
+"""The oracle of ALFWorld: a game's facts, and a script that knows the way to its goal.
 
 The script reads where everything is, so it never searches: fetch the object, treat it if the goal says so, put it down;
 or take it to the lamp. A plan from the start of a game has about six actions.

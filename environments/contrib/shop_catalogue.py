@@ -1,4 +1,4 @@
-"""What a shop sells, what is wanted, and what a purchase is worth: drawn, or WebShop's own data.
+"""Catalogue of the shop: products, wishes and the reward of a purchase, drawn or WebShop's own.
 
 The reward is that of WebShop (Yao and others, arXiv 2207.01206): of wanted attributes, wanted options and the price,
 the share that the purchase meets, times how far it is the right type of thing.

@@ -1,4 +1,4 @@
-"""What a query may cost, told from its words.
+"""Cost limits of an SQL query, estimated from its words.
 
 SQLite counts the steps in which it runs a query, and neither the work to compile it nor what a function does with a
 long text.

@@ -1,4 +1,4 @@
-"""What environments that are made of several others say of themselves: what all of those promise."""
+"""Properties of composite environments: the intersection of their members'."""
 
 from __future__ import annotations
 

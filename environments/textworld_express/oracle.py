@@ -1,4 +1,4 @@
-"""How to solve the games of TextWorldExpress, from anywhere.
+"""The oracle of TextWorldExpress: plans from any state of its games.
 
 The package's gold path solves a game from its start, but on the way it wanders at random, another way each time. What
 it does, and where, is always the same: its deeds. So the oracle keeps the deeds, explores the rooms once, and goes

@@ -1,4 +1,4 @@
-"""What travels between this process and a worker: frames on a socket, and environments whose classes are in files.
+"""Wire protocol of the worker pool: frames on a socket, and environments whose classes are in files.
 
 A frame is a header (mark, length, number of the call) and a pickled value. The mark tells an answer from bytes that
 somebody else wrote.

@@ -1,4 +1,4 @@
-"""Whether an answer names the right choice."""
+"""Verifier of multiple-choice answers."""
 
 from __future__ import annotations
 

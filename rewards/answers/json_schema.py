@@ -1,4 +1,4 @@
-"""Whether an answer is JSON of a given shape."""
+"""Verifier of answers in JSON: their schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two formulas are equal by computer algebra: parsed by math-verify, tried at numbers, simplified, compared.
+"""Equality of two formulas by computer algebra: parsed by math-verify, tried at numbers, simplified, compared.
 
 Runs in a worker process (`rewards.worker_pool`), for sympy knows no time limit. It is the only module here that imports
 sympy, and it does so when it is called.

@@ -1,4 +1,4 @@
-"""Whether a maths answer is right, in whatever form it is written."""
+"""Verifier of mathematical answers, in whatever form they are written."""
 
 from __future__ import annotations
 

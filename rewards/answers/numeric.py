@@ -1,4 +1,4 @@
-"""Whether an answer is the right number, within a tolerance."""
+"""Verifier of numeric answers, within a tolerance."""
 
 from __future__ import annotations
 

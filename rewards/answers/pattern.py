@@ -1,4 +1,4 @@
-"""Whether what was said matches a regular expression."""
+"""Verifier by a regular expression."""
 
 from __future__ import annotations
 

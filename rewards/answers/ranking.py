@@ -1,4 +1,4 @@
-"""How good an order of items is: NDCG, recall, reciprocal rank of a list of answers."""
+"""Ranking metrics of an ordered answer: NDCG, recall, reciprocal rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike two texts, or two sets of changes to files, are: by what they have in common, in order."""
+"""Similarity of two texts, or of two sets of changes to files: the share in common, in order."""
 
 from __future__ import annotations
 

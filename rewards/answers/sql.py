@@ -1,4 +1,4 @@
-"""Whether a query returns what the right query returns, on a database in memory."""
+"""Verifier of SQL queries: their result equals that of the right query, on a database in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rewards read of a trajectory: what was answered last, and all that was said."""
+"""Texts of a trajectory that rewards read: the last answer, and everything said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all rewards have in common that run what a policy wrote."""
+"""Base of rewards that run what a policy wrote."""
 
 from __future__ import annotations
 

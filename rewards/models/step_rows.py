@@ -1,4 +1,4 @@
-"""What a model of steps reads: the ids of an attempt, and the places in them where a turn of the policy ends."""
+"""Input rows of a process reward model: the ids of an attempt, and where each turn ends."""
 
 from __future__ import annotations
 

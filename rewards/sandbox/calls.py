@@ -1,4 +1,4 @@
-"""What functions of an untrusted program return, asked from outside."""
+"""Return values of functions of an untrusted program, asked from outside."""
 
 from __future__ import annotations
 

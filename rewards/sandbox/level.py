@@ -1,4 +1,4 @@
-"""How well a machine can lock a program in, from least to most, and what it takes."""
+"""Isolation levels of the sandbox, from least to most, and their requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps training apart from what judges it: no task is trained on, watched and judged by at once.
+"""Contamination guard: training, validation and test tasks must not overlap.
 
 Tasks are the same where their ids are, or where everything else in them is: a split that lists the tasks of another one
 under other names is found too.

@@ -1,4 +1,4 @@
-"""Whom `rlhf evaluate` evaluates, loaded: episodes that can be played."""
+"""Loads the policy to evaluate: a model, an endpoint, or a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages that learn from pairs need before a run begins: library, files, attempts of other runs."""
+"""Inputs of preference and reward-model stages: library, pair files, attempts of other runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run goes on, and what is said of one that is over, or that ended before there was anything to go on from."""
+"""Resume of a run: its folder, its newest checkpoint, and refusals of one that is over."""
 
 from __future__ import annotations
 

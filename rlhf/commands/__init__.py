@@ -1,1 +1,1 @@
-"""What the commands do, one file per group. Importing these files loads neither torch nor a recipe."""
+"""The commands, one file per group. Importing these files loads neither torch nor a recipe."""

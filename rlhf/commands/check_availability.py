@@ -1,4 +1,4 @@
-"""Whether engine and models that a recipe names can be had: looked for before a run begins, which would notice late."""
+"""Preflight check that the engine and models of a recipe can be had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each kind of environment without starting it: the table of `docs/environments.md`, kept beside this.
+"""Summary of each environment kind without starting it: the table of `docs/environments.md`, kept here.
 
 `environments.txt` is what `rlhf environments --measure 100 --markdown` printed; the page has the same table.
 """

@@ -1,4 +1,4 @@
-"""What an environment does in a process of its own: chance, its oracle, its speed, and the memory it takes.
+"""Measurements of an environment in a process of its own: chance, oracle, speed, memory.
 
 A fresh process, so that neither packages that are loaded already nor other environments are counted.
 """

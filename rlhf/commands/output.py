@@ -1,4 +1,4 @@
-"""Where commands write, and how they fail: results to standard output, everything else to standard error.
+"""Output of commands: results to standard output, messages and errors to standard error.
 
 Exit codes: 0 done; 1 an unexpected error, which is a bug somewhere; 2 something to mend, said in four parts (where,
 got, expected, do); 130 interrupted.

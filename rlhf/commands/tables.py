@@ -1,4 +1,4 @@
-"""What evaluations come to, as tables in the terminal."""
+"""Tables of evaluations in the terminal."""
 
 from __future__ import annotations
 

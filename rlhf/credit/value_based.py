@@ -1,4 +1,4 @@
-"""What estimators that compare with the values of a critic have in common."""
+"""Base of estimators that compare with a critic's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What estimators around another estimator have in common."""
+"""Base of estimators around another estimator."""
 
 from __future__ import annotations
 

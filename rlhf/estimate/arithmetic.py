@@ -1,4 +1,4 @@
-"""What a recipe comes to: episodes, turns, tokens, updates, parameters and memory, before anything runs.
+"""Size of a recipe before it runs: episodes, turns, tokens, updates, parameters and memory.
 
 Figures that depend on what the policy does are upper bounds and named so. Memory is in bytes.
 """

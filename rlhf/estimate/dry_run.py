@@ -1,4 +1,4 @@
-"""What one forward and backward pass holds at its highest, found by going through it with tensors without memory.
+"""Peak memory of a forward and backward pass, found on tensors without storage.
 
 The trainer's own code runs on torch's `meta` device, where a tensor has a shape and nothing else, over a model of the
 policy's widths with a few of its layers. What is alive at a time is added up from the sizes of the storages; layers are

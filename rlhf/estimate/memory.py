@@ -1,4 +1,4 @@
-"""What each process of a run needs of memory, found before a model is loaded.
+"""Memory estimate of each process of a run, before a model is loaded.
 
 Weights, gradients, moments and copies are counted off the model's shapes and are exact. Activations and logits are
 those of a micro-batch filled to its budget (`rlhf.estimate.dry_run`). Caches are bounds. What is alive at a time is

@@ -1,4 +1,4 @@
-"""Whether a run can fit into the memory that is free, asked before a model is loaded."""
+"""Preflight check that a run fits into the free memory, before a model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of a run must know before trusting it: the quiet failures, looked for in its metrics."""
+"""Findings of a run report: quiet failures, looked for in its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder of trajectories holds, without the trajectories: stage, step, task and outcome of every attempt."""
+"""Index of a trajectory folder: stage, step, task and outcome of every attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run's reward models did on tasks that they were not trained on: the chart of how sure against how right."""
+"""Reliability chart of a run's reward models on held-out tasks."""
 
 from __future__ import annotations
 

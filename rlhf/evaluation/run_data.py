@@ -1,4 +1,4 @@
-"""What a report is made from: the files of a run folder, read once. Each of them may be missing."""
+"""Data of a run report: the files of a run folder, read once. Each of them may be missing."""
 
 from __future__ import annotations
 

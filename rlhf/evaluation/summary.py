@@ -1,4 +1,4 @@
-"""What an evaluation comes to: every figure of its report, from the attempts alone."""
+"""Summary of an evaluation: every figure of its report, from the attempts alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of other libraries' models and configurations, none of which has every attribute."""
+"""Fields of other libraries' models and configurations, with defaults for those that one lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done about an engine whose log-probs are not the trainer's: bound the importance weight, or leave tokens out.
+"""Importance-sampling correction for sampler/trainer mismatch: truncate, clip or mask.
 
 The trainer recomputes the log-probs of the tokens with the weights that sampled, before the first update of a step.
 They are π_old of the loss, so its ratio is 1 at first and its clipping sees the policy's own movement alone; how far

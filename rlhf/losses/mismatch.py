@@ -1,4 +1,4 @@
-"""How far the engine that sampled is from the trainer: weights, statistics and figures from two log-probs per token.
+"""Sampler/trainer mismatch: weights, statistics and figures from two log-probs per token.
 
 An engine rounds otherwise than the trainer, or still has older weights, so what it reports for a token is not what the
 trainer computes for it. With μ the distribution that was sampled from, π_old the trainer's before the first update, and

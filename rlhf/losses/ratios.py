@@ -1,4 +1,4 @@
-"""How far the policy has moved from the log-probs that were recorded: ratios."""
+"""Importance ratios of the policy against recorded log-probs."""
 
 from __future__ import annotations
 

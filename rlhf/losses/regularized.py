@@ -1,4 +1,4 @@
-"""What the policy losses share: a KL term, an entropy bonus, and how a loss per token becomes a LossOutput."""
+"""Base of the policy losses: KL term, entropy bonus, and the reduction to a LossOutput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment declares about itself, read while a recipe is checked."""
+"""Declared properties of an environment, read while a recipe is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rlhf evaluate` is asked for, in plain values, and what kind of policy a name stands for."""
+"""Arguments of `rlhf evaluate` as plain values, and the kind of policy that a name stands for."""
 
 from __future__ import annotations
 

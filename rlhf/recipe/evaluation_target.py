@@ -1,4 +1,4 @@
-"""Whom `rlhf evaluate` evaluates, and on what: found out before anything loads that takes its time."""
+"""Resolves the arguments of `rlhf evaluate` to a policy and a suite, without loading weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where recipes are: a path, a run folder, or a name in a `recipes/` folder."""
+"""Lookup of recipes: a path, a run folder, or a name in a `recipes/` folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an attempt leaves another: between two turns, or within a reply of the policy.
+"""Branch points of attempts: between two turns, or within a reply of the policy.
 
 A reply within which attempts part is recorded in pieces, each a generation of its own whose prompt is the piece before
 it, whole: what is common is then the same generations in all of them, which is how estimators find a tree.

@@ -1,4 +1,4 @@
-"""How the attempts at one task come about: each on its own, as the branches of trees, or one after another.
+"""Structure of a group: independent attempts, branches of trees, or retries.
 
 A tree begins as one attempt from the task's start. In each round, states of its attempts are chosen, and attempts are
 made that leave from there: what led to the state is replayed in a fresh episode of the environment, generations and

@@ -1,4 +1,4 @@
-"""Who plays in the policy's place: seats of a game that another engine samples for."""
+"""Opponents: seats of a game that another engine samples for."""
 
 from __future__ import annotations
 

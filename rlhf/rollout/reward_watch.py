@@ -1,4 +1,4 @@
-"""What a recipe says of a reward that is watched: computed and logged, and never trained on."""
+"""Settings of a watched reward: computed and logged, and never trained on."""
 
 from __future__ import annotations
 

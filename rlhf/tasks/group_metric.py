@@ -1,4 +1,4 @@
-"""What the attempts at a task are compared by, where it is decided what to draw and what to train on."""
+"""Metric by which samplers and selections compare the attempts at a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a rollout the user should hear of at once, though the run goes on."""
+"""Warnings about a rollout that are told at once, though the run goes on."""
 
 from __future__ import annotations
 

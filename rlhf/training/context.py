@@ -1,4 +1,4 @@
-"""What the parts of a stage are given: the run that they work in, and the stage that they belong to.
+"""Protocols of the run and the stage that hooks and critics are given.
 
 They depend on these protocols alone, so that the run and the stage may depend on them.
 """

@@ -1,4 +1,4 @@
-"""What this process uses of memory, as its metrics have it."""
+"""Memory metrics of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy itself carries from turn to turn, and nothing else.
+"""Constant-size memory: the policy carries on what it wrote last, and nothing else.
 
 Source: MEM1, arXiv 2506.15841: each reply begins with what is to be remembered, which takes the place of all that went
 before. Here every reply stands in a row with exactly the prompt that it was sampled from, so that the log-probs of the

@@ -1,4 +1,4 @@
-"""What has changed since the last observation.
+"""Difference memory: what has changed since the last observation.
 
 Source: Piterbarg, Pinto, Fergus, "diff History for Neural Language Agents", arXiv 2312.07540.
 """

@@ -1,4 +1,4 @@
-"""What a manager of memories may do, said in JSON: add, update, delete, or nothing.
+"""Operations of a memory manager in JSON: add, update, delete, or nothing.
 
     {"op": "ADD", "text": "has a dog, Rex"}
     [{"op": "UPDATE", "id": 1, "text": "has two dogs, Rex and Bo"}, {"op": "DELETE", "id": 4}]

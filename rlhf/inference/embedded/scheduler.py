@@ -1,4 +1,4 @@
-"""What every session has said so far, which part of it is cached, and what to compute next.
+"""Scheduler of continuous batching: each session's tokens, the cached part, and what to compute next.
 
 Host-side bookkeeping of the embedded engine as arrays over slots, so that a step costs the same few array operations
 for one session and for a hundred. Torch is not needed here. `S` are slots, `P` the segments of one step.

@@ -1,4 +1,4 @@
-"""What `VllmEngine` remembers of a call while it runs."""
+"""State of a call of `VllmEngine` while it runs."""
 
 from __future__ import annotations
 

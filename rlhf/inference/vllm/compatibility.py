@@ -1,4 +1,4 @@
-"""Whether a running vLLM can sample for the policy: what it says of itself, and what does not fit."""
+"""Compatibility check of a running vLLM with the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an engine process of vLLM is started: its options, its environment, and why it did not start."""
+"""Start of a vLLM engine process: options, environment, and errors of a failed start."""
 
 from __future__ import annotations
 

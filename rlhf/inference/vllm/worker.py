@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker processes: taking weights in, and saying which were taken.
+"""Extension of vLLM's worker processes that loads weights and reports which were loaded.
 
 vLLM imports this module by name: `worker_extension_cls` is `rlhf.inference.vllm.worker.Worker`, whose methods become
 the

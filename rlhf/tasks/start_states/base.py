@@ -1,4 +1,4 @@
-"""What samplers of start states have in common."""
+"""Base of samplers of start states."""
 
 from __future__ import annotations
 

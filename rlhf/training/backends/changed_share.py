@@ -1,4 +1,4 @@
-"""How many of the trained weights an update changes, as the model computes with them, and when that is too few.
+"""Share of trained weights that an update changes, as the model computes with them.
 
 In 16 bits an update of a weight is rounded: at a learning rate of 1e-6 to nothing, for most. With masters in float32 it
 is not lost, and the weight moves once enough of them have added up. Updated in place, it is.

@@ -1,4 +1,4 @@
-"""What a pass over a micro-batch came to, and the figures of an update that are made of those of all its passes."""
+"""Statistics of a micro-batch, and their sum over the micro-batches of an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one forward pass tells of the policy tokens: their log-probs, and figures of the distributions behind them.
+"""Per-token log-probs and distribution statistics of a forward pass, computed in chunks.
 
 The logits of N tokens over a vocabulary of V are the largest array of a training step, and with what autograd keeps of
 them in float32 there are several. `read` has the output layer itself give the figures, a piece of the tokens after the

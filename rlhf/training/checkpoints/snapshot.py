@@ -1,4 +1,4 @@
-"""What a checkpoint holds of live objects: written as they are, or copied first and written while training goes on."""
+"""Snapshot of live objects for a checkpoint: written as they are, or copied first and written in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What critics that learn have in common: an optimiser of their own, its schedule, a warm-up, and their checkpoints."""
+"""Base of trained critics: optimizer, schedule, warm-up and checkpoints of their own."""
 
 from __future__ import annotations
 

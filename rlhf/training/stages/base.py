@@ -1,4 +1,4 @@
-"""What runs the stages that are no policy gradient."""
+"""Dispatch of the stages that are not policy gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model is as sure as it is right: what it says of how likely something is, against how often it was so."""
+"""Calibration of a model: predicted probabilities against observed frequencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages that learn from pairs have in common: their recipe keys."""
+"""Recipe keys of stages that learn from pairs."""
 
 from __future__ import annotations
 
