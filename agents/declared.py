@@ -29,21 +29,6 @@ def roles_of(agent: Any, seats: Sequence[str] = ()) -> tuple[str, ...]:
     return agent.roles_in(seats) if isinstance(agent, TakesSeats) else tuple(Capabilities(agent).roles)
 
 
-def needs_tools(agent: object) -> bool:
-    """True if the agent needs an environment with tools (attribute `needs_tools`)."""
-    return bool(Capabilities(agent).needs_tools)
-
-
-def plays_seats(agent: object) -> bool:
-    """True if the agent keeps a conversation for each seat of a game (attribute `plays_seats`)."""
-    return Capabilities(agent).plays_seats
-
-
-def can_write(agent: object) -> bool:
-    """True if the agent can be shown turns that it did not take (method `write`)."""
-    return Capabilities(agent).write is not None
-
-
 def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> Problem:
     """The problem of a role that is none of `roles`, those in which the agent calls the policy."""
     return Problem(

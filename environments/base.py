@@ -234,34 +234,9 @@ def properties_of(environment: object) -> Properties:
     return Capabilities(environment).properties or Properties()
 
 
-def is_declared(environment: object) -> bool:
-    """True if the environment declares any properties."""
-    return Capabilities(environment).properties is not None
-
-
 def can_demonstrate(environment: object) -> bool:
     """Whether the environment has a `plan`; one that wraps others says so in an attribute `demonstrates`."""
     return isinstance(environment, Oracle) and Capabilities(environment).demonstrates
-
-
-def takes_calls(environment: object) -> bool | None:
-    """True if the environment takes tool calls (attribute `offers_tools`); None where it does not say."""
-    return Capabilities(environment).offers_tools
-
-
-def has_tools(environment: object) -> bool:
-    """True if the environment has tools (attribute `tools`)."""
-    return bool(Capabilities(environment).tools)
-
-
-def can_seat_policy(environment: object) -> bool:
-    """True if a key `opponent` of the environment says who has the other seat."""
-    return Capabilities(environment).opponent != ()
-
-
-def step_limit(environment: object) -> int | None:
-    """Steps after which the environment itself ends an episode, where its attribute `max_steps` says; else None."""
-    return Capabilities(environment).max_steps
 
 
 def inside(environment: object) -> list[tuple[str, object]]:

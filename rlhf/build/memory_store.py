@@ -13,11 +13,11 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Part, Suite
 from rlhf.registry import kind_of
 from rlhf.rollout.tasks import tasks_of
-from rlhf.training.hooks.memory_store import KIND, MemoryStoreHook, opened
+from rlhf.training.hooks.memory_store import KIND, StoreKeeper, opened
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
-def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> MemoryStoreHook | None:
+def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> StoreKeeper | None:
     """The keeper of the run's store, as checkpoint `found` has it, else new; None where its agent has no store."""
     agent: Any = recipe.agent
     if not isinstance(agent, Remembering):
@@ -26,7 +26,7 @@ def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> Memor
     own = recipe.evaluation
     tasks = [] if own.allow_overlap else tasks_of(recipe.environment, own.split, own.n_tasks)
     judged, kind = {task.id for task in tasks}, kind_of("store", agent.store)
-    return MemoryStoreHook.of(agent, folder, found, (splits or ["train"])[0], judged, kind)
+    return StoreKeeper.of(agent, folder, found, (splits or ["train"])[0], judged, kind)
 
 
 def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.declared import needs_tools, plays_seats
-from environments.base import has_tools, step_limit
+from agents.base import Capabilities as agent_says
+from environments.base import Capabilities as environment_says
 from rewards.base import GroupReward
 from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.checking import Problem, RecipeView, no_effect, no_split
@@ -46,7 +46,7 @@ def _ask(method: str, found: Sequence[Place], *arguments: object) -> None:
 
 
 def _tools(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
-    if needs_tools(view.agent) and not has_tools(view.environment):
+    if agent_says(view.agent).needs_tools and not environment_says(view.environment).tools:
         yield Problem(
             "this agent needs tools and the environment offers none",
             where="agent.kind",
@@ -58,7 +58,7 @@ def _tools(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 def _seats(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     seats = view.properties.seats
-    if seats and not plays_seats(view.agent):
+    if seats and not agent_says(view.agent).plays_seats:
         yield Problem(
             "this agent would play all seats of the game as if they were one",
             where="agent.kind",
@@ -256,7 +256,7 @@ def unseen(view: RecipeView) -> Iterator[str]:
 
 def cut(view: RecipeView) -> Iterator[str]:
     """Tell of episodes that limits cut before the environment does."""
-    steps = step_limit(view.environment)
+    steps = environment_says(view.environment).max_steps
     if steps is not None and steps > view.limits.max_turns:
         yield f"limits.max_turns {view.limits.max_turns} cuts episodes before the environment's {steps} steps"
 

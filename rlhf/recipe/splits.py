@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from environments.base import is_declared
+from environments.base import Capabilities
 from rlhf.checking import no_split
 from rlhf.errors import RecipeError
 from rlhf.recipe.declared import declared_by
@@ -18,7 +18,7 @@ def check_declared_split(split: str, environment: object, where: str) -> None:
 
     Of an environment that declares nothing, what it can list shows.
     """
-    if is_declared(environment):
+    if Capabilities(environment).properties is not None:
         for problem in no_split(split, declared_by(environment).splits, where):
             raise problem.error
 

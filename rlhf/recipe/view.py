@@ -67,7 +67,11 @@ def _sharded(recipe: Recipe) -> Mapping[str, str]:
     from rlhf.training.backends.settings import key_that_spreads, spread_of
 
     stages = [(path, stage.trainer) for path, stage in _stages(recipe)]
-    return {path: key_that_spreads(trainer) for path, trainer in stages if spread_of(trainer).parameters}
+    return {
+        path: key_that_spreads(trainer, kind_of("trainer", trainer))
+        for path, trainer in stages
+        if spread_of(trainer).parameters
+    }
 
 
 def view_of(recipe: Recipe) -> RecipeView:
@@ -109,12 +113,12 @@ def _is_listed(section: str, part: object) -> bool:
 
 def _without_tools(path: str, world: Any) -> Iterator[tuple[str, Any]]:
     """Give path and settings of each environment that takes no calls, those within another in its place."""
-    from environments.base import inside, takes_calls
+    from environments.base import Capabilities, inside
 
     held = inside(world)
     for where, inner in held:
         yield from _without_tools(path + where, inner)
-    says = takes_calls(world)
+    says = Capabilities(world).offers_tools
     if not held and not (says if says is not None else not _is_listed("environment", world)):
         yield path, world
 

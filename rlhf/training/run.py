@@ -27,7 +27,7 @@ from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.checkpoints.writer import Writer
 from rlhf.training.context import LiveStage, Progress
-from rlhf.training.hooks.memory_store import MemoryStoreHook
+from rlhf.training.hooks.memory_store import StoreKeeper
 from rlhf.training.policy.model import Policy
 from rlhf.training.profiling import Profiler
 from rlhf.training.publisher import Publisher
@@ -72,7 +72,7 @@ class Run:
     state: State
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
-    store_keeper: MemoryStoreHook | None = None
+    store_keeper: StoreKeeper | None = None
     writer: Writer = field(default_factory=Writer)
     profiler: Profiler | None = None
     _clock: float = field(default_factory=time.perf_counter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agents.declared import can_write
+from agents.base import Capabilities
 from environments.base import can_demonstrate
 from rlhf.checking import CheckContext, Problem
 
@@ -30,7 +30,7 @@ def unplanned(where: str, got: str, do: str, context: CheckContext) -> Iterator[
 
 def unwritten(where: str, got: str, remove: str, context: CheckContext) -> Iterator[Problem]:
     """Yield a problem where the agent cannot be shown what it did not say; arguments as `unplanned` has them."""
-    if not can_write(context.recipe.agent):
+    if Capabilities(context.recipe.agent).write is None:
         yield Problem(
             "this agent cannot be shown demonstrations",
             where=where,

@@ -24,16 +24,16 @@ from rlhf.training.hooks.demonstrations_in_groups import Demonstrating
 from rlhf.training.hooks.imitate_failed_tasks import FailedImitation, FailedTaskQueue
 from rlhf.training.hooks.kl_controller import AdaptiveKL
 from rlhf.training.hooks.league import League
+from rlhf.training.hooks.memory_store import StoreHook
 from rlhf.training.hooks.reference_reset import Reference, ResetClock
 from rlhf.training.hooks.replay import ReplayBuffer
 from rlhf.training.hooks.reward_memory import StatefulRewards
 from rlhf.training.hooks.reward_watch import Watches
+from rlhf.training.hooks.stopping import EarlyStop, EmptyStop
 from rlhf.training.hooks.task_demonstrations import Guide
 from rlhf.training.hooks.teacher import Teaching
 from rlhf.training.run import Run
 from rlhf.training.stages.policy_gradient import PolicyGradient
-from rlhf.training.stopping import EarlyStop, EmptyStop
-from rlhf.training.storing import StoreHook
 
 
 @dataclass

@@ -13,8 +13,8 @@ import pytest
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.training.checkpoints.store import State
+from rlhf.training.hooks.stopping import EarlyStop
 from rlhf.training.run import Interrupted
-from rlhf.training.stopping import EarlyStop
 from tests.training import runs, words
 
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 32, "epochs": 1, "optimizer": {"lr": 1.0e-3}}

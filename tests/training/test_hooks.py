@@ -23,7 +23,7 @@ from rlhf.training.hooks.reference_reset import ResetClock
 from rlhf.training.hooks.replay import ReplayBuffer
 from rlhf.training.hooks.reward_memory import StatefulRewards
 from rlhf.training.hooks.reward_watch import Watches
-from rlhf.training.stopping import EmptyStop
+from rlhf.training.hooks.stopping import EmptyStop
 from tests.training import runs
 
 STAGE: dict[str, Any] = {"kind": "policy_gradient", "steps": 3, "tasks_per_step": 2, "group_size": 2,

@@ -15,8 +15,8 @@ from rlhf.processes import current
 from rlhf.settings import Precision
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.backends.sharded import is_sharded, unshard
+from rlhf.training.backends.shared import SharedTrainer
 from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
-from rlhf.training.shared import SharedTrainer
 from rlhf.training.throughput import Meter
 
 

@@ -26,7 +26,7 @@ from rlhf.settings import Precision
 from rlhf.training.backends.master_weights import MasterAdamW
 from rlhf.training.backends.microbatch_stats import Computed
 from rlhf.training.backends.sharded import device_of, format_of, full, whole_state
-from rlhf.training.shared import SharedTrainer
+from rlhf.training.backends.shared import SharedTrainer
 
 #: Of the logits, which nothing here changes in place.
 _WARNING = "FSDP2-wrapped module .* returned a view tensor"

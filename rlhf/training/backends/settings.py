@@ -72,10 +72,10 @@ class TrainerKind(Protocol):
         ...
 
 
-def key_that_spreads(trainer: Any) -> str:
-    """Return key and value that say what a trainer spreads, such as `trainer.zero: 3`."""
+def key_that_spreads(trainer: Any, kind: str) -> str:
+    """Return key and value that say what a trainer of this kind spreads, such as `trainer.zero: 3`."""
     key = spread_of(trainer).key
-    return f"trainer.{key}: {type(trainer).__name__.lower() if key == 'kind' else getattr(trainer, key)}"
+    return f"trainer.{key}: {kind if key == 'kind' else getattr(trainer, key)}"
 
 
 def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterator[Problem]:
@@ -83,7 +83,8 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
     from rlhf.training.policy.lora import no_base
 
     spread, path, stage = trainer.spread, context.stage_path, context.stage
-    said, kind = key_that_spreads(trainer), context.kind_of("trainer", trainer)
+    kind = context.kind_of("trainer", trainer)
+    said = key_that_spreads(trainer, kind)
     policy = context.recipe.policy
     own = _PolicyCapabilities(policy).dtype
     if context.learns and stage.critic is not None:
@@ -126,12 +127,12 @@ class _CriticCapabilities(Declared):
 
 def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckContext) -> Iterator[Problem]:
     """Yield problems of a critic beside it."""
-    path, is_apart = context.stage_path, trainer.spread.parameters
+    path, is_apart, kind = context.stage_path, trainer.spread.parameters, context.kind_of("trainer", trainer)
     if not _CriticCapabilities(critic).spans_processes:
         yield Problem(
             "this critic learns beside the plain trainer only",
             where=f"{path}.critic.kind",
-            got=f"{context.kind_of('critic', critic)} with {path}.trainer.kind: {context.kind_of('trainer', trainer)}",
+            got=f"{context.kind_of('critic', critic)} with {path}.trainer.kind: {kind}",
             expected="values",
             do="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
         )
@@ -140,7 +141,7 @@ def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckConte
         yield Problem(
             moved if critic.trains_backbone else "the critic would need weights that lie in pieces",
             where=f"{path}.critic.backbone",
-            got=f"policy, with {path}.{key_that_spreads(trainer)}",
+            got=f"policy, with {path}.{key_that_spreads(trainer, kind)}",
             expected="own" if is_apart else "own, or gradient: head",
             do="remove critic.backbone: the critic then has a transformer of its own, whole in each process",
         )

@@ -61,12 +61,7 @@ class Contributions(OnBackbone):
 
     def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
         """Return the critic's model before its first update: no turn contributes anything. See `backbone_for`."""
-        model = ValueModel(
-            self.backbone_for(policy, start, seed),
-            shared=self.backbone == "policy",
-            trains_backbone=self.trains_backbone,
-        )
-        return model.to(next(policy.model.parameters()).device)
+        return self.value_model(policy, start, seed)
 
 
 @plain_dataclass(frozen=True)

@@ -138,6 +138,12 @@ class OnBackbone(OwnModel):
         model.requires_grad_(self.trains_backbone)
         return backbone_of(self.adapted(model, seed))
 
+    def value_model(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
+        """Return a model of one value a place before its first update: every value is 0. See `backbone_for`."""
+        backbone = self.backbone_for(policy, start, seed)
+        model = ValueModel(backbone, shared=self.backbone == "policy", trains_backbone=self.trains_backbone)
+        return model.to(next(policy.model.parameters()).device)
+
 
 def _dtype(policy: Policy) -> str:
     return str(policy.model.dtype).removeprefix("torch.")

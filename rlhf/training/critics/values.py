@@ -71,12 +71,7 @@ class Critic(OnBackbone):
 
     def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
         """Return the critic's model before its first update: every value is 0. See `backbone_for`."""
-        model = ValueModel(
-            self.backbone_for(policy, start, seed),
-            shared=self.backbone == "policy",
-            trains_backbone=self.trains_backbone,
-        )
-        return model.to(next(policy.model.parameters()).device)
+        return self.value_model(policy, start, seed)
 
 
 @plain_dataclass(frozen=True)

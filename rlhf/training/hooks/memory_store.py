@@ -18,13 +18,16 @@ from rlhf.inference.seeds import stable_seed
 from rlhf.processes import current
 from rlhf.rollout.policy_client import bounded, sampled
 from rlhf.rollout.runner import RolloutRunner
+from rlhf.spans import span
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
 
 #: Name under which a store keeps of which kind it is.
 KIND = "kind of store"
 
 
 @dataclass(frozen=True)
-class MemoryStoreHook:
+class StoreKeeper:
     """The store of a run. Of several processes the first writes, and all read.
 
     Attributes:
@@ -40,7 +43,7 @@ class MemoryStoreHook:
     @classmethod
     def of(
         cls, agent: Remembering, folder: Path, found: Path | None, split: str, judged: Collection[str], kind: str
-    ) -> MemoryStoreHook:
+    ) -> StoreKeeper:
         """The store of the run in `folder`: as checkpoint `found` has it, else new.
 
         All processes call this together. `kind` is that of the agent's store, as a recipe names it.
@@ -159,3 +162,16 @@ class Asker:
     def n_tokens(self, messages: Sequence[Message]) -> int:
         """Length of the prompt that `messages` make."""
         return len(self._collector.renderer.prompt(messages).token_ids)
+
+
+@dataclass(frozen=True)
+class StoreHook(StageHook):
+    """Writes what a finished step taught into the store of the run, which checkpoints keep themselves."""
+
+    keeper: StoreKeeper
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `StoreKeeper.learn`."""
+        with span("store"):
+            seed = f"{run.seed}/{run.state.label}/{step.number}"
+            step.figures |= await self.keeper.learn(step.drawn, run.collector, seed)

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.contrib.self_play import SelfPlay
-from environments.base import can_seat_policy
+from environments.base import Capabilities
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem, in_one_process
 from rlhf.rollout.group_structure import Independent
 from rlhf.settings import STRICT
@@ -64,7 +64,7 @@ class Opponents:
         if len(seats) >= 2:
             return
         do = "use environment: {kind: textarena, game: TicTacToe-v0, opponent: self}"
-        if can_seat_policy(recipe.environment):
+        if Capabilities(recipe.environment).opponent != ():
             do = "play both seats: environment.opponent=self"
         agent = "" if isinstance(recipe.agent, SelfPlay) else " and agent={kind: self_play}"
         kind = context.kind_of("environment", recipe.environment)

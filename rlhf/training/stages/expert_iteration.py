@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.declared import can_write
+from agents.base import Capabilities
 from environments.base import can_demonstrate
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Task, Trajectory
@@ -85,7 +85,7 @@ class Attempts:
                 expected="a replayable environment with a method `plan(task, taken)`",
                 do="remove the key",
             )
-        if self.calibrate and not can_write(recipe.agent):
+        if self.calibrate and Capabilities(recipe.agent).write is None:
             yield Problem(
                 "this agent cannot be shown corrections",
                 where=context.at("calibrate"),

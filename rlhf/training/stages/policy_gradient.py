@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.declared import PLAIN_IS_EMPTY, can_write, never_called
+from agents.base import Capabilities
+from agents.declared import PLAIN_IS_EMPTY, never_called
 from rlhf.batching.filters import Filters
 from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.credit.estimator import AdvantageEstimator
@@ -188,7 +189,7 @@ class PolicyGradient:
         yield from unreplayable("sampler", self.sampler, context.path, context)
         yield from unreplayable("rollout", self.rollout, context.path, context)
         kind = context.kind_of("sampler", self.sampler)
-        if replays(self.sampler) and not can_write(recipe.agent):
+        if replays(self.sampler) and Capabilities(recipe.agent).write is None:
             yield Problem(
                 "this agent cannot show turns that it did not take",
                 where=where,
