@@ -16,7 +16,8 @@ from typing import Any
 from rewards.base import Capabilities, GroupReward, name_of
 from rewards.code.sandboxed_reward import Sandboxed
 from rewards.gate import checked_verdict
-from rewards.verified import is_verifier
+from rewards.trl_function import TrlFunction
+from rewards.verified import is_verifier, takes_completions
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
 from rlhf.data.report import Report, Walk, shorten
 from rlhf.errors import RewardError
@@ -77,7 +78,10 @@ def check_reward(
     Returns:
         one finding per promise; what the reward raises is a finding, never raised.
     """
-    name, declared = name_of(reward), Capabilities(reward)
+    name = name_of(reward)
+    if callable(reward) and takes_completions(reward):
+        reward = TrlFunction(reward)
+    declared = Capabilities(reward)
     records = list(tasks_and_trajectories or ())
     examples = answers if answers is not None else declared.examples
     if declared.over_group is not None:

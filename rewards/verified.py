@@ -17,6 +17,14 @@ ANSWERS = ("answer", "response", "completion", "solution_str", "prediction", "re
 REFERENCES = ("reference", "ground_truth", "expected", "target", "label", "gold", "solution")
 
 
+def takes_completions(part: Any) -> bool:
+    """Whether this is a function of TRL's signature, which has a parameter `completions`."""
+    try:
+        return not isinstance(part, type) and "completions" in inspect.signature(part).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def is_verifier(part: Any) -> bool:
     """Whether the first two parameters are an answer and a reference, by their names or as texts.
 
@@ -29,6 +37,8 @@ def is_verifier(part: Any) -> bool:
     except (TypeError, ValueError):
         return False
     first, second = ([p.name for p in parameters] + ["", ""])[:2]
+    if takes_completions(part):
+        return False
     where, got = name_of(part), f"({', '.join(p.name for p in parameters)})"
     if first in REFERENCES and second in ANSWERS:
         raise RecipeError(

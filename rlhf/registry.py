@@ -3,8 +3,9 @@
 A recipe says `kind:` wherever a part can be chosen. A kind is
 
 - a name of the table in `rlhf.catalog`,
-- `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe, or
-- `./file.py:Name`, looked for beside the recipe, then in the current folder.
+- `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe,
+- `./file.py:Name`, looked for beside the recipe, then in the current folder, or
+- `python:name`, an object that the program which trains has given (`rlhf.given_parts`).
 
 A recipe therefore runs Python that it names: read a stranger's recipe before you run it.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 from environments.packages import how_to_install
 from rewards.base import GroupReward
+from rlhf import given_parts
 from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
 from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
 
@@ -42,6 +44,8 @@ def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:
         MissingPackageError: an optional package is absent.
     """
     where = where or f"{section}.kind"
+    if kind.startswith(given_parts.PREFIX):
+        return _checked(section, given_parts.find(kind, where), kind, where)
     if ":" not in kind:
         return _from_table(section, kind, where)
     source, _, name = kind.rpartition(":")
@@ -61,6 +65,8 @@ def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:
 
 def kind_of(section: str, part: object) -> str:
     """Return a kind that resolves to `part` (a live object or a function) from any folder."""
+    if (given := given_parts.name_of(part)) is not None:
+        return given_parts.PREFIX + given
     target = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
     module, name = target.__module__, target.__qualname__
     for kind, entry in CATALOG.get(section, {}).items():
@@ -191,7 +197,8 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
     if inspect.isfunction(target) and section == "reward":
         _refuse_arguments(target, 2, kind, where)
         return target
-    if not inspect.isclass(target):
+    is_object = kind.startswith(given_parts.PREFIX) and not inspect.isclass(target)
+    if not inspect.isclass(target) and not is_object:
         raise RecipeError(
             f"this is no {section}",
             where=where,
@@ -199,16 +206,19 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
             expected="a class or a function" if section == "reward" else "a class",
             hint=f"name a class with {', '.join(REQUIRED_MEMBERS.get(section, ())) or 'its settings as fields'}",
         )
+    cls = type(target) if is_object else target
     missing = [member for member in REQUIRED_MEMBERS.get(section, ()) if not hasattr(target, member)]
-    if missing and not (section == "reward" and issubclass(target, GroupReward)):
+    if missing and not (section == "reward" and issubclass(cls, GroupReward)):
         raise RecipeError(
-            f"this is no {section}: {target.__name__} lacks {', '.join(missing)}",
+            f"this is no {section}: {cls.__name__} lacks {', '.join(missing)}",
             where=where,
             got=kind,
             expected=f"a class with {', '.join(REQUIRED_MEMBERS[section])}",
             hint="docs/plugins.md has whole parts to start from",
         )
-    if section == "reward" and any("__call__" in vars(base) for base in target.__mro__):
+    if section == "reward" and is_object:
+        _refuse_arguments(target, 2, kind, where)
+    elif section == "reward" and any("__call__" in vars(base) for base in target.__mro__):
         is_static = isinstance(inspect.getattr_static(target, "__call__"), staticmethod)
         _refuse_arguments(target.__call__, 2 if is_static else 3, kind, where)
     return target
@@ -219,6 +229,8 @@ def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
     try:
         takes = inspect.signature(function)
     except (TypeError, ValueError):  # a function of another language
+        return
+    if "completions" in takes.parameters:  # a function of TRL's signature, which is called by names
         return
     try:
         takes.bind(*[None] * n)

@@ -40,7 +40,9 @@ class CleanConsole(Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
+        # A notebook is given text: rich would make a page of each line, or move a cursor that is not there.
+        of_notebook = {"force_jupyter": False, "force_terminal": False} if "ipykernel" in sys.modules else {}
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **of_notebook, **options})
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(s if s.control else Segment(clean(s.text), s.style) for s in buffer)

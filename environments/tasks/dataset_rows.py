@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Row as it is used: where it stands, its messages, prompt and answer, and its other columns."""
+    """Row as it is used: where it stands, its messages, prompt and answer, other columns, whether it holds messages."""
 
     source: str
     number: int
@@ -51,6 +51,7 @@ class Question:
     prompt: str
     reference: str | None
     columns: Row
+    chat: bool = False
 
     @property
     def content(self) -> str:
@@ -65,7 +66,12 @@ class Question:
             id=f"dataset/{name}",
             messages=self.messages,
             reference=self.reference,
-            info={"prompt": self.prompt, "row": self.number, "columns": self.columns},
+            info={
+                "prompt": self.prompt,
+                "row": self.number,
+                "columns": self.columns,
+                **({"chat": True} if self.chat else {}),
+            },
         )
 
 
@@ -125,7 +131,8 @@ class Columns:
             prompt, reference = _with_choices(prompt, listed, reference, where)
         used = {name.partition(".")[0] for name in (self.prompt, self.reference or "", choices or "")}
         others = {str(name): value for name, value in row.items() if name not in used and _is_plain(value)}
-        return Question(self.source, number, messages, prompt, self._answer(reference, where), others)
+        is_chat = not isinstance(asked, str)
+        return Question(self.source, number, messages, prompt, self._answer(reference, where), others, is_chat)
 
     def split(self, number: int, row: Row) -> str:
         """Split by the column; empty where there is none."""

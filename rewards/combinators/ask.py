@@ -8,7 +8,7 @@ from typing import Any
 
 from rewards.base import Capabilities, name_of
 from rewards.gate import checked_verdict
-from rewards.verified import Verified, is_verifier
+from rewards.trl_function import as_reward
 from rlhf.data import Task, Trajectory, Verdict
 
 
@@ -18,7 +18,7 @@ async def ask(part: Any, task: Task, trajectory: Trajectory) -> Verdict:
     Raises:
         RewardError: it returned no finite number. What it raises itself is passed on.
     """
-    reward: Any = Verified(part) if is_verifier(part) else part
+    reward = as_reward(part)
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
         said = await reward(task, trajectory)
     elif Capabilities(reward).inline:

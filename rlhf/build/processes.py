@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -51,14 +53,51 @@ def check_alike(policy: Policy) -> None:
         )
 
 
+class StopRequest:
+    """Request, made in another thread, that the task which hears it ends as on Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self._stop: Callable[[], object] = lambda: None
+        self._lock = threading.Lock()
+
+    def make(self) -> None:
+        """Ask; a task that has not begun ends when it begins."""
+        with self._lock:
+            self.is_made = True
+            self._stop()
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Inside, the running task is cancelled when the request is made."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        with self._lock:
+            self._stop = partial(loop.call_soon_threadsafe, task.cancel)
+            if self.is_made:
+                self._stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stop = lambda: None
+
+
+#: Set by whoever runs a task in a thread, which no signal reaches.
+STOP_REQUEST: ContextVar[StopRequest | None] = ContextVar("stop_request", default=None)
+
+
 @contextmanager
 def stopped_by_term() -> Iterator[None]:
     """Inside, SIGTERM cancels the running task, as Ctrl-C does: batch systems send it some time before they kill.
 
-    Where this is not the main thread, which alone may say what a signal does, it stays as it is.
+    Where this is not the main thread, which alone may say what a signal does, it stays as it is, and a `StopRequest` is
+    heard.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        request = STOP_REQUEST.get()
+        with request.heard() if request else nullcontext():
+            yield
         return
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
 

@@ -55,6 +55,7 @@ from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import State
+from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import Policy, restore
 from rlhf.training.policy.model import resume as resume_policy
@@ -88,6 +89,7 @@ def train(
     resume: Path | None = None,
     console: CleanConsole | None = None,
     profile: int | None = None,
+    callbacks: Callbacks | None = None,
 ) -> dict[str, Any]:
     """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any (`rlhf.training.profiling`).
 
@@ -101,14 +103,22 @@ def train(
         here.begin(folder)
         console = (console or CleanConsole(stderr=True)) if here.is_main else CleanConsole(quiet=True)
         try:
-            return asyncio.run(_train(recipe, folder, resume is not None, RichProgress(console), profile))
+            progress = RichProgress(console)
+            return asyncio.run(
+                _train(recipe, folder, resume is not None, progress, profile, callbacks or Callbacks(()))
+            )
         except BaseException as error:
             here.tell(error)
             raise
 
 
 async def _train(
-    recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress, profile: int | None
+    recipe: Recipe,
+    folder: Path,
+    is_resumed: bool,
+    progress: RichProgress,
+    profile: int | None,
+    callbacks: Callbacks,
 ) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
     telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
@@ -121,10 +131,11 @@ async def _train(
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
             return finish(state, folder, recipe)
-        run = await prepare(recipe, folder, is_resumed, progress, found, state)
+        run = await prepare(recipe, folder, is_resumed, progress, found, state, callbacks)
         run.profiler = profiler if processes.current().is_main else None
         try:
             await run_stages(run, shown_stages(recipe, run.demonstrations))
+            await callbacks.call(folder)
             run.metrics.close()
             return finish(run.state, folder, recipe)
         finally:
@@ -136,7 +147,13 @@ async def _train(
 
 
 async def prepare(
-    recipe: Recipe, folder: Path, is_resumed: bool, progress: RichProgress, found: Path | None, state: State
+    recipe: Recipe,
+    folder: Path,
+    is_resumed: bool,
+    progress: RichProgress,
+    found: Path | None,
+    state: State,
+    callbacks: Callbacks | None = None,
 ) -> Run:
     """Every live object of a run: new, or as checkpoint `found` has it."""
     here = processes.current()
@@ -155,9 +172,10 @@ async def prepare(
     policy, collector, played = await _start(recipe, folder, found, state, progress)
     keeper = make_store_keeper(recipe, folder, found)
     collector = replace(collector, agent=keeper.bound) if keeper else collector
-    sinks: list[Sink] = (
-        [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")] if here.is_main else []
-    )
+    callbacks, sinks = callbacks or Callbacks(()), list[Sink]()
+    if here.is_main:
+        sinks = [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")]
+        sinks += [callbacks] if callbacks.functions else []
     metrics = Metrics(sinks)
     if is_resumed:
         metrics.rewind(state.label if found else "", state.step, state.n_logged)
@@ -187,6 +205,7 @@ async def prepare(
         demonstrations=played | stored_groups(recipe),
         estimate=success_estimate,
         store_keeper=keeper,
+        callbacks=callbacks,
     )
     return run
 

@@ -33,12 +33,12 @@ def on_attempts(part: Any, target: str, run: Path) -> tuple[list[Report], list[d
         the reports; the attempts to read, the first of them first; and what these are.
     """
     from rewards.check import check_reward
-    from rewards.verified import Verified, is_verifier
+    from rewards.trl_function import as_reward
     from rlhf.evaluation.rescore import judge_again, worst
 
     stored = Stored.read(run)
     stored.make_tasks()
-    reward = Verified(part) if is_verifier(part) else part
+    reward = as_reward(part)
     stored.refuse_without_references(reward, f"--on {run}")
     records = _spread(stored.records)
     step = max(1, len(records) // N_RECORDS)

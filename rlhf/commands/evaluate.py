@@ -23,6 +23,7 @@ from rlhf.commands.output import (
 )
 from rlhf.commands.tables import show_summary
 from rlhf.errors import CheckpointError, RecipeError, nearest
+from rlhf.terminal import CleanConsole
 
 if TYPE_CHECKING:
     from rlhf.recipe.evaluation_request import EvaluationRequest
@@ -109,8 +110,21 @@ def evaluate(
         _refuse_beside_verify(asked, checkpoint, out, priced)
         _verify(verify, as_json)
         return
+    asked, summary = measured(asked, checkpoint, out, price_in, price_out)
+    _report(summary, asked, out, as_json)
+
+
+def measured(
+    asked: EvaluationRequest,
+    checkpoint: Path | None,
+    out: Path | None,
+    price_in: float | None = None,
+    price_out: float | None = None,
+    console: CleanConsole | None = None,
+) -> tuple[EvaluationRequest, dict[str, Any]]:
+    """Refuse what cannot be evaluated, then do it: the request with recipe and checkpoint found, and the figures."""
     _refuse_half(asked)
-    _refuse_idle(asked, checkpoint, priced)
+    _refuse_idle(asked, checkpoint, price_in is not None or price_out is not None)
     asked = _resolved(asked, checkpoint)
     from rlhf.recipe.evaluation_target import contender
 
@@ -118,8 +132,8 @@ def evaluate(
     from rlhf.build.evaluate import evaluate as measure  # loads torch: after what may be wrong is told
 
     quiet_libraries()
-    summary = measure(asked, found=found, out=out, price_in=price_in, price_out=price_out, console=errors())
-    _report(summary, asked, out, as_json)
+    console = console or errors()
+    return asked, measure(asked, found=found, out=out, price_in=price_in, price_out=price_out, console=console)
 
 
 def _report(summary: dict[str, Any], asked: EvaluationRequest, out: Path | None, as_json: bool) -> None:

@@ -97,11 +97,11 @@ def _values(target: str) -> dict[str, Any]:
 
 
 def _built(target: str) -> Any:
-    from rewards.verified import Verified, is_verifier
+    from rewards.trl_function import as_reward
     from rlhf.recipe.builder import build_part
 
     part = build_part("reward", _values(target), "reward", base=Path.cwd())
-    return Verified(part) if is_verifier(part) else part
+    return as_reward(part)
 
 
 def _refuse_out(out: Path | None, run: Path) -> None:

@@ -75,7 +75,7 @@ def train(
     if profile is not None:
         _check_profile(profile)
     if resume is not None:
-        loaded = _recipe_of_run(resume, recipe, overrides or [], out)
+        loaded = recipe_of_run(resume, recipe, overrides or [], out)
     elif recipe is None:
         raise RecipeError(
             "nothing to train",
@@ -95,26 +95,38 @@ def train(
         arguments += [] if profile is None else ["--profile", str(profile)]
         _launch(loaded, nproc, out, resume, arguments, as_json)
         return
-    take_one_gpu()
-    is_main = os.environ.get("RANK", "0") == "0"
-    if resume is None:
-        _refuse_untrainable(loaded)
-    for told in _cautions(loaded) if is_main else ():
-        caution(told)
-    refuse_absent_engine(loaded)
-    refuse_absent_models(loaded)
-    if is_main:
-        refuse_unreachable_models(loaded)
-    refuse_absent_quantization(loaded)
-    if memory_check:
-        refuse_too_large(loaded, n_wanted(), n_here())
+    refuse_before(loaded, is_resumed=resume is not None, memory_check=memory_check)
     result = _run(loaded, out, resume, profile)
-    if not is_main:
+    if not _is_main():
         return
     if as_json:
         print_json(result)
     else:
         _print_result(result)
+
+
+def refuse_before(recipe: Recipe, *, is_resumed: bool, memory_check: bool = True) -> None:
+    """Take this process's GPU, print cautions, and refuse what cannot be trained here, before torch does anything.
+
+    Raises:
+        RlhfError: an engine, a model or memory cannot be had, or the parts of the recipe do not train.
+    """
+    take_one_gpu()
+    if not is_resumed:
+        _refuse_untrainable(recipe)
+    for told in _cautions(recipe) if _is_main() else ():
+        caution(told)
+    refuse_absent_engine(recipe)
+    refuse_absent_models(recipe)
+    if _is_main():
+        refuse_unreachable_models(recipe)
+    refuse_absent_quantization(recipe)
+    if memory_check:
+        refuse_too_large(recipe, n_wanted(), n_here())
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | None) -> dict[str, Any]:
@@ -160,7 +172,7 @@ def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, argum
             raise typer.Exit(code)
 
 
-def _recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
+def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
     """Load the run's own recipe. Whatever else the command line says must agree with it, but for the trainer."""
     from rlhf.recipe import find, load
     from rlhf.recipe.model import values_of

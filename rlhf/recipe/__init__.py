@@ -17,17 +17,19 @@ anything loads. A nested mapping (`optimizer: {lr: 1e-4}`) changes what it names
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from rlhf import given_parts
 from rlhf.digests import Manifest
 from rlhf.evaluation.folder import RECIPE
 from rlhf.recipe.checks import check_pairs
 from rlhf.recipe.files import Listed, find, list_recipes
 from rlhf.recipe.model import Recipe, recipe_of, values_of
-from rlhf.recipe.text import read, to_text
+from rlhf.recipe.text import overridden, read, to_text
 
-__all__ = ["Listed", "Recipe", "dump", "find", "list_recipes", "load"]
+__all__ = ["Listed", "Recipe", "dump", "find", "list_recipes", "load", "load_values"]
 
 
 def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained: bool = False) -> Recipe:
@@ -53,6 +55,23 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained:
     return recipe
 
 
+def load_values(values: Mapping[str, Any], overrides: Sequence[str] = (), *, name: str, base: Path = Path()) -> Recipe:
+    """Load a recipe from plain values, as `load` does from a file.
+
+    Args:
+        values: what the YAML would hold.
+        overrides: `key=value` with dotted keys.
+        name: of the run, where the values say none.
+        base: folder that files named by a kind are looked for in.
+    """
+    recipe = recipe_of(overridden(values, overrides, "the recipe"), name=name, base=base.resolve())
+    check_pairs(recipe)
+    return recipe
+
+
 def dump(recipe: Recipe) -> str:
-    """Write `recipe` as YAML with every default in it. Loading that text gives an equal recipe, from any folder."""
-    return to_text(values_of(recipe))
+    """Write `recipe` as YAML with every default in it. Loading that text gives an equal recipe, from any folder.
+
+    What a Python program has given is named in a line above it, and has to be given again.
+    """
+    return given_parts.note(to_text(values_of(recipe)))

@@ -21,6 +21,7 @@ from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG, DEFAULT_KIND
 from rlhf.errors import RecipeError, RlhfError, nearest
+from rlhf.given_parts import is_given
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.declared import declared_by
 from rlhf.recipe.describe import expected, given
@@ -160,7 +161,7 @@ def plain(annotation: Any, value: Any) -> Any:
 def plain_part(section: str | None, part: Any) -> dict[str, Any]:
     """Write `part` as a mapping of all its keys, with its kind where it belongs to a section."""
     kind = {"kind": kind_of(section, part)} if section else {}
-    if inspect.isroutine(part):
+    if inspect.isroutine(part) or is_given(part):
         return kind
     return kind | {name: plain(key.annotation, getattr(part, name)) for name, key in keys_of(type(part)).items()}
 

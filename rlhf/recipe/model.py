@@ -136,10 +136,19 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
 
 
 def _as_named(reward: Any) -> Any:
-    """Return the part that the recipe names: of a verifier made into a reward, the verifier."""
+    """Return the part that the recipe names: of what was made into a reward, the verifier or function."""
+    from rewards.trl_function import TrlFunction
     from rewards.verified import Verified
 
+    if isinstance(reward, TrlFunction):
+        return reward.function
     return reward.verifier if isinstance(reward, Verified) else reward
+
+
+def named_parts(recipe: Recipe) -> dict[str, Any]:
+    """Return the parts that a program may have given, by their paths, as the recipe names them."""
+    rewards = {f"rewards.{name}": _as_named(weighted.reward) for name, weighted in recipe.rewards.items()}
+    return {"environment": recipe.environment, "agent": recipe.agent, **rewards}
 
 
 def _name(name: Any) -> str:
@@ -216,7 +225,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weight
 
 
 def _reward(name: str, values: Any, base: Path) -> Weighted:
-    from rewards.verified import Verified, is_verifier
+    from rewards.trl_function import as_reward
     from rlhf.rollout.scoring import Weighted
 
     path = join("rewards", name)
@@ -249,9 +258,8 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
             expected="a class without it",
             hint="remove the field; the recipe multiplies" if key == "weight" else "remove the field",
         )
-    judge = Verified(reward) if is_verifier(reward) else reward
     least = None if solved_at is None else float(solved_at)
-    return Weighted(name=name, weight=float(weight), reward=judge, watch=watch, solved_at=least)
+    return Weighted(name=name, weight=float(weight), reward=as_reward(reward), watch=watch, solved_at=least)
 
 
 def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:

@@ -122,17 +122,22 @@ def read(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
             expected="policy: ..., environment: ..., stages: ...",
             hint="`rlhf recipes` lists recipes to start from",
         )
+    return overridden(values, overrides, str(path))
+
+
+def overridden(values: Mapping[str, Any], overrides: Sequence[str], where: str) -> dict[str, Any]:
+    """Return plain values with `key=value` overrides applied and interpolations resolved."""
     try:
-        config = OmegaConf.create(values)
+        config = OmegaConf.create(dict(values))
     except OmegaConfBaseException as error:
-        raise _of_omegaconf(error, str(path)) from error
+        raise _of_omegaconf(error, where) from error
     for override in overrides:
         _apply(config, override)
-    refuse_long_references(OmegaConf.to_container(config), str(path))  # type: ignore[arg-type]
+    refuse_long_references(OmegaConf.to_container(config), where)  # type: ignore[arg-type]
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise _of_omegaconf(error, str(path)) from error
+        raise _of_omegaconf(error, where) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

@@ -27,6 +27,7 @@ from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.checkpoints.writer import Writer
 from rlhf.training.context import LiveStage, Progress
+from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.hooks.memory_store import StoreKeeper
 from rlhf.training.policy.model import Policy
 from rlhf.training.profiling import Profiler
@@ -57,6 +58,7 @@ class Run:
         store_keeper: of the agent's store, or None where it has none.
         writer: of checkpoints that are written while training goes on.
         profiler: of some steps, or None where none are profiled.
+        callbacks: of the program that trains.
         state: where the run stands; replaced, never changed.
     """
 
@@ -75,6 +77,7 @@ class Run:
     store_keeper: StoreKeeper | None = None
     writer: Writer = field(default_factory=Writer)
     profiler: Profiler | None = None
+    callbacks: Callbacks = field(default_factory=lambda: Callbacks(()))
     _clock: float = field(default_factory=time.perf_counter)
     _saved: State | None = None
     _said: set[str] = field(default_factory=set)
@@ -200,6 +203,7 @@ class Run:
     async def breathe(self) -> None:
         """Between two updates: hear whether the user wants to stop. Several processes stop together or not at all."""
         await asyncio.sleep(0)
+        await self.callbacks.call(self.folder)
         if current().agree_to_stop():
             raise asyncio.CancelledError
 

@@ -129,5 +129,7 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         League.of(stage.opponents, policy, properties_of(run.collector.environment).seats),
         StoreHook(run.store_keeper) if run.store_keeper else None,
         Reference.of(stage.loss),
+        *run.callbacks.hooks,
+        run.callbacks if run.callbacks.functions else None,
     )
     return [hook for hook in hooks if hook is not None]

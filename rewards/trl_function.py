@@ -1,0 +1,135 @@
+"""Reward function of TRL's trainers as a reward of groups: lists of prompts and completions in, a list of numbers out.
+
+    def right(completions, answer, **kwargs):
+        return [float(text.strip() == wanted) for text, wanted in zip(completions, answer)]
+
+It is recognised by its parameter `completions`, and called with the attempts at one task at a time. A completion is a
+text where the prompt is one, and a list of messages where the prompt is, or where an episode has several turns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from rewards.base import name_of
+from rewards.gate import checked_verdict
+from rewards.verified import REFERENCES, Verified, is_verifier, takes_completions
+from rlhf.data import Task, Trajectory, Verdict
+from rlhf.data.foreign import shown
+from rlhf.errors import RewardError, nearest
+
+#: Parameters under which a function may ask for the task's reference, where no column has that name.
+_REFERENCES = ("answer", *REFERENCES, "final_answer")
+#: Parameters of TRL that tell of its trainer, and are not given here.
+_OF_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
+
+
+def as_reward(part: Any) -> Any:
+    """Return what scoring can call: a verifier or a function of TRL's signature is wrapped, a reward is returned."""
+    if takes_completions(part):
+        return TrlFunction(part)
+    return Verified(part) if is_verifier(part) else part
+
+
+class TrlFunction:
+    """A reward function of TRL's signature, asked about all attempts at a task in one call.
+
+    It is given `prompts`, `completions`, `completion_ids` and the columns of the data set, each as a list with an entry
+    for each attempt; the reference also under its usual names (`answer`, `solution`, `ground_truth`, ...). Of these a
+    function without `**kwargs` is given those that it names. None in place of a number counts as 0, as in TRL's sum.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+    @property
+    def over_group(self) -> Callable[[Task, Sequence[Trajectory]], Any]:
+        """Judge all attempts at a task; a coroutine function where the function is one."""
+        return self._asked if self._is_async else self._called
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | Awaitable[Verdict]:
+        """Judge one attempt, as a group of one."""
+        if self._is_async:
+            return self._first(task, trajectory)
+        return self._called(task, [trajectory])[0]
+
+    async def _first(self, task: Task, trajectory: Trajectory) -> Verdict:
+        return (await self._asked(task, [trajectory]))[0]
+
+    def _called(self, task: Task, trajectories: Sequence[Trajectory]) -> Sequence[Verdict]:
+        return self._read(self.function(**self._arguments(task, trajectories)), len(trajectories))
+
+    async def _asked(self, task: Task, trajectories: Sequence[Trajectory]) -> Sequence[Verdict]:
+        return self._read(await self.function(**self._arguments(task, trajectories)), len(trajectories))
+
+    def _arguments(self, task: Task, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        n, is_chat = len(trajectories), _is_chat(task)
+        columns = task.info.get("columns")
+        columns = columns if isinstance(columns, Mapping) else task.info
+        references = dict.fromkeys(_REFERENCES, task.reference) if task.reference is not None else {}
+        given = {name: [value] * n for name, value in {**references, **columns}.items()} | {
+            "prompts": [_prompt(task, t, is_chat) for t in trajectories],
+            "completions": [_completion(t, is_chat) for t in trajectories],
+            "completion_ids": [[i for g in t.generations for i in g.token_ids] for t in trajectories],
+        }
+        parameters = inspect.signature(self.function).parameters.values()
+        for parameter in parameters:
+            needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+            if needed and parameter.name not in given:
+                raise self._lacking(parameter.name, task, columns)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return given
+        return {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+
+    def _lacking(self, name: str, task: Task, columns: Mapping[str, Any]) -> RewardError:
+        if name in _OF_TRAINER:
+            hint = f"give it a default: {name}=None"
+        else:
+            hint = nearest(name, [*columns, "answer"]) or "name a column; the reference is given as `answer`"
+        return RewardError(
+            "the data has no column for this parameter",
+            where=f"{name_of(self.function)}, task {task.id}",
+            got=name,
+            expected=", ".join(
+                ["prompts", "completions", *columns, *(["answer"] if task.reference is not None else [])]
+            ),
+            hint=hint,
+        )
+
+    def _read(self, said: Any, n: int) -> Sequence[Verdict]:
+        where = name_of(self.function)
+        if not isinstance(said, list | tuple) or len(said) != n:
+            got = f"{len(said)} numbers" if isinstance(said, list | tuple) else shown(said)
+            raise RewardError(
+                "does not judge every completion",
+                where=where,
+                got=got,
+                expected=f"a list of {n} numbers",
+                hint="return one number for each completion",
+            )
+        return [Verdict(0.0, why="None") if one is None else checked_verdict(one, where) for one in said]
+
+
+def _is_chat(task: Task) -> bool:
+    """Whether prompts and completions are lists of messages; of a data set whose prompts are texts they are texts."""
+    return "columns" not in task.info or bool(task.info.get("chat"))
+
+
+def _prompt(task: Task, trajectory: Trajectory, is_chat: bool) -> Any:
+    if not is_chat:
+        return str(task.info.get("prompt", trajectory.opening))
+    before = [{"role": m.role.value, "content": m.content} for m in task.messages]
+    return [*before, {"role": "user", "content": trajectory.opening}]
+
+
+def _completion(trajectory: Trajectory, is_chat: bool) -> Any:
+    said = [turn.action.said or turn.action.text for turn in trajectory.turns]
+    if not is_chat and len(said) <= 1:
+        return said[0] if said else ""
+    messages = []
+    for text, turn in zip(said, trajectory.turns, strict=True):
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": turn.reply}]
+    return messages[:-1]  # what the environment said last, nobody answered

@@ -1,0 +1,113 @@
+"""`rlhf.compare`: evaluations or runs side by side, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf.api.evaluate import Evaluation
+from rlhf.api.frames import Frame, frame_of
+from rlhf.api.train import TrainResult
+from rlhf.commands.compare import Metric
+from rlhf.commands.output import one_of
+from rlhf.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One evaluation against the first, paired task by task.
+
+    Attributes:
+        first, second: their names.
+        difference: of the second to the first.
+        interval: its 95% interval.
+        p_value: of a paired test; `p_holm` is corrected for the number of comparisons.
+        n_tasks: that both attempted; `n_better` and `n_worse` of them went another way.
+        cautions: what to know before the difference is believed.
+        record: everything, as `rlhf compare --json` prints it.
+    """
+
+    first: str
+    second: str
+    difference: float
+    interval: tuple[float, float]
+    p_value: float
+    p_holm: float
+    n_tasks: int
+    n_better: int
+    n_worse: int
+    cautions: tuple[str, ...]
+    record: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def flipped(self) -> Frame:
+        """The tasks that went another way, with what each side made of them."""
+        return frame_of([{key: one[key] for key in ("task", "first", "second")} for one in self.record["flipped"]])
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """The first evaluation against each of the others."""
+
+    metric: str
+    rows: tuple[Comparison, ...]
+
+    @property
+    def metrics(self) -> Frame:
+        """A row for each comparison."""
+        return frame_of([{key: getattr(row, key) for key in _COLUMNS} for row in self.rows])
+
+
+_COLUMNS = ("first", "second", "difference", "interval", "p_value", "p_holm", "n_tasks", "n_better", "n_worse")
+
+
+def compare(
+    *sides: str | Path | TrainResult | Evaluation, metric: str = "success", difference: float = 0.05
+) -> Comparisons:
+    """Compare the first evaluation or run with each of the others, task by task.
+
+    Args:
+        sides: at least two: folders, results of `rlhf.train`, or of `rlhf.evaluate` with `out`.
+        metric: `success` or `score`.
+        difference: for which the record says how many tasks would show it.
+
+    Raises:
+        DataError: no task in common, or tasks that are the same by name alone.
+        RecipeError: one of them holds no evaluation, or there are fewer than two.
+    """
+    from rlhf.evaluation.compare import compare_all, read_sides
+
+    if len(sides) < 2:
+        raise RecipeError(
+            "a comparison takes two",
+            where="rlhf.compare",
+            got=f"{len(sides)}",
+            expected="at least two folders or results",
+            hint="name the evaluation to compare with first",
+        )
+    compared = one_of(Metric, metric, "metric", "metric")
+    found = compare_all(read_sides([_folder(side) for side in sides]), compared.value, seen=difference)
+    return Comparisons(metric, tuple(_comparison(row) for row in found["comparisons"]))
+
+
+def _folder(side: str | Path | TrainResult | Evaluation) -> Path:
+    if isinstance(side, TrainResult):
+        return side.run
+    if isinstance(side, Evaluation):
+        if side.out is None:
+            raise RecipeError(
+                "this evaluation was not kept",
+                where="rlhf.compare",
+                got=f"an evaluation of {side.policy} without a folder",
+                expected="one with its attempts",
+                hint="rlhf.evaluate(..., out=FOLDER)",
+            )
+        return side.out
+    return Path(side)
+
+
+def _comparison(row: Mapping[str, Any]) -> Comparison:
+    own = {key: row[key] for key in _COLUMNS if key != "interval"}
+    return Comparison(**own, interval=tuple(row["interval"]), cautions=tuple(row["cautions"]), record=row)

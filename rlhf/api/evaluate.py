@@ -1,0 +1,145 @@
+"""`rlhf.evaluate`: a policy on fixed tasks, from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf.api.background import outside_of_loops
+from rlhf.api.frames import Frame, frame_of
+from rlhf.api.train import TrainResult, overrides_of
+from rlhf.api.values import Arguments
+from rlhf.commands.evaluate import measured
+from rlhf.commands.output import Stopped, errors
+from rlhf.given_parts import given
+from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.terminal import CleanConsole
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation came to.
+
+    Attributes:
+        policy, suite: who was measured, on what.
+        success: share of attempts that solved their task; None where none counts.
+        interval: its 95% interval.
+        n: tasks that count.
+        n_errors: attempts that failed for no fault of the policy, which are left out.
+        summary: all figures, as in `summary.json`.
+        out: folder of the evaluation, where it was kept.
+    """
+
+    policy: str
+    suite: str
+    success: float | None
+    interval: tuple[float | None, float | None]
+    n: int
+    n_errors: int
+    summary: Mapping[str, Any] = field(repr=False)
+    out: Path | None = None
+
+    @property
+    def metrics(self) -> Frame:
+        """Success and score with their intervals, of all tasks and of each part and type of task."""
+        groups = [("all", "", self.summary)]
+        groups += [(of, name, one) for of in ("parts", "types") for name, one in self.summary[of].items()]
+        return frame_of(
+            [
+                {"of": of, "name": name, "metric": metric, **{key: one[metric][key] for key in _FIGURES}}
+                for of, name, one in groups
+                for metric in ("success", "score")
+            ]
+        )
+
+
+_FIGURES = ("value", "low", "high", "n")
+
+
+def evaluate(
+    policy: str | Path | TrainResult = "",
+    *,
+    suite: str | Path = "",
+    rewards: Any = None,
+    environment: Any = None,
+    agent: Any = None,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    split: str | None = None,
+    n: int | None = None,
+    attempts: int | None = None,
+    strategy: str | Mapping[str, Any] = "",
+    endpoint: str = "",
+    model: str = "",
+    tries: int | None = None,
+    also_trained: bool = False,
+    progress: bool = True,
+    **overrides: Any,
+) -> Evaluation:
+    """Measure a policy with 95% intervals on tasks that it was not trained on; arguments are those of `rlhf evaluate`.
+
+    Args:
+        policy: a recipe, run, checkpoint or result of `rlhf.train`; with a suite also a model, `random` or `oracle`.
+        suite: what it is judged on; the recipe's own evaluation if left out.
+        rewards: as in `rlhf.train`; what a run was given from Python is given again.
+        environment: the same.
+        agent: the same.
+        out: folder that keeps everything; what it holds already is not played again.
+        checkpoint: a checkpoint or model folder; the newest of the run if left out.
+        split: tasks to attempt.
+        n: how many tasks of each part.
+        attempts: at each task, for pass@k.
+        strategy: chooses each attempt among candidates: a kind, or a mapping with a kind and keys.
+        endpoint: address of an OpenAI-compatible server whose model is evaluated.
+        model: its name on that server.
+        tries: how often that server is asked for a reply.
+        also_trained: whether tasks that the policy was trained on may judge it.
+        progress: whether to print how far it is.
+        overrides: other values of keys of the recipe.
+
+    Raises:
+        Stopped: the user stopped it.
+        RlhfError: any other problem; the attempts made are kept in `out`.
+    """
+    folder = None if out is None else Path(out)
+    arguments = Arguments((folder.parent if folder else Path("runs")) / "tasks")
+    parts = {"rewards": rewards, "environment": environment, "agent": agent}
+    asked = EvaluationRequest(
+        target=str(policy.run if isinstance(policy, TrainResult) else policy),
+        overrides=tuple(overrides_of(arguments, {**overrides, **parts}, joins_rewards=True)),
+        suite=str(suite),
+        split=split,
+        n=n,
+        attempts=attempts,
+        strategy=strategy if isinstance(strategy, str) else json.dumps(dict(strategy)),
+        also_trained=also_trained,
+        endpoint=endpoint,
+        model=model,
+        tries=tries,
+    )
+    console = errors() if progress else CleanConsole(quiet=True)
+
+    def work() -> dict[str, Any]:
+        with given(arguments.parts):
+            return measured(asked, None if checkpoint is None else Path(checkpoint), folder, console=console)[1]
+
+    try:
+        summary = outside_of_loops(work)
+    except (asyncio.CancelledError, KeyboardInterrupt) as error:
+        hint = f"the same call with out={str(out)!r} goes on with it" if out else "give out=FOLDER to keep what is made"
+        raise Stopped("stopped", where="rlhf.evaluate", got="interrupted", hint=hint) from error
+    found = summary["success"]
+    return Evaluation(
+        policy=summary["policy"],
+        suite=summary["suite"],
+        success=found["value"],
+        interval=(found["low"], found["high"]),
+        n=found["n"],
+        n_errors=summary["n_errors"],
+        summary=summary,
+        out=folder,
+    )

@@ -1,0 +1,281 @@
+"""`rlhf.train` and `rlhf.start`: a run from Python, in this thread or in one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf.api.background import Background, outside_of_loops
+from rlhf.api.frames import Frame, frame_of
+from rlhf.api.values import PARTS, Arguments
+from rlhf.commands.output import Stopped, errors, quiet_libraries
+from rlhf.commands.train import recipe_of_run, refuse_before
+from rlhf.errors import RecipeError
+from rlhf.given_parts import given
+from rlhf.recipe import Recipe, load_values
+from rlhf.recipe import load as load_recipe
+from rlhf.recipe.model import named_parts, values_of
+from rlhf.sinks import read_metrics
+from rlhf.terminal import CleanConsole
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to.
+
+    Attributes:
+        run: its folder.
+        report: page of it; None where it was stopped before its end.
+        success_before, success_after: shares of unseen tasks; None where they were not measured.
+        interval_before, interval_after: their 95% intervals.
+        train_s: seconds of training.
+        n_episodes: attempts that were made to train on.
+        is_finished: whether it reached its end; `rlhf.train(resume=result)` goes on with one that did not.
+    """
+
+    run: Path
+    report: Path | None = None
+    success_before: float | None = None
+    success_after: float | None = None
+    interval_before: tuple[float, float] | None = None
+    interval_after: tuple[float, float] | None = None
+    train_s: float = 0.0
+    n_episodes: int = 0
+    is_finished: bool = True
+
+    @property
+    def metrics(self) -> Frame:
+        """Every line that was logged, as a frame of pandas where that is installed, else a table of pyarrow."""
+        lines = read_metrics(self.run / "metrics.jsonl")
+        return frame_of([{"stage": line.stage, "step": line.step, "time": line.time, **line.values} for line in lines])
+
+
+def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Any) -> Recipe:
+    """Return a recipe as typed settings objects, checked as `rlhf train` checks it.
+
+    Args:
+        recipe: name, path, run folder, or the values that the YAML would hold.
+        overrides: other values of keys: `seed=1`, `**{"stages.1.steps": 60}`.
+    """
+    arguments = Arguments(Path("runs") / "tasks")
+    return _loaded(recipe, arguments, overrides_of(arguments, overrides))
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    *,
+    rewards: Any = None,
+    environment: Any = None,
+    agent: Any = None,
+    callbacks: Sequence[Any] = (),
+    out: str | Path | None = None,
+    resume: str | Path | TrainResult | None = None,
+    progress: bool = True,
+    memory_check: bool = True,
+    **overrides: Any,
+) -> TrainResult:
+    """Train a policy, and return when it is trained.
+
+    Ctrl-C, or the stop button of a notebook, writes a checkpoint; `resume` goes on from it.
+
+    Args:
+        recipe: name, path, the values that the YAML would hold, or a `Recipe`; None where the other arguments say all.
+        rewards: a function, a list of them, or a mapping of names to functions, reward objects or `{"kind": function,
+            "weight": 0.5}`. A function takes (answer, reference), (task, trajectory), or (completions, ...) as for TRL.
+        environment: an environment, a file of tasks, a list of rows, or the keys of the recipe.
+        agent: an agent, or the keys of the recipe.
+        callbacks: functions that are called with a `StepInfo` after each step; or `StageHook`s.
+        out: folder of the run; runs/NAME-seedN if left out.
+        resume: run to go on with; what was given from Python is given again.
+        progress: whether to print how far it is.
+        memory_check: whether to refuse a run that cannot fit into the memory that is free.
+        overrides: other values of keys: `seed=1`, `**{"stages.1.steps": 60}`.
+
+    Raises:
+        Stopped: the user stopped it.
+        RlhfError: any other problem; what was finished is saved.
+    """
+    work = _Work(recipe, rewards, environment, agent, callbacks, out, resume, progress, memory_check, overrides)
+    return outside_of_loops(work.run)
+
+
+def start(recipe: str | Path | Mapping[str, Any] | Recipe | None = None, **arguments: Any) -> Handle:
+    """Train in a thread of its own, and return at once; takes what `train` takes, and checks it before it returns."""
+    known = {"callbacks": (), "out": None, "resume": None, "progress": True, "memory_check": True}
+    own = {name: arguments.pop(name, default) for name, default in known.items()}
+    parts = {name: arguments.pop(name, None) for name in ("rewards", "environment", "agent")}
+    return Handle(_Work(recipe, **parts, **own, overrides=arguments))
+
+
+class Handle:
+    """A run in a thread of its own."""
+
+    def __init__(self, work: _Work) -> None:
+        self._work, self._thread = work, Background(work.run)
+
+    @property
+    def run(self) -> Path | None:
+        """Folder of the run, once there is one."""
+        return self._work.folder
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the run goes on."""
+        return self._thread.is_running
+
+    def stop(self) -> TrainResult:
+        """End the run as Ctrl-C does, with a checkpoint, and return what there is."""
+        self._thread.stop()
+        try:
+            return self.result()
+        except Stopped:
+            if self._work.folder is None:
+                raise
+            return TrainResult(self._work.folder, is_finished=False)
+
+    def result(self) -> TrainResult:
+        """Wait for the end. Raises what ended the run; KeyboardInterrupt here stops it."""
+        return self._thread.result()
+
+
+@dataclass
+class _Work:
+    """A run that is ready to begin: its recipe has been checked.
+
+    Attributes:
+        folder: of the run, once there is one.
+    """
+
+    recipe: Any
+    rewards: Any
+    environment: Any
+    agent: Any
+    callbacks: Sequence[Any]
+    out: str | Path | None
+    resume: str | Path | TrainResult | None
+    progress: bool
+    memory_check: bool
+    overrides: Mapping[str, Any]
+    folder: Path | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        from rlhf.training.hooks.callbacks import Callbacks
+
+        resume = self.resume.run if isinstance(self.resume, TrainResult) else self.resume
+        self._resume = None if resume is None else Path(resume)
+        self._out = None if self.out is None else Path(self.out)
+        self._callbacks = Callbacks.of(self.callbacks)
+        self._arguments = Arguments((self._out.parent if self._out else Path("runs")) / "tasks")
+        parts = {"rewards": self.rewards, "environment": self.environment, "agent": self.agent}
+        texts = overrides_of(self._arguments, {**self.overrides, **parts}, joins_rewards=self._resume is not None)
+        with given(self._arguments.parts):
+            if self._resume is not None:
+                self._refuse_recipe()
+                self._loaded = recipe_of_run(self._resume, None, texts, self._out)
+            else:
+                self._loaded = _loaded(self.recipe, self._arguments, texts)
+            refuse_before(self._loaded, is_resumed=self._resume is not None, memory_check=self.memory_check)
+
+    def run(self) -> TrainResult:
+        """Train in this thread. Raises Stopped where that was wanted from outside."""
+        from rlhf.build.processes import joined
+        from rlhf.build.resume import run_folder
+        from rlhf.build.train import train as run
+        from rlhf.training.run import Interrupted
+
+        quiet_libraries()
+        console = errors() if self.progress else CleanConsole(quiet=True)
+        with given(self._arguments.parts):
+            try:
+                with joined(self._loaded), run_folder(self._loaded, self._out, self._resume) as self.folder:
+                    values = run(
+                        self._loaded, self.folder, resume=self._resume, console=console, callbacks=self._callbacks
+                    )
+            except (Interrupted, asyncio.CancelledError, KeyboardInterrupt) as error:
+                if self._callbacks.is_stopped and self.folder is not None:
+                    return TrainResult(self.folder, is_finished=False)
+                raise self.stopped(error.got if isinstance(error, Interrupted) else "interrupted") from error
+        return _result(values)
+
+    def stopped(self, got: str) -> Stopped:
+        """Say that the run was stopped, and how to go on with it."""
+        folder = str(self.folder) if self.folder and (self.folder / "recipe.yaml").is_file() else ""
+        hint = f"rlhf.train(resume={folder!r})" if folder else ""
+        return Stopped("stopped", where=str(self.folder or "rlhf.train"), got=got, hint=hint)
+
+    def _refuse_recipe(self) -> None:
+        if self.recipe is not None:
+            raise RecipeError(
+                "a run goes on with the recipe it began with",
+                where="rlhf.train",
+                got="a recipe beside resume",
+                expected="one of the two",
+                hint=f"rlhf.train(resume={str(self._resume)!r})",
+            )
+
+
+def overrides_of(arguments: Arguments, overrides: Mapping[str, Any], *, joins_rewards: bool = False) -> list[str]:
+    """Return `key=value` overrides, as a command line has them: a value in JSON is one in YAML."""
+    plain = {
+        key: arguments.key(key, value) for key, value in overrides.items() if value is not None or key not in PARTS
+    }
+    if joins_rewards and "rewards" in plain:  # beside those that the run has besides
+        named = plain.pop("rewards")
+        plain |= {f"rewards.{name}.{key}": value for name, keys in named.items() for key, value in keys.items()}
+    return [f"{key}={json.dumps(value)}" for key, value in plain.items()]
+
+
+def _loaded(recipe: Any, arguments: Arguments, texts: Sequence[str]) -> Recipe:
+    if isinstance(recipe, str | Path):
+        with given(arguments.parts):
+            return load_recipe(recipe, texts)
+    base = Path()
+    if isinstance(recipe, Recipe):
+        live = {path: part for path, part in named_parts(recipe).items() if arguments.is_live(part, path)}
+        arguments.parts = live | arguments.parts
+        with given(arguments.parts):
+            values: Any = values_of(recipe)
+        base = recipe.base
+    else:
+        values = _of_mapping(recipe, arguments)
+    with given(arguments.parts):
+        return load_values(values, texts, name=_name(values, texts), base=base)
+
+
+def _of_mapping(recipe: Mapping[str, Any] | None, arguments: Arguments) -> dict[str, Any]:
+    if recipe is not None and not isinstance(recipe, Mapping):
+        raise RecipeError(
+            "this is no recipe",
+            where="rlhf.train",
+            got=f"a {type(recipe).__name__}",
+            expected="a name, a path, a mapping of keys to values, or a Recipe",
+            hint="rlhf.train('quickstart')",
+        )
+    return {str(key): arguments.key(str(key), value) for key, value in (recipe or {}).items()}
+
+
+def _name(values: Mapping[str, Any], texts: Sequence[str]) -> str:
+    """Return the name of a run without one: that of its file of tasks."""
+    environment = next((json.loads(t.partition("=")[2]) for t in texts if t.startswith("environment=")), None)
+    environment = environment or values.get("environment")
+    path = environment.get("path") if isinstance(environment, Mapping) else None
+    stem = Path(path).stem if isinstance(path, str) else ""
+    return stem if stem and stem.replace("-", "").replace("_", "").isalnum() and stem.isascii() else "run"
+
+
+def _result(values: Mapping[str, Any]) -> TrainResult:
+    before, after = values["interval_before"], values["interval_after"]
+    return TrainResult(
+        run=Path(values["run"]),
+        report=Path(values["report"]) if values["report"] else None,
+        success_before=values["success_before"],
+        success_after=values["success_after"],
+        interval_before=before and (before[0], before[1]),
+        interval_after=after and (after[0], after[1]),
+        train_s=values["train_s"],
+        n_episodes=values["n_episodes"],
+    )

@@ -1,0 +1,181 @@
+"""Arguments of Python calls as the plain values of a recipe, with the live parts among them by name."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import numbers
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from rlhf.errors import RecipeError, RlhfError, disk
+from rlhf.given_parts import PREFIX
+from rlhf.recipe.builder import build_part, plain_part
+from rlhf.recipe.describe import given as told
+
+#: Section of the part at a key of the recipe, where an object may stand for its settings.
+_SECTIONS = {"policy": "policy", "environment": "environment", "agent": "agent", "rewards": "reward", "stages": "stage"}
+#: Keys of a recipe that have an argument of their own.
+PARTS = ("rewards", "environment", "agent")
+_FILES = ("path", "train", "dev", "test")
+
+
+class Arguments:
+    """What a program has given, made plain.
+
+    Attributes:
+        parts: objects that have no other name than theirs here, for `rlhf.given_parts.given`.
+        rows: folder for files of tasks that were given as rows.
+    """
+
+    def __init__(self, rows: Path) -> None:
+        self.parts: dict[str, Any] = {}
+        self.rows = rows
+
+    def key(self, name: str, value: Any) -> Any:
+        """Return the value of a key of the recipe; policy, environment and rewards have shorter forms in Python."""
+        if name == "policy" and isinstance(value, str | PurePath):
+            return {"kind": "pretrained", "path": str(value)}
+        if name == "environment":
+            return self.environment(value)
+        return self.rewards(value) if name == "rewards" else self.plain(value, name)
+
+    def is_live(self, part: Any, path: str) -> bool:
+        """Whether this part of a recipe, at a path, can neither be imported nor made again from its keys."""
+        section = _SECTIONS[path.partition(".")[0]]
+        return not _is_importable(part) and _settings(section, part, path) is None
+
+    def plain(self, value: Any, path: str) -> Any:
+        """Return `value`, which stands at a dotted path of the recipe, with names in place of parts.
+
+        Raises:
+            RecipeError: an object that is no part, or stands where none goes.
+        """
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, PurePath):
+            return str(value)
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        if isinstance(value, numbers.Real):
+            return float(value)
+        if isinstance(value, Mapping):
+            return {str(key): self.plain(inner, f"{path}.{key}") for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.plain(inner, f"{path}.{i}") for i, inner in enumerate(value)]
+        return self._part(value, path)
+
+    def rewards(self, given: Any) -> dict[str, Any]:
+        """Return rewards by name: of a mapping, a list, or a single function, which is called by its own name."""
+        if not isinstance(given, Mapping):
+            listed = list(given) if isinstance(given, list | tuple) else [given]
+            given = {_name_of(one): one for one in listed}
+            if len(given) < len(listed):
+                raise RecipeError(
+                    "two rewards have one name",
+                    where="rewards",
+                    got=", ".join(map(_name_of, listed)),
+                    expected="a name for each",
+                    hint="give a mapping: rewards={'first': one, 'second': other}",
+                )
+        return {str(name): self._reward(one, f"rewards.{name}") for name, one in given.items()}
+
+    def environment(self, given: Any) -> Any:
+        """Return the keys of an environment, of the file or the rows of a data set."""
+        if isinstance(given, Mapping):
+            files = {name: self._file(given[name]) for name in _FILES if name in given}
+            return self.plain({**given, **files}, "environment")
+        if isinstance(given, str | PurePath) or _are_rows(given):
+            return {"kind": "dataset", "path": self._file(given)}
+        return self.plain(given, "environment")
+
+    def _reward(self, one: Any, path: str) -> Any:
+        if isinstance(one, Mapping | str):
+            return self.plain(one, path)
+        found = self.plain(one, path)
+        return found if isinstance(found, Mapping) else {"kind": found}
+
+    def _part(self, part: Any, path: str) -> Any:
+        """Name a function or class where a kind stands; where settings stand, write those of an object, or name it."""
+        head, _, rest = path.partition(".")
+        if path.endswith(".kind"):
+            return self._named(part, path.removesuffix(".kind"))
+        section = (
+            _SECTIONS.get(head) if rest.count(".") == 0 and bool(rest) == (head in ("rewards", "stages")) else None
+        )
+        if section is None:
+            raise RecipeError(
+                "an object cannot stand here",
+                where=path,
+                got=told(part),
+                expected="a plain value, or a class or function at a key `kind`",
+                hint=f"write {{'kind': {_name_of(part)}, ...}} with its keys",
+            )
+        if inspect.isroutine(part) or inspect.isclass(part):
+            return {"kind": self._named(part, path)}
+        return _settings(section, part, path) or {"kind": self._named(part, path)}
+
+    def _named(self, part: Any, path: str) -> str:
+        if _is_importable(part):
+            return f"{part.__module__}:{part.__qualname__}"
+        self.parts[path] = part
+        return PREFIX + path
+
+    def _file(self, given: Any) -> Any:
+        """Name a file; rows are written to one, which is called by their content, so that a run can read it again."""
+        if isinstance(given, str | PurePath):
+            path = Path(given).expanduser()
+            return str(path.absolute()) if path.exists() else str(given)
+        if not _are_rows(given):
+            return given
+        try:
+            text = "".join(json.dumps(dict(row)) + "\n" for row in _rows(given))
+        except (TypeError, ValueError) as error:
+            raise RecipeError(
+                "rows of a data set are mappings of plain values",
+                where="environment",
+                got=str(error),
+                expected="{'prompt': ..., 'answer': ...} for each task",
+                hint="give a list of dictionaries, or the path of a file",
+            ) from error
+        path = self.rows / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+        with disk("the tasks", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        return str(path.absolute())
+
+
+def _are_rows(given: Any) -> bool:
+    """Whether this is a list of rows, a data set of `datasets`, or a frame of pandas."""
+    return (
+        isinstance(given, Iterable) and not isinstance(given, str | Mapping | PurePath) and not hasattr(given, "start")
+    )
+
+
+def _rows(given: Any) -> Any:
+    return given.to_dict("records") if hasattr(given, "iloc") else given
+
+
+def _is_importable(part: Any) -> bool:
+    module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", "")
+    return module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is part
+
+
+def _settings(section: str, part: Any, path: str) -> Any:
+    """Return the keys of an object that these keys make again; None of any other."""
+    if not _is_importable(type(part)):
+        return None
+    try:
+        values = plain_part(section, part)
+        made = build_part(section, json.loads(json.dumps(values)), path, base=Path())
+    except (RlhfError, AttributeError, TypeError, ValueError):
+        return None
+    return values if made == part else None
+
+
+def _name_of(part: Any) -> str:
+    name = getattr(part, "__name__", type(part).__name__)
+    return "reward" if name == "<lambda>" else str(name)

@@ -1,0 +1,118 @@
+"""Callbacks of a Python program: functions that are called with the metrics of each step."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import RecipeError, TrainingError
+from rlhf.sinks import LogLine
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One line of a run's metrics, as callbacks are given it: a step of a stage, or an evaluation after it.
+
+    Attributes:
+        run: folder of the run.
+        stage: number and kind of the stage, as `1-policy_gradient`.
+        step: of that stage, counted from 1; 0 is an evaluation before its first step.
+        metrics: by name, as in `metrics.jsonl`; None stands for a value that was not finite.
+        stop: ends the run as Ctrl-C does, once all callbacks have been called: its checkpoint is written.
+    """
+
+    run: Path
+    stage: str
+    step: int
+    metrics: Mapping[str, float | None]
+    stop: Callable[[], None] = field(repr=False, compare=False)
+
+
+@dataclass
+class Callbacks(StageHook):
+    """Keeps the lines that a run logs, and hands them to functions between two steps, where a checkpoint is whole.
+
+    A line is written before the step's state is: what raised there would lose the step.
+
+    Attributes:
+        functions: called with a `StepInfo` each; plain or async.
+        hooks: hooks of the program's own, which take part in the steps of policy-gradient stages.
+    """
+
+    functions: Sequence[Callable[[StepInfo], Any]]
+    hooks: Sequence[StageHook] = ()
+    is_stopped: bool = False
+    _lines: list[LogLine] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, given: Sequence[Any]) -> Callbacks:
+        """Tell functions from hooks. Raises RecipeError for anything else."""
+        for i, one in enumerate(given):
+            if not callable(one) and not isinstance(one, StageHook):
+                raise RecipeError(
+                    "this cannot be called back",
+                    where=f"callbacks[{i}]",
+                    got=f"a {type(one).__name__}",
+                    expected="a function of a StepInfo, or a rlhf.training.hooks.base.StageHook",
+                    hint="write def watch(step): print(step.metrics)",
+                )
+        hooks = [one for one in given if isinstance(one, StageHook)]
+        return cls([one for one in given if not isinstance(one, StageHook)], hooks)
+
+    # --- a sink ---
+
+    def write(self, line: LogLine) -> None:
+        """Keep a line until the step is over."""
+        self._lines.append(line)
+
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
+        """Lines are kept for a moment only: there is nothing to forget."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    # --- a hook ---
+
+    async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
+        """Call the functions with what was logged since."""
+        await self.call(run.folder)
+
+    async def call(self, folder: Path) -> None:
+        """Call the functions with each line that is kept, in order.
+
+        Raises:
+            TrainingError: one raised.
+            CancelledError: one asked for the end of the run.
+        """
+        while self._lines:
+            line = self._lines.pop(0)
+            info = StepInfo(folder, line.stage, line.step, line.values, self._stop)
+            for function in self.functions:
+                await _called(function, info)
+        if self.is_stopped:
+            raise asyncio.CancelledError
+
+    def _stop(self) -> None:
+        self.is_stopped = True
+
+
+async def _called(function: Callable[[StepInfo], Any], info: StepInfo) -> None:
+    try:
+        said = function(info)
+        if inspect.isawaitable(said):
+            await said
+    except Exception as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TrainingError(
+            "a callback raised",
+            where=f"callback {name}, step {info.step} of {info.stage}",
+            got=f"{type(error).__name__}: {error}",
+            expected="no exception",
+            hint=f"mend the callback; the run is saved: rlhf.train(resume={str(info.run)!r})",
+        ) from error

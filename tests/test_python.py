@@ -1,0 +1,485 @@
+"""The Python calls `rlhf.train`, `rlhf.start`, `rlhf.evaluate` and `rlhf.compare`, with functions and objects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlhf
+from environments.base import Properties, StepResult
+from environments.games.countdown import Countdown
+from rlhf.api import frames
+from rlhf.data import Task
+from rlhf.errors import CheckpointError, RecipeError, TrainingError
+from rlhf.recipe.model import values_of
+from rlhf.sinks import read_metrics
+from rlhf.training.hooks.base import StageHook
+from tests.commands import run as command
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text("utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+SMALL: dict[str, Any] = {
+    "policy": {"kind": "from_scratch", "hidden_size": 16, "n_layers": 1, "n_heads": 2, "max_context": 1100},
+    "limits": {"max_tokens": 4},
+    "evaluation": {"n_tasks": 4},
+    "memory_check": False,
+    "progress": False,
+}
+ROWS = [{"prompt": f"largest of {a} {b}", "answer": str(max(a, b))} for a in range(8) for b in range(8)]
+
+
+def grpo(steps: int = 2) -> dict[str, Any]:
+    selection = {"kind": "all"}
+    return {"kind": "policy_gradient", "steps": steps, "tasks_per_step": 2, "group_size": 2, "selection": selection}
+
+
+def length(answer: str, reference: str) -> float:
+    """A verifier that can be imported."""
+    return min(1.0, len(answer) / 10)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def small(steps: int = 2, **more: Any) -> rlhf.TrainResult:
+    def local(answer: str, reference: str) -> float:
+        return min(1.0, len(answer) / 10)
+
+    given = {} if "resume" in more else {**SMALL, "environment": ROWS, "stages": [grpo(steps)]}
+    return rlhf.train(**{**given, "rewards": local, "memory_check": False, "progress": False, **more})
+
+
+def logged(run: Path) -> list[tuple[Any, ...]]:
+    """What a run logged, without times and memory."""
+    timed = re.compile(r"time/|memory|per_s|_s$|mfu")
+    return [
+        (line.stage, line.step, {k: v for k, v in line.values.items() if not timed.search(k)})
+        for line in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_from_python_equals_that_of_its_recipe(folder: Path) -> None:
+    found = small(rewards={"length": length}, out="one", name="same")
+    assert found.is_finished and found.n_episodes == 2 * 2 * 2 and found.success_after is not None
+    kinds = (folder / "one" / "recipe.yaml").read_text()  # with which the command can go on
+    assert f"length: {{kind: '{__name__}:length'" in kinds and "'python:" not in kinds
+    again = command("train", folder / "one" / "recipe.yaml", "--out", "two", "--no-memory-check")
+    assert again.exit_code == 0, again.output
+    assert logged(folder / "one") == logged(folder / "two")
+
+
+def test_metrics_are_a_frame() -> None:
+    found = small(out="run")
+    lines = read_metrics(found.run / "metrics.jsonl")
+    assert len(found.metrics) == len(lines)
+    assert list(found.metrics["step"][-2:]) == [2, 2]  # the last step, and the evaluation after it
+
+
+def test_without_pandas_metrics_are_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "find_spec", lambda name: None)
+    table = frames.frame_of([{"step": 1}, {"step": 2, "loss": 0.5}])
+    assert table.to_pylist() == [{"step": 1, "loss": None}, {"step": 2, "loss": 0.5}]
+
+
+def test_runs_follow_each_other_in_one_process() -> None:
+    first, second = small(1), small(1, seed=1)
+    assert (first.run.name, second.run.name) == (f"{stem(first)}-seed0", f"{stem(first)}-seed1")
+    assert logged(first.run) != logged(second.run)
+
+
+def stem(found: rlhf.TrainResult) -> str:
+    """Runs on rows are called by the file that the rows were written to."""
+    [path] = (found.run.parent / "tasks").glob("*.jsonl")
+    return path.stem
+
+
+def test_a_recipe_may_be_a_mapping_a_path_or_an_object(folder: Path) -> None:
+    values = {"policy": SMALL["policy"], "environment": {"kind": "countdown"}, "stages": [{"kind": "policy_gradient"}]}
+    made = rlhf.load({**values, "rewards": {"o": {"kind": "outcome"}}}, **{"stages.0.steps": 7})
+    assert made.stages[0].steps == 7 and made.rewards["o"].weight == 1.0
+    changed = replace(made, seed=3)
+    assert rlhf.load(changed) == changed
+    assert rlhf.load("quickstart", seed=2).seed == 2
+
+
+# --- what is given from Python ---------------------------------------------------------------------------------------
+
+
+def test_a_local_function_is_named_in_the_recipe_and_asked_for_again(folder: Path) -> None:
+    found = small(out="run")
+    text = (folder / "run" / "recipe.yaml").read_text()
+    assert "python:rewards.local" in text and text.startswith(
+        "# Has parts of a Python program: goes on with rlhf.train("
+    )
+    refused = command("train", "--resume", "run", "steps=3")
+    assert refused.exit_code == 2
+    assert "rewards.local.kind: this part was given by a Python program" in refused.output
+    assert "rlhf.train(resume=RUN, rewards={'local': ...})" in refused.output
+    with pytest.raises(RecipeError, match="given by a Python program"):
+        rlhf.train(resume="run", steps=3)
+    longer = small(resume=found, **{"stages.0.steps": 3})
+    assert longer.is_finished and logged(longer.run)[-1][1] == 3
+    assert command("trajectories", "run").exit_code == 0 and command("report", "run").exit_code == 0
+
+
+def test_several_functions_have_names_and_weights() -> None:
+    def right(answer: str, reference: str) -> float:
+        return float(answer == reference)
+
+    def brief(completions: list[str], **columns: Any) -> list[float]:
+        return [-len(one) / 100 for one in completions]
+
+    rewards: Any = {
+        "right": right,
+        "brief": {"kind": brief, "weight": 0.5},
+        "exact": {"kind": "exact_match", "watch": True},
+    }
+    found = small(1, rewards=rewards, out="run")
+    assert {"reward/right", "reward/brief"} <= set(found.metrics.columns)
+    text = (found.run / "recipe.yaml").read_text()
+    assert "brief: {kind: 'python:rewards.brief', weight: 0.5}" in text
+    with pytest.raises(RecipeError, match="two rewards have one name"):
+        small(1, rewards=[right, right])
+
+
+@dataclass(frozen=True)
+class Echo:
+    """An environment whose settings are its fields."""
+
+    word: str = "yes"
+    properties = Properties(deterministic=True, replayable=True, inline=True)
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(id=f"echo/{split}/{i}") for i in range(4)]
+
+    def start(self, task: Task) -> Said:
+        return Said(self.word)
+
+
+class Said:
+    """One reply."""
+
+    def __init__(self, word: str) -> None:
+        self.word, self.opening = word, StepResult(f"Say {word}.")
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult("", terminated=True, success=action == self.word)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_an_environment_object_is_written_by_its_settings_where_it_has_some(folder: Path) -> None:
+    class Live(Echo):
+        """Cannot be imported."""
+
+    rest = {"stages": [grpo(1)], "rewards": {"o": {"kind": "outcome"}}, **SMALL}
+    rlhf.train(**rest, environment=Countdown(numbers=3), out="known")
+    rlhf.train(**rest, environment=Echo("no"), out="own")
+    found = rlhf.train(**rest, environment=Live("maybe"), out="live")
+    assert rlhf.load("known").environment == Countdown(numbers=3)
+    assert f"environment: {{kind: '{__name__}:Echo', word: 'no'}}" in (folder / "own" / "recipe.yaml").read_text()
+    assert "environment: {kind: 'python:environment'}" in (folder / "live" / "recipe.yaml").read_text()
+    assert rlhf.evaluate(found, environment=Live("maybe"), n=2, progress=False).n == 2
+    with pytest.raises(RecipeError, match=r"environment=\.\.\."):
+        rlhf.evaluate(found, progress=False)
+
+
+def test_a_class_takes_keys_as_in_a_recipe() -> None:
+    made = rlhf.load(
+        {
+            "policy": SMALL["policy"],
+            "environment": {"kind": Echo, "word": "hello"},
+            "rewards": {"o": {"kind": "outcome"}},
+            "stages": [{"kind": "policy_gradient"}],
+        }
+    )
+    assert made.environment == Echo("hello") and values_of(made)["environment"]["word"] == "hello"
+
+
+@pytest.mark.parametrize("given", [ROWS, "rows.jsonl", Path("rows.jsonl"), "frame"])
+def test_tasks_may_be_rows_a_file_or_a_frame(given: Any, folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    rows = pytest.importorskip("pandas").DataFrame(ROWS) if given == "frame" else given
+    rest = {
+        "policy": SMALL["policy"],
+        "stages": [{"kind": "policy_gradient"}],
+        "rewards": {"r": {"kind": "exact_match"}},
+    }
+    made = rlhf.load(rest, environment=rows)
+    assert sum(len(made.environment.tasks(split)) for split in ("train", "dev", "test")) == len(ROWS)
+
+
+# --- the same strictness ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stage": []},
+        {"limits": {"max_token": 4}},
+        {"limits": {"max_tokens": "4"}},
+        {"rewards": {"r": {"kind": "exact_mach"}}},
+        {"seed": -1},
+        {"stages": [{"kind": "policy_gradient", "lr": 1e-3}]},
+    ],
+)
+def test_mistakes_have_the_messages_of_the_recipe(changed: Mapping[str, Any], folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    values = {
+        "policy": SMALL["policy"],
+        "environment": {"kind": "dataset", "path": "rows.jsonl"},
+        "rewards": {"r": {"kind": "exact_match"}},
+        "stages": [{"kind": "policy_gradient"}],
+        **changed,
+    }
+    (folder / "run.yaml").write_text(json.dumps(values))
+    with pytest.raises(Exception) as from_file:
+        rlhf.load("run.yaml")
+    with pytest.raises(type(from_file.value)) as from_python:
+        rlhf.load(values)
+    assert str(from_python.value) == str(from_file.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"recipe": 7}, "rlhf.train", "this is no recipe"),
+        ({"callbacks": [3]}, "callbacks[0]", "cannot be called back"),
+        ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object cannot stand here"),
+        ({"rewards": {"r": object()}}, "rewards.r.kind", "lacks __call__"),
+        ({"environment": object()}, "environment.kind", "lacks"),
+        ({"environment": [{"prompt": {1, 2}}]}, "environment", "plain values"),
+    ],
+)
+def test_objects_that_are_no_parts_are_refused(given: dict[str, Any], where: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        small(**given)
+    assert caught.value.where == where and caught.value.hint
+
+
+# --- callbacks -------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_see_each_step_and_evaluation() -> None:
+    seen: list[rlhf.StepInfo] = []
+
+    async def later(step: rlhf.StepInfo) -> None:
+        seen.append(step)
+
+    found = small(callbacks=[later])
+    assert [(s.stage, s.step, s.metrics) for s in seen] == [
+        (line.stage, line.step, line.values) for line in read_metrics(found.run / "metrics.jsonl")
+    ]
+    assert {s.run for s in seen} == {found.run}
+
+
+def test_callbacks_see_supervised_steps() -> None:
+    steps: list[int] = []
+    stage = {"kind": "supervised", "n_demonstrations": 8, "epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}}
+    small(stages=[stage], callbacks=[lambda step: steps.append(step.step)])
+    assert steps == [1, 2, 2]  # two updates, and the evaluation
+
+
+def test_a_callback_that_raises_ends_the_run_and_its_checkpoint_stays() -> None:
+    def bad(step: rlhf.StepInfo) -> None:
+        if step.step == 2:
+            raise KeyError("loss")
+
+    with pytest.raises(TrainingError) as caught:
+        small(4, callbacks=[bad], out="run")
+    assert "bad, step 2 of 0-policy_gradient" in caught.value.where and caught.value.got == "KeyError: 'loss'"
+    resumed, whole = small(resume="run"), small(4, out="whole")
+    assert resumed.is_finished and logged(resumed.run) == logged(whole.run)
+
+
+def test_a_callback_may_stop_the_run() -> None:
+    found = small(50, callbacks=[lambda step: step.stop() if step.step == 3 else None])
+    assert not found.is_finished and logged(found.run)[-1][1] == 3
+    with pytest.raises(RecipeError, match=r"rlhf\.train\(resume="):
+        small(resume=found, recipe="quickstart")
+
+
+def test_a_hook_of_ones_own_takes_part_in_steps() -> None:
+    class Counting(StageHook):
+        n = 0
+
+        async def on_step_end(self, run: Any, parts: Any, step: Any) -> None:
+            self.n += 1
+
+    hook = Counting()
+    small(3, callbacks=[hook])
+    assert hook.n == 3
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+def until_trained(handle: rlhf.Handle) -> None:
+    end = time.monotonic() + 120
+    while handle.run is None or not any("0-policy" in line.stage for line in lines(handle.run)):
+        assert handle.is_running and time.monotonic() < end
+        time.sleep(0.05)
+
+
+def lines(run: Path) -> list[Any]:
+    return [x for x in read_metrics(run / "metrics.jsonl") if x.step] if (run / "metrics.jsonl").is_file() else []
+
+
+def test_a_handle_stops_a_run_that_goes_on_elsewhere() -> None:
+    handle = rlhf.start(rewards=length, environment=ROWS, stages=[grpo(500)], **SMALL)
+    until_trained(handle)
+    stopped = handle.stop()
+    assert not handle.is_running and not stopped.is_finished
+    n = len(lines(stopped.run))
+    again = rlhf.start(resume=stopped, rewards={"length": length}, memory_check=False, progress=False)
+    while len(lines(stopped.run)) <= n and again.is_running:
+        time.sleep(0.05)
+    assert again.stop().run == stopped.run and len(lines(stopped.run)) > n
+
+
+def test_control_c_stops_a_run_in_this_thread() -> None:
+    def press(step: rlhf.StepInfo) -> None:
+        if step.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(rlhf.Stopped) as caught:
+        small(500, callbacks=[press], out="run")
+    assert caught.value.hint == "rlhf.train(resume='run')"
+    assert not small(resume="run", callbacks=[lambda step: step.stop()]).is_finished
+
+
+def test_a_running_loop_is_no_obstacle() -> None:
+    async def cell() -> rlhf.TrainResult:
+        return small(1)
+
+    assert asyncio.run(cell()).is_finished
+
+
+def test_a_run_in_a_folder_that_is_taken_is_refused() -> None:
+    found = small(1, out="run")
+    with pytest.raises(RecipeError, match="not empty"):
+        small(1, out=found.run)
+    with pytest.raises((RecipeError, CheckpointError)):
+        rlhf.train(resume="nowhere")
+
+
+# --- evaluate and compare --------------------------------------------------------------------------------------------
+
+
+def test_evaluations_are_compared(folder: Path) -> None:
+    found = small(1, out="run", rewards=length, evaluation={"n_tasks": 4})
+    one = rlhf.evaluate(found, out="one", progress=False)
+    other = rlhf.evaluate(found, out="other", progress=False)
+    assert one.n == 4 and one.success == other.success and one.out == Path("one")
+    assert list(one.metrics["metric"][:2]) == ["success", "score"]
+    compared = rlhf.compare(one, other, found)
+    assert [row.second for row in compared.rows] == ["other", "run"] and compared.rows[0].difference == 0.0
+    assert len(compared.metrics) == 2 and len(compared.rows[0].flipped) == 0
+    with pytest.raises(RecipeError, match="a comparison takes two"):
+        rlhf.compare(one)
+    with pytest.raises(RecipeError, match="was not kept"):
+        rlhf.compare(one, replace(one, out=None))
+
+
+# --- the page, as a script and as a notebook -------------------------------------------------------------------------
+
+
+def files_of_page(folder: Path, *, small: bool) -> str:
+    """Write the data of the page; return the job, with fewer steps if wanted."""
+    found = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))
+    exec(compile(found["make_questions.py"], "make_questions.py", "exec"), {})
+    job = found["job.py"]
+    if small:
+        job, n = re.subn(r'"n_demonstrations": \d+', '"n_demonstrations": 32', job)
+        job, m = re.subn(r'"steps": \d+', '"steps": 2', job)
+        job, k = re.subn(r"stages=", 'evaluation={"n_tasks": 4}, stages=', job)
+        assert n == m == k == 1
+    return job
+
+
+def script(job: str, folder: Path) -> str:
+    (folder / "job.py").write_text(job)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "job.py"], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_job_of_the_page_is_twelve_lines_and_trains_as_a_script(folder: Path) -> None:
+    job = files_of_page(folder, small=True)
+    assert len([line for line in job.splitlines() if line.strip()]) <= 12
+    assert "rollout/success" in script(job, folder)
+
+
+@pytest.mark.extended
+def test_the_job_of_the_page_learns_as_a_script(folder: Path) -> None:
+    script(files_of_page(folder, small=False), folder)
+    result = json.loads((folder / "runs" / "questions-seed0" / "result.json").read_text())
+    assert result["after"]["success"] > result["before"]["success"] + 0.1, result
+
+
+NOTEBOOK = [
+    """
+import os, signal
+policy = {"kind": "from_scratch", "hidden_size": 16, "n_layers": 1, "n_heads": 2}
+job = dict(policy=policy, environment="questions.jsonl", rewards=right, limits={"max_tokens": 4})
+def press(step):
+    if step.step == 2:
+        os.kill(os.getpid(), signal.SIGINT)  # what the stop button sends
+try:
+    stages = [{"kind": "policy_gradient", "steps": 40, "tasks_per_step": 2}]
+    rlhf.train(**job, stages=stages, out="runs/stopped", callbacks=[press])
+except rlhf.Stopped as error:
+    print("stopped:", error.hint)
+""",
+    """
+again = rlhf.train(resume="runs/stopped", rewards=right, callbacks=[lambda step: step.stop()], progress=False)
+print("again:", again.is_finished, again.run)
+""",
+    """
+import asyncio
+await asyncio.sleep(0)
+print("evaluated:", rlhf.evaluate(run, rewards=right, n=2, progress=False).n)
+""",
+]
+
+
+def executed(cells: list[str], folder: Path) -> str:
+    """What the cells of a notebook print."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
+    before, os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", ""), str(ROOT)
+    try:
+        client.execute()
+    finally:
+        os.environ["PYTHONPATH"] = before
+    outputs = [output for cell in notebook.cells for output in cell.outputs]
+    return "".join(output.get("text") or str(output.get("data", {}).get("text/plain", "")) for output in outputs)
+
+
+def test_the_job_of_the_page_trains_stops_and_goes_on_in_a_notebook(folder: Path) -> None:
+    job = files_of_page(folder, small=True)
+    told = executed([job, *NOTEBOOK], folder)
+    assert "rollout/success" in told and "evaluated: 2" in told
+    assert "stopped: rlhf.train(resume='runs/stopped')" in told and "again: False runs/stopped" in told
