@@ -2,7 +2,7 @@
 
 A recipe says `kind:` wherever a part can be chosen. A kind is
 
-- a name of the table in `rlhf.catalog`,
+- a name of the table in `rlhf.catalog`, or one that an installed package brings (`rlhf.plugins`),
 - `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe,
 - `./file.py:Name`, looked for beside the recipe, then in the current folder, or
 - `python:name`, an object that the program which trains has given (`rlhf.given_parts`).
@@ -25,7 +25,7 @@ from typing import Any
 
 from environments.packages import how_to_install
 from rewards.base import GroupReward
-from rlhf import given_parts
+from rlhf import given_parts, plugins
 from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
 from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
 
@@ -88,11 +88,14 @@ def section_of_type(annotation: object) -> str | None:
 def _from_table(section: str, kind: str, where: str) -> Any:
     table = CATALOG[section]
     if kind not in table:
+        if brought := plugins.target_of(section, kind, where):
+            return _from_package(section, kind, *brought, where)
+        names = ", ".join([*table, *plugins.brought(section)])
         raise RecipeError(
             f"no {section} is called '{kind}'",
             where=where,
             got=kind,
-            expected=", ".join(table) + ", package.module:Name, or ./file.py:Name",
+            expected=f"{names}, package.module:Name, or ./file.py:Name",
             hint=f"name what it defines after a colon: {kind}:Name" if _is_file(kind) else _near(section, kind),
         )
     entry = table[kind]
@@ -109,11 +112,28 @@ def _from_table(section: str, kind: str, where: str) -> Any:
     return getattr(_imported(module, where), name)
 
 
+def _from_package(section: str, kind: str, package: str, target: str, where: str) -> Any:
+    """Return what an installed package brings under a name; it is the package's to mend."""
+    module_name, _, name = target.partition(":")
+    with _explained(f"{target} of the package {package}", where, f"mend or uninstall {package}: it brings '{kind}'"):
+        module = importlib.import_module(module_name)
+    if not hasattr(module, name):
+        raise RecipeError(
+            f"the package {package} brings '{kind}', and does not have it",
+            where=where,
+            got=target,
+            expected=f"a class {name} in {module_name}",
+            hint=f"mend or uninstall {package}",
+        )
+    return _checked(section, getattr(module, name), kind, where)
+
+
 def _near(section: str, kind: str) -> str:
     """Say of what else `kind` is one, and what of this section is nearest to it."""
     others = [other for other, table in CATALOG.items() if kind in table]
     found = [f"'{kind}' is a kind of {' and of '.join(others)}"] if others else []
-    found += [hint] if (hint := nearest(kind, CATALOG[section])) else []
+    known = [*CATALOG[section], *plugins.brought(section)]
+    found += [hint] if (hint := nearest(kind, known)) else []
     return "; ".join(found) or "`rlhf recipes --kinds` lists all kinds"
 
 

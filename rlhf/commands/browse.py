@@ -87,12 +87,25 @@ def _suites() -> list[dict[str, str]]:
 
 def _kinds() -> list[dict[str, str]]:
     from rlhf.catalog import CATALOG
+    from rlhf.plugins import brought
 
-    return [
+    own = [
         {"section": section, "kind": kind, "what": entry.doc + (f" (extra {entry.extra})" if entry.extra else "")}
         for section, table in CATALOG.items()
         for kind, entry in table.items()
     ]
+    return own + [
+        {"section": section, "kind": kind, "what": f"{target}, of the package {package}{_hidden(section, kind)}"}
+        for section in CATALOG
+        for kind, found in brought(section).items()
+        for package, target in found
+    ]
+
+
+def _hidden(section: str, kind: str) -> str:
+    from rlhf.catalog import CATALOG
+
+    return "; hidden by the kind of this name that comes along" if kind in CATALOG[section] else ""
 
 
 @command
