@@ -203,6 +203,7 @@ def test_the_transcript_of_the_page() -> None:
     assert plan is not None and is_shown(transcript(play(world, task, plan), plan))
 
 
+@pytest.mark.extended
 def test_all_promises_are_kept() -> None:
     report = check_environment(SearchQA(hops=2))
     assert report.ok, str(report)

@@ -167,6 +167,7 @@ def test_what_the_generator_says_is_in_the_message() -> None:
 @pytest.mark.parametrize(
     "environment", [COIN, *(pytest.param(one, marks=pytest.mark.extended) for one in (COOKING, TREASURE, SIMPLE))]
 )
+@pytest.mark.extended
 def test_the_contract_is_kept(environment: TextWorld) -> None:
     report = check_environment(environment, n_tasks=1, call_limit_s=300)
     assert report.ok, str(report)

@@ -277,6 +277,7 @@ def test_replaying_the_actions_is_a_snapshot() -> None:
         assert play(environment, task, actions[:n])[-1] == again[n]
 
 
+@pytest.mark.extended
 def test_the_contract_is_kept() -> None:
     report = check_environment(TextWorldExpress(game="sorting"), n_tasks=2)
     assert report.ok, str(report)

@@ -220,6 +220,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> runs.Done:
     return runs.run(runs.write(folder, stages, rewards=OUTCOME, **changes), folder / "run")
 
 
+@pytest.mark.extended
 def test_both_learn_to_tell_right_from_wrong(done: runs.Done) -> None:
     accuracies = runs.curve(done.folder, "reward_model/accuracy")
     assert len(accuracies) == 2 and min(accuracies) > 0.75, accuracies

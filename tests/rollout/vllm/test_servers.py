@@ -41,6 +41,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
 )
 from tests.rollout.vllm.served import Counting, Cut, Served, engine_on, free_port, post, write_recipe
+from tests.tiers import tiered
 from tests.training.tiny import Echoes
 
 #: Most nats in float32 between a server's log-prob and that of a plain forward pass.
@@ -183,7 +184,7 @@ def test_a_session_stays_where_its_prefix_is_and_a_new_one_goes_where_less_runs(
 
 
 @pytest.mark.parametrize("form", ["full", "adapter"])
-@pytest.mark.parametrize("at_update", ["drain", "keep", "abort_and_resume"])
+@pytest.mark.parametrize("at_update", tiered(["drain", "keep", "abort_and_resume"], "keep"))
 def test_weights_that_arrive_while_both_sample(
     runner: asyncio.Runner, pair: Pair, form: str, at_update: AtUpdate
 ) -> None:
