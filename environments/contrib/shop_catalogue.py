@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from environments.core.bm25 import words_of
+from environments.contrib.bm25 import words_of
 from environments.core.normalise import words
 from rlhf.errors import EnvError
 

@@ -36,7 +36,7 @@ from environments.contrib.sql_queries import MOST, cost, is_quick
 from environments.core.normalise import NAMES, PLACES, words
 from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from rewards.answers.sql import is_ordered, query_of
+from rewards.contrib.sql import is_ordered, query_of
 from rlhf.data import Task
 from rlhf.settings import STRICT
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.check_on import on_answers, on_attempts, refuse_absent, show_worst
+from rlhf.commands.contrib.check_on import on_answers, on_attempts, refuse_absent, show_worst
 from rlhf.commands.output import TO_MEND, AsJson, command, one_of, print_json, results
 from rlhf.errors import RecipeError
 

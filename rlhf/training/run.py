@@ -27,9 +27,9 @@ from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.checkpoints.writer import Writer
 from rlhf.training.context import LiveStage, Progress
-from rlhf.training.hooks.memory_store import StoreKeeper
+from rlhf.training.contrib.memory_store import StoreKeeper
+from rlhf.training.contrib.profiling import Profiler
 from rlhf.training.policy.model import Policy
-from rlhf.training.profiling import Profiler
 from rlhf.training.publisher import Publisher
 from rlhf.training.used_memory import used_memory
 

@@ -24,7 +24,7 @@ from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.hooks.imitate_failed_tasks import FailedTaskQueue, Relift
+from rlhf.training.contrib.imitate_failed_tasks import FailedTaskQueue, Relift
 from tests import test_resume as resume
 from tests.credit.test_guided import group as guided_group
 from tests.training import runs, tiny, words

@@ -12,16 +12,16 @@ import torch
 
 from rlhf.batching.samples import Sample
 from rlhf.training import stage_state as parts
+from rlhf.training.contrib.imitate_failed_tasks import FailedImitation
 from rlhf.training.contrib.judge_refresh import PolicyJudge
+from rlhf.training.contrib.league import League
+from rlhf.training.contrib.reference_reset import ResetClock
+from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.critics.settings import CriticHook
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.collapse import Monitor
-from rlhf.training.hooks.imitate_failed_tasks import FailedImitation
-from rlhf.training.hooks.league import League
-from rlhf.training.hooks.reference_reset import ResetClock
 from rlhf.training.hooks.replay import ReplayBuffer
-from rlhf.training.hooks.reward_memory import StatefulRewards
 from rlhf.training.hooks.reward_watch import Watches
 from rlhf.training.hooks.stopping import EmptyStop
 from tests.training import runs

@@ -16,8 +16,8 @@ from agents.memory.summary import Summary
 from agents.planner import PLAN, PlannerExecutor
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
+from rlhf.credit.contrib.two_level import TwoLevel
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.two_level import TwoLevel
 from rlhf.data import (
     Action,
     Finish,

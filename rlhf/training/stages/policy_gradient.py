@@ -27,13 +27,13 @@ from rlhf.tasks.selection import All, GroupSelection
 from rlhf.tasks.shuffled import Shuffled
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
+from rlhf.training.contrib.demonstrations_in_groups import Expert
+from rlhf.training.contrib.imitate_failed_tasks import Relift
 from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal
+from rlhf.training.contrib.opponent_settings import Opponents
+from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.critics.settings import CriticKind
-from rlhf.training.hooks.demonstrations_in_groups import Expert
-from rlhf.training.hooks.imitate_failed_tasks import Relift
-from rlhf.training.hooks.opponent_settings import Opponents
-from rlhf.training.hooks.reference_reset import ReferenceReset
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.shown import unplanned
 

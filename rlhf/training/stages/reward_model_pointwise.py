@@ -15,10 +15,10 @@ from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.context import RunContext
+from rlhf.training.contrib.calibration import bins_of, calibration_error, write_held_out
 from rlhf.training.contrib.node_labels import labelled_nodes
 from rlhf.training.contrib.step_labels import Labelled, labelled
 from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
-from rlhf.training.stages.calibration import bins_of, calibration_error, write_held_out
 from rlhf.training.stages.preference_training import groups_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
 
