@@ -249,10 +249,16 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "retry": Entry("rlhf.rollout.group_structure:Retry", "attempts again, each shown the ones before it"),
     },
     "strategy": {
-        "best_of_n": Entry("rlhf.rollout.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"),
-        "self_consistency": Entry("rlhf.rollout.strategies:SelfConsistency", "the commonest of several answers"),
-        "tree_search": Entry("rlhf.rollout.strategies:TreeSearch", "the best leaf of attempts that branch"),
-        "reflect_and_retry": Entry("rlhf.rollout.strategies:ReflectAndRetry", "try again, shown what was tried"),
+        "best_of_n": Entry(
+            "rlhf.rollout.contrib.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"
+        ),
+        "self_consistency": Entry(
+            "rlhf.rollout.contrib.strategies:SelfConsistency", "the commonest of several answers"
+        ),
+        "tree_search": Entry("rlhf.rollout.contrib.strategies:TreeSearch", "the best leaf of attempts that branch"),
+        "reflect_and_retry": Entry(
+            "rlhf.rollout.contrib.strategies:ReflectAndRetry", "try again, shown what was tried"
+        ),
     },
     "sampler": {
         "shuffled": Entry("rlhf.tasks.shuffled:Shuffled", "every task once, in an order of its own each time"),
@@ -344,7 +350,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "nft": Entry("rlhf.losses.contrib.nft:NFT", "imitate right attempts, unlearn the implied wrong ones"),
         "shiq": Entry("rlhf.losses.contrib.shiq:ShiQ", "logits are Q-values that agree along each trajectory"),
         "rover": Entry("rlhf.losses.contrib.rover:ROVER", "log-ratios are Q-values of the random policy"),
-        "kdrl": Entry("rlhf.losses.kdrl:KDRL", "clipped ratio, and a teacher's log-probs on the samples"),
+        "kdrl": Entry("rlhf.losses.contrib.kdrl:KDRL", "clipped ratio, and a teacher's log-probs on the samples"),
         "luffy": Entry("rlhf.losses.contrib.luffy:LUFFY", "plain ratio; demonstrations by a shaped probability"),
         "min_entropy": Entry("rlhf.losses.contrib.min_entropy:MinEntropy", "more certainty, whatever the reward"),
     },
@@ -358,9 +364,6 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "bypass": Entry("rlhf.losses.importance_correction:Bypass", "the engine's log-probs are the old ones"),
     },
 }
-
-#: What is used where a recipe gives a section but no kind, or leaves the section out.
-DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "trainer": "torch", "critic": "values"}
 
 #: Import names whose absence means that an extra is not installed.
 PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
@@ -378,43 +381,4 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "mcp": ("mcp",),
     "servers": ("aiohttp",),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
-}
-
-#: Members that a part of each section must have; the contracts say what they do.
-REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
-    "environment": ("tasks", "start"),
-    "agent": ("act",),
-    "memory": ("recall",),
-    "store": ("recollect", "learn"),
-    "extractor": ("__call__", "replaces"),
-    "reward": ("__call__",),
-    "advantage": ("__call__", "needs_values", "min_group"),
-    "critic": ("start",),
-    "loss": ("__call__",),
-    "correction": ("__call__",),
-    "trainer": ("start",),
-    "rollout": ("n_rounds", "n_from_start", "branches"),
-    "strategy": ("choose", "rollout"),
-    "sampler": ("start",),
-    "selection": ("__call__",),
-}
-
-#: A field with one of these types is a section of its own: its value has a kind.
-SECTION_OF_TYPE: Mapping[str, str] = {
-    "environments.base:Environment": "environment",
-    "agents.base:Agent": "agent",
-    "agents.memory.base:Memory": "memory",
-    "agents.stores.kind:StoreKind": "store",
-    "agents.stores.contrib.facts:Extractor": "extractor",
-    "rewards.base:Reward": "reward",
-    "rewards.base:GroupReward": "reward",
-    "rlhf.credit.estimator:AdvantageEstimator": "advantage",
-    "rlhf.training.critics.settings:CriticKind": "critic",
-    "rlhf.losses.policy_loss:PolicyLoss": "loss",
-    "rlhf.losses.importance_correction:Correction": "correction",
-    "rlhf.training.backends.settings:TrainerKind": "trainer",
-    "rlhf.rollout.group_structure:GroupStructure": "rollout",
-    "rlhf.rollout.strategies:Strategy": "strategy",
-    "rlhf.tasks.sampler:TaskSampler": "sampler",
-    "rlhf.tasks.selection:GroupSelection": "selection",
 }

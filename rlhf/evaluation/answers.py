@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rlhf.data import Failure, Generation, Outcome, Score, ScoredGroup, Task, Trajectory
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.errors import RewardError
-from rlhf.rollout.strategies import Strategy, unseen
+from rlhf.rollout.contrib.strategies import Strategy, unseen
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlhf.evaluation.contrib.reliability import reliability_charts
 from rlhf.evaluation.figures import Band, Series, line_chart, smooth
-from rlhf.evaluation.reliability import reliability_charts
 from rlhf.evaluation.run_data import Curve, RunData
 from rlhf.metrics import describe
 

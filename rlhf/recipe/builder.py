@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from rlhf.catalog import CATALOG, DEFAULT_KIND
+from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.declared import declared_by
@@ -28,6 +28,7 @@ from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_i
 from rlhf.recipe.renamed import with_new_keys
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
+from rlhf.sections import DEFAULT_KIND
 
 
 def build(cls: Any, values: Any, path: str, *, base: Path, default: object = None) -> Any:

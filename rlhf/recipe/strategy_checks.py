@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from environments.base import Environment
-    from rlhf.rollout.strategies import Strategy
+    from rlhf.rollout.contrib.strategies import Strategy
 
 
 def strategy_of(values: Any, base: Path) -> Strategy | None:
@@ -65,8 +65,8 @@ def check_strategy(
         policy: names it.
     """
     from rewards.base import reads_tokens
+    from rlhf.rollout.contrib.strategies import StrategyCapabilities
     from rlhf.rollout.group_structure import replays
-    from rlhf.rollout.strategies import StrategyCapabilities
 
     if strategy is None:
         return

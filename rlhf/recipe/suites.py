@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from agents.base import Agent
     from environments.base import Environment
     from rlhf.data import Task
+    from rlhf.rollout.contrib.strategies import Strategy
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.scoring import Weighted
-    from rlhf.rollout.strategies import Strategy
 
 _OF_PARTS = ("agent", "rewards", "limits", "tasks")
 _KEYS = ("name", "attempts", "seed", "metric", "sampling", "strategy", *_OF_PARTS, "parts")

@@ -23,6 +23,7 @@ from rlhf.training.contrib.reference_reset import Reference, ResetClock
 from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.contrib.teacher import Teaching
 from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
 from rlhf.training.critics.values import CriticTrainer
 from rlhf.training.hooks.base import StageHook, Step
@@ -31,7 +32,6 @@ from rlhf.training.hooks.kl_controller import AdaptiveKL
 from rlhf.training.hooks.replay import ReplayBuffer
 from rlhf.training.hooks.reward_watch import Watches
 from rlhf.training.hooks.stopping import EarlyStop, EmptyStop
-from rlhf.training.hooks.teacher import Teaching
 from rlhf.training.run import Run
 from rlhf.training.stages.policy_gradient import PolicyGradient
 

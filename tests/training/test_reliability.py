@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.errors import DataError
-from rlhf.evaluation.reliability import reliability_chart, reliability_charts
+from rlhf.evaluation.contrib.reliability import reliability_chart, reliability_charts
 from rlhf.evaluation.statistics import share_interval, success_estimate
 from rlhf.training.contrib.calibration import Bin, bins_of, calibration_error, sureness, write_held_out
 

@@ -3,8 +3,9 @@
     TextWorld(game="cooking", params={"recipe": 1, "take": 1, "cook": True})
 
 A game is generated and compiled when it is first played, in a process of its own, and kept in the cache folder; see
-`generate.py`. The cooking game is the generator of the competition First TextWorld Problems, and its three splits are the package's: foods and ways to prepare them that no other split has. The other games have no split of
-their own but for `simple`, which has one for tests; there a split is a range of seeds.
+`generate.py`. The cooking game is the generator of the competition First TextWorld Problems, and its three splits are
+the package's: foods and ways to prepare them that no other split has. The other games have no split of their own but
+for `simple`, which has one for tests; there a split is a range of seeds.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rlhf.errors import RecipeError, nearest
 from rlhf.evaluation.folder import no_run
 
 if TYPE_CHECKING:
-    from rlhf.evaluation.index import Index, Query
+    from rlhf.evaluation.contrib.index import Index, Query
 
 _WORD = re.compile(r"\w{3,}")
 
@@ -117,7 +117,7 @@ def trajectories(
     """
     folder = _candidates_of(run) if candidates else _trajectories_of(run)
     wanted = None if outcome is None else _outcome(outcome)
-    from rlhf.evaluation.index import Query
+    from rlhf.evaluation.contrib.index import Query
     from rlhf.evaluation.store import read_trajectories
 
     query = Query(step, task, attempt, wanted)
@@ -196,7 +196,7 @@ def _counted(folder: Path, query: Query, n_read: int, limit: int) -> tuple[int, 
     Raises:
         RecipeError: nothing is stored of the step, the task or the attempt asked for.
     """
-    from rlhf.evaluation.index import Index
+    from rlhf.evaluation.contrib.index import Index
 
     if 0 < n_read < limit:
         return n_read, ""

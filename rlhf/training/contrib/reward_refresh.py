@@ -20,12 +20,12 @@ from rlhf.spans import span
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.contrib.reward_model_pointwise import backward
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh, kept_scale
 from rlhf.training.contrib.step_labels import Labelled, labelled
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.reward_model_training import asking_left, save_in
 from rlhf.training.stages.pairs import Pair, Pairs, Side
-from rlhf.training.stages.reward_model_pointwise import backward
 from rlhf.training.stages.trl_trainers import padded
 
 #: Folder of a run with the reward models that its stages leave.
@@ -255,7 +255,7 @@ class Refresher(StageHook):
         return named | {"refresh/n_held_out": float(len(ahead))}
 
     def _compared(self) -> list[tuple[bool, str]]:
-        from rlhf.training.stages.reward_model_pointwise import right_before_wrong  # as above
+        from rlhf.training.contrib.reward_model_pointwise import right_before_wrong  # as above
 
         if self.is_of_pairs:
             said = self._numbers(self._sides(self.held))

@@ -10,10 +10,10 @@ import torch
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibration import bins_of, calibration_error, sureness, write_held_out
+from rlhf.training.contrib.reward_model_pointwise import learn_values
 from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
 from rlhf.training.stages.preference_training import pairs_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.reward_model_pointwise import learn_values
 from rlhf.training.stages.trl_trainers import padded, train_reward_model
 
 #: Of what TRL logs, what is kept, by our names.

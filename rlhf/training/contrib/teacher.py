@@ -16,7 +16,7 @@ from rlhf.batching.samples import Floats, Sample
 from rlhf.data import ScoredGroup
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
-from rlhf.losses.kdrl import KDRL, Teach
+from rlhf.losses.contrib.kdrl import KDRL, Teach
 from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.context import LiveStage, RunContext, StageKeys
