@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Action, Generation, Message, Role, Task, Turn
 
 
@@ -98,7 +98,7 @@ class Agent(Protocol):
         ...
 
 
-class Capabilities(Declared):
+class Capabilities(CapabilityView):
     """Optional attributes and methods of an agent, with a default for each that it leaves out."""
 
     needs = Capability[Sequence[str]](())

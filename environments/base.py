@@ -32,7 +32,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -176,7 +176,7 @@ def after_end(where: str, action: str) -> EnvError:
     return EnvError("the episode is over", where=where, got=action[:80], hint="start a new episode")
 
 
-class Capabilities(Declared):
+class Capabilities(CapabilityView):
     """Optional attributes and methods of an environment, with a default for each that it leaves out."""
 
     properties = Capability[Properties | None](None, Properties)
@@ -222,7 +222,7 @@ class Capabilities(Declared):
         return properties_of(self.part).inline or self.inline
 
 
-class EpisodeCapabilities(Declared):
+class EpisodeCapabilities(CapabilityView):
     """What is asked of an object that may be no episode."""
 
     opening = Capability[object](None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 from agents.base import PolicyHandle
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Generation, Message, Role
 
 #: Role of a call that asks for what is to be remembered; see `Generation.role`.
@@ -152,7 +152,7 @@ class Plain:
         return text
 
 
-class MemoryCapabilities(Declared):
+class MemoryCapabilities(CapabilityView):
     """What a memory says of itself that need not inherit from `Plain`."""
 
     asks = Capability[object](True)

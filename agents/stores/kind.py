@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from agents.base import History, PolicyHandle
 from agents.memory.base import Shown
 from agents.stores.store import Store
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Generation, ScoredGroup, Trajectory
 
 #: Notes of the turn in which an episode asked the store: what it was shown, and the ids of the entries behind that.
@@ -109,7 +109,7 @@ class StoreKind(Protocol):
         ...
 
 
-class KindCapabilities(Declared):
+class KindCapabilities(CapabilityView):
     """What a kind that can ask the policy says of whether it does."""
 
     asks_policy = Capability[object](True)

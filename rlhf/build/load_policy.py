@@ -77,7 +77,7 @@ async def _model_at_play(
     try:
         for part in found.suite.parts:
             check_template(part.agent, collector.renderer)
-        await make_publisher(recipe, policy, collector.engine).deliver()
+        await make_publisher(recipe, policy, collector.engine).publish()
         yield lambda part: replace(
             collector,
             environment=part.environment,

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.errors import DataError
 from rlhf.losses.mismatch import (
     CorrectionInputs,
@@ -50,7 +50,7 @@ class Correction(Protocol):
         ...
 
 
-class CorrectionCapabilities(Declared):
+class CorrectionCapabilities(CapabilityView):
     """Optional attributes of a correction, with a default for each that it leaves out."""
 
     per_token = Capability[object](False)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.errors import DataError
 from rlhf.losses.trajectories import Trajectories
 
@@ -166,7 +166,7 @@ class PolicyLoss(Protocol):
         ...
 
 
-class LossNeeds(Declared):
+class LossNeeds(CapabilityView):
     """Optional attributes of a loss, see `PolicyLoss`, with a default for each that it leaves out."""
 
     needs_ref = Capability[object](False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.declared import declared_by
+from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.text import parse
 from rlhf.registry import kind_of
 
@@ -89,7 +89,7 @@ def check_strategy(
             hint="judge: {kind: grade, url: ...} asks a language model",
         )
     for name, environment in environments.items():
-        if replays(strategy.rollout) and not declared_by(environment).replayable:
+        if replays(strategy.rollout) and not properties_declared_by(environment).replayable:
             raise RecipeError(
                 "candidates would begin with a replay, which this environment does not promise to repeat",
                 where=f"parts.{name}.environment",

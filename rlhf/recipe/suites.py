@@ -28,8 +28,8 @@ from pydantic.dataclasses import dataclass
 from rewards.suite import names as suite_names
 from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
-from rlhf.recipe.declared import with_defaults
 from rlhf.recipe.describe import given
+from rlhf.recipe.environment_properties import with_defaults
 from rlhf.recipe.files import Listed, files_beside, listed_in
 from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
 from rlhf.recipe.splits import check_declared_split

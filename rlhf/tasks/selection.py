@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from pydantic.dataclasses import dataclass
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import ScoredGroup
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
@@ -74,7 +74,7 @@ class GroupSelection(Protocol):
         ...
 
 
-class SelectionCapabilities(Declared):
+class SelectionCapabilities(CapabilityView):
     """Optional attributes of a selection, with a default for each that it leaves out."""
 
     max_rounds = Capability(1, int)

@@ -137,7 +137,7 @@ class LiveStage(Protocol):
         ...
 
     @property
-    def is_torn(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether something that is renewed between steps is half done, and no state to save."""
         ...
 
@@ -172,8 +172,8 @@ class RunContext(Protocol):
         """What happens inside is `step` of the present stage, counted from 0."""
         ...
 
-    def deliver(self, *, again: bool = False) -> Awaitable[None]:
-        """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
+    def publish(self, *, same_version: bool = False) -> Awaitable[None]:
+        """Hand the policy's present weights to the engine under a new version unless `same_version`."""
         ...
 
     def replace_reward(self, name: str, reward: Any) -> None:
@@ -198,7 +198,7 @@ class RunContext(Protocol):
         """Keep the configuration that a trainer was given for this stage."""
         ...
 
-    def breathe(self) -> Awaitable[None]:
+    def check_stop(self) -> Awaitable[None]:
         """Hear whether the user wants to stop."""
         ...
 

@@ -111,7 +111,7 @@ class Publisher:
     _last: dict[str, _Said] = field(default_factory=dict)
     _seen: dict[str, float] = field(default_factory=dict)
 
-    async def deliver(self) -> None:
+    async def publish(self) -> None:
         """Hand over the policy's present weights under its present version.
 
         Raises:

@@ -83,9 +83,9 @@ class StageComponents:
         return sum(hook.n_critic_updates for hook in self.hooks)
 
     @property
-    def is_torn(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether something that is renewed between steps is half done, and no state to save."""
-        return any(hook.is_torn for hook in self.hooks)
+        return any(hook.is_incomplete for hook in self.hooks)
 
     def stage_at(self, run: Run, number: int) -> PolicyGradient:
         """Return the recipe keys with the coefficients of a step, counted from 0."""

@@ -73,7 +73,7 @@ class Recorder(StageHook):
         self.calls.append(f"{len(samples)} samples")
         return samples
 
-    def fill(self, samples: Sequence[Sample], rng: Any) -> tuple[Sequence[Sample], dict[str, float]]:
+    def extend_samples(self, samples: Sequence[Sample], rng: Any) -> tuple[Sequence[Sample], dict[str, float]]:
         self.calls.append("fill")
         return samples, {"custom/filled": 1.0}
 
@@ -84,7 +84,7 @@ class Recorder(StageHook):
     async def on_step_end(self, run: Any, parts: Any, step: Step) -> None:
         self.calls.append("on_step_end")
         self.n += 1
-        step.figures["custom/n"] = float(self.n)
+        step.metrics["custom/n"] = float(self.n)
         step.cautions["recorder"] = "caution: a word of the recorder"
 
     def on_evaluation(self, run: Any, success: float) -> None:
@@ -96,7 +96,7 @@ class Recorder(StageHook):
     def state_dict(self) -> dict[str, Any]:
         return {"n": self.n}
 
-    def leave(self, run: Any) -> None:
+    def on_stage_end(self, run: Any) -> None:
         self.calls.append("leave")
 
 

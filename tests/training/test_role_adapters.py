@@ -259,7 +259,7 @@ def test_every_adapter_is_asked_at_a_delivery(made: Policy) -> None:
             return await engine.generate(prompt, params, session)
 
     publisher = Publisher(made, Heard(made.model, max_context=256))
-    asyncio.run(publisher.deliver())
+    asyncio.run(publisher.publish())
     assert list(dict.fromkeys(asked)) == ["", "memory", PLAN] and publisher.figures["delivery/canary_gap"] < 1e-4
 
 

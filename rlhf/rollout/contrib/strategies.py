@@ -21,7 +21,7 @@ from rewards.judges.majority import Majority
 from rewards.shaping.outcome import EnvironmentReward
 from rewards.shaping.outcome import Outcome as OutcomeReward
 from rewards.verified import Verified, is_verifier
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Outcome, Task, Trajectory
 from rlhf.errors import RecipeError, RewardError
 from rlhf.rollout.group_structure import GroupStructure, Independent, Retry, Tree
@@ -73,7 +73,7 @@ class Strategy(Protocol):
         ...
 
 
-class StrategyCapabilities(Declared):
+class StrategyCapabilities(CapabilityView):
     """Optional attributes of a strategy, with a default for each that it leaves out."""
 
     needs_tokens = Capability(False, bool)

@@ -90,7 +90,7 @@ class Demonstrating(StageHook):
         """
         found = await self.guide.show([group.task_id for group in groups], run)
         joined = [await self._joined(run, g, found[g.task_id]) if g.task_id in found else g for g in groups]
-        step.figures |= expert_metrics(joined)
+        step.metrics |= expert_metrics(joined)
         return joined
 
     async def _joined(self, run: RunContext, group: ScoredGroup, shown: Trajectory) -> ScoredGroup:

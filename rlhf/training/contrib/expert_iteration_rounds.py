@@ -24,7 +24,7 @@ async def imitate_attempts(run: RunContext, stage: Supervised) -> None:
     tasks = tasks_of(run.collector.environment, stage.split)
     if not run.state.step:
         run.save()
-    await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
+    await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("supervised", source.rounds, run.state.step)
     for number in range(run.state.step, source.rounds):
         with run.profiled(number):
@@ -75,10 +75,10 @@ async def _imitated(
     for values in updates_of(run, stage, trainer, rows, number * stage.epochs):
         updates.append(values)
         run.progress.note(f"imitating {len(kept)} attempts, loss {values['supervised/loss']:.3f}")
-        await run.breathe()
+        await run.check_stop()
     trainer.close()
     rates = trainer.meter.rates(time.perf_counter() - start)
-    await run.deliver()
+    await run.publish()
     figures = collected.metrics() | rates
     n_updates = before.n_updates + trainer.n_updates
     figures |= {
@@ -102,7 +102,7 @@ async def attempted(
     """Attempt the tasks of round `number`; returns the groups, and the round's name for messages."""
     where = f"round {number + 1} of {run.state.label}"
     run.progress.note(f"attempting the tasks of {where}")
-    await run.breathe()
+    await run.check_stop()
     collected = await run.collector.collect(
         source.tasks(split_tasks, number, f"{run.seed}/{run.state.stage}/attempts"),
         group_size=source.group_size,

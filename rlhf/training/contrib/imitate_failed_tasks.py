@@ -23,7 +23,7 @@ from rlhf.training.stages.imitation import imitation_samples
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Relift:
+class ImitateFailed:
     """Collect the tasks that all attempts of a group failed, and imitate demonstrations of them when enough wait.
 
     A task waits once, however often it is failed, and only if the environment's oracle solves it. When `size` wait, the
@@ -59,7 +59,7 @@ class FailedTaskQueue:
         n_updates: supervised updates of the steps that are finished.
     """
 
-    settings: Relift
+    settings: ImitateFailed
     waiting: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     n_updates: int = 0
@@ -114,7 +114,7 @@ class FailedImitation(StageHook):
         """
         if not step.trains_policy:
             return
-        failed = [group.task_id for group in step.drawn if _is_failed(group)]
+        failed = [group.task_id for group in step.all_groups if _is_failed(group)]
         candidates = self.hard.candidates(failed)
         found = await self.guide.show(candidates, run)
         chosen = self.hard.put([i for i in candidates if i in found])
@@ -143,7 +143,7 @@ def _is_failed(group: ScoredGroup) -> bool:
     return bool(group.trajectories) and not any(t.solved or t.n_given for t in group.trajectories)
 
 
-def _imitated(parts: LiveStage, settings: Relift, shown: Sequence[Trajectory]) -> dict[str, float]:
+def _imitated(parts: LiveStage, settings: ImitateFailed, shown: Sequence[Trajectory]) -> dict[str, float]:
     stage, trainer = parts.stage, parts.trainer
     samples = imitation_samples(shown)
     budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes

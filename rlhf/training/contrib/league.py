@@ -88,7 +88,7 @@ class League(StageHook):
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`."""
-        step.figures |= self.learn(step.drawn, step.number + 1)
+        step.metrics |= self.learn(step.all_groups, step.number + 1)
 
     def learn(self, groups: Sequence[ScoredGroup], n_steps: int) -> dict[str, float]:
         """Take in that the stage's `n_steps`-th step is finished; returns what is logged of its games.

@@ -174,4 +174,4 @@ class StoreHook(StageHook):
         """See `StoreKeeper.learn`."""
         with span("store"):
             seed = f"{run.seed}/{run.state.label}/{step.number}"
-            step.figures |= await self.keeper.learn(step.drawn, run.collector, seed)
+            step.metrics |= await self.keeper.learn(step.all_groups, run.collector, seed)

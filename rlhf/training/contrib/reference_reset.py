@@ -86,7 +86,7 @@ class ResetClock(StageHook):
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`."""
-        step.figures |= self.learn(step.values)
+        step.metrics |= self.learn(step.values)
 
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
         """Make the present policy the reference where that is due, unless the stage ends here.

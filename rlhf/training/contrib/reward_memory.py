@@ -44,7 +44,7 @@ class StatefulRewards(StageHook):
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`."""
-        step.figures |= self.learn(step.drawn)
+        step.metrics |= self.learn(step.all_groups)
 
     def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """Take in a finished step, once. Returns what is logged of it."""

@@ -43,7 +43,7 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
     for update, values in enumerate(updates(model, seen, stage, seed_of(run)), start=1):
         run.log(update, values | (figures if update == 1 else {}), delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
-        await run.breathe()
+        await run.check_stop()
     save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)
     _judge(run, stage, model, unseen, total)
     n_episodes = collected.n_episodes if collected else 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import ScoredGroup, Task, Values
 from rlhf.spans import span
 from rlhf.tasks.sampler import Stateful
@@ -92,7 +92,7 @@ class CriticKind(Protocol):
         ...
 
 
-class CriticCapabilities(Declared):
+class CriticCapabilities(CapabilityView):
     """Optional attributes of a critic's settings, with None for each that they leave out."""
 
     optimizer = Capability[object](None)

@@ -91,7 +91,7 @@ class EmptyStop(StageHook):
         if step.trains_policy:
             n_trained = step.values["batch/n_trained_trajectories"] + step.values.get("relift/n_imitated", 0.0)
             figures, cautions = self.empty.learn(n_trained, step.where)
-            step.figures |= figures
+            step.metrics |= figures
             step.cautions |= cautions
 
     def state_dict(self) -> dict[str, Any]:

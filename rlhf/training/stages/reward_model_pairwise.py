@@ -48,7 +48,7 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
     model = scoring_model(run.policy)
     rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen]
     train_reward_model(model, run.policy.tokenizer, rows, stage, on_update, seed=seed_of(run))
-    await run.breathe()
+    await run.check_stop()
     chosen = scores(model, [p.chosen.token_ids for p in unseen], stage.at_once)
     rejected = scores(model, [p.rejected.token_ids for p in unseen], stage.at_once)
     save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlhf.batching.corrected_rows import correct
 from rlhf.batching.filters import high_entropy
-from rlhf.batching.importance_correction import correct
 from rlhf.batching.samples import Bools, Floats, Sample
 from rlhf.errors import TrainingError, boundary
 from rlhf.losses.importance_correction import Bypass, Correction, CorrectionCapabilities

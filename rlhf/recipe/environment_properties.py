@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from environments.base import Properties
 
 
-def declared_by(environment: object, path: str = "environment") -> Properties:
+def properties_declared_by(environment: object, path: str = "environment") -> Properties:
     """Return the properties of `environment`.
 
     Args:

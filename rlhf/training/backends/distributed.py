@@ -21,7 +21,7 @@ from rlhf.training.backends.torch import R, T, TorchTrainer
 
 
 @dataclass
-class SharedTrainer(TorchTrainer):
+class DistributedTrainer(TorchTrainer):
     """Updates `policy` in place, together with the other processes: each must make the same calls in the same order."""
 
     @property
