@@ -12,7 +12,7 @@ from rlhf.data import Action, Generation, Message, Role, Task, Turn
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy said.
+    """Reply of the policy to one call.
 
     Attributes:
         text: decoded for reading and parsing; never tokenised again.
@@ -62,7 +62,7 @@ class PolicyHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What an agent may look at when it acts.
+    """Past of an episode, as an agent may read it when it acts.
 
     Attributes:
         task: with `reference` removed.

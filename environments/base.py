@@ -223,7 +223,7 @@ class Capabilities(CapabilityView):
 
 
 class EpisodeCapabilities(CapabilityView):
-    """What is asked of an object that may be no episode."""
+    """Optional methods of an episode."""
 
     opening = Capability[object](None)
     """See `Episode`."""
@@ -248,5 +248,5 @@ def inside(environment: object) -> list[tuple[str, object]]:
 
 
 def most_at_once(environment: object) -> int | None:
-    """How many episodes may be alive at a time, where the environment's attribute `max_episodes` says; else None."""
+    """Return how many episodes may be alive at a time (`max_episodes` of the environment), or None."""
     return Capabilities(environment).max_episodes

@@ -77,7 +77,7 @@ _UNKNOWN = "Unknown action. Say search[words], or answer[words]."
 
 @plain_dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """Question of a task.
 
     Attributes:
         text: the question.
@@ -94,7 +94,7 @@ class Question:
 
 @plain_dataclass(frozen=True)
 class Library:
-    """What can be found: texts, the names that each mentions, and their index."""
+    """Searchable texts, the names that each mentions, and their index."""
 
     texts: tuple[str, ...]
     names: tuple[tuple[str, ...], ...]

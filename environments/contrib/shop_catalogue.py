@@ -77,7 +77,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted: the thing it was made for, the instruction, and what counts."""
+    """Goal of a shopper: the thing it was made for, the instruction, and what counts."""
 
     asin: str
     instruction: str

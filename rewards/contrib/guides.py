@@ -104,7 +104,7 @@ def reached(reply: str, mark: str, n_goals: int, n_turns: int) -> dict[int, int]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Feedback(AsksModel):
-    """What a model makes of the environment's replies: `bonus` for each that shows progress, when it is first heard.
+    """Reward from a model that reads the environment's replies: `bonus` for each new one that shows progress.
 
     Each different reply among the attempts at a task is judged once, by itself, yes or no, and paid on the turns in
     which an attempt hears it for the first time; to hear it again earns nothing. The policy's own words are not shown.

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rlhf.batching.samples import Bools, Floats, Sample
+from rlhf.batching.samples import Bools, Floats, Sample, placed
 from rlhf.errors import DataError
 from rlhf.losses.importance_correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs, mismatch_metrics
@@ -71,11 +71,7 @@ def _sampled(sample: Sample) -> Bools:
 
 
 def _row(sample: Sample, old: Floats, weights: Floats, keep: Bools) -> Sample:
-    def spread(values: Floats) -> Floats:
-        row = np.zeros(len(sample), np.float32)
-        row[sample.mask] = np.where(keep, values, np.float32(0))
-        return row
-
     mask = np.zeros_like(sample.mask)
     mask[sample.mask] = keep
-    return replace(sample.masked(mask), old_logprobs=spread(old), correction=spread(weights))
+    kept = [placed(np.where(keep, values, np.float32(0)), sample.mask) for values in (old, weights)]
+    return replace(sample.masked(mask), old_logprobs=kept[0], correction=kept[1])

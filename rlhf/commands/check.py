@@ -23,7 +23,7 @@ _N_TASKS = 3
 
 
 class What(StrEnum):
-    """What can be checked."""
+    """Parts that can be checked."""
 
     environment = "environment"
     reward = "reward"

@@ -20,7 +20,7 @@ from rlhf.terminal import CleanConsole
 
 
 class Metric(StrEnum):
-    """What evaluations are compared by."""
+    """Metrics that evaluations are compared by."""
 
     success = "success"
     score = "score"

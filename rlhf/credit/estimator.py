@@ -45,7 +45,7 @@ class AdvantageEstimator(Protocol):
 
 @runtime_checkable
 class BatchEstimator(Protocol):
-    """What an estimator has whose numbers for one group depend on the other groups of the step."""
+    """Estimator whose numbers for one group depend on the other groups of the step."""
 
     @property
     def over_batch(self) -> Callable[..., list[Credit]]:

@@ -385,7 +385,7 @@ def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
 
 @dataclass(frozen=True)
 class _Model:
-    """What makes two models' passes the same."""
+    """Key of models whose passes need the same memory."""
 
     key: str
     dtype: str

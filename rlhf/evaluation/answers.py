@@ -13,7 +13,7 @@ from rlhf.rollout.contrib.strategies import Strategy, unseen
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the candidates of one answer took together; what several of them share counts once.
+    """Cost of the candidates of one answer together; what several of them share counts once.
 
     Attributes:
         chosen: number of the candidate that is the answer, among those of its task.

@@ -16,7 +16,7 @@ _LONGEST = 58
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What one chart shows: metrics with the legend's word for each."""
+    """Metrics of one chart, with the legend's word for each."""
 
     title: str
     metrics: tuple[tuple[str, str], ...]

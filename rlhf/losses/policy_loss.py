@@ -19,7 +19,7 @@ from rlhf.losses.trajectories import Trajectories
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a loss may look at. All `[N]`, N = policy tokens of the micro-batch; log-probs in nats.
+    """Inputs of a loss. All `[N]`, N = policy tokens of the micro-batch; log-probs in nats.
 
     Attributes:
         policy_logprobs: of the current policy; carries the gradient.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train, where, how it is scored and in which stages. Made by `load`, which has checked all of it.
+    """Policy, environment, rewards and stages of a run. Made by `load`, which has checked all of it.
 
     Attributes:
         name: names the run; letters, digits, dot, dash and underscore.

@@ -52,7 +52,7 @@ _KEYS = ("name", "attempts", "seed", "metric", "sampling", "strategy", *_OF_PART
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Sampling:
-    """How a policy samples while it is judged."""
+    """Sampling of a policy while it is judged."""
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """0 takes the likeliest token."""
@@ -64,7 +64,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Tasks:
-    """Which tasks of an environment."""
+    """Selection of tasks of an environment."""
 
     split: str = "test"
     """A split that the environment knows."""
@@ -110,7 +110,7 @@ class Tasks:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Whole:
-    """What belongs to no part."""
+    """Keys of a suite that belong to no part."""
 
     attempts: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 20_000
@@ -141,7 +141,7 @@ class Part:
 
 @plain_dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What a policy is judged on.
+    """Suite of environments that a policy is judged on.
 
     Attributes:
         name: of its file, where it does not say.

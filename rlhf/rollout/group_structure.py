@@ -265,7 +265,7 @@ class Retry:
 
 @plain_dataclass(frozen=True, slots=True)
 class _State:
-    """Where the policy was to act: before a turn of an attempt."""
+    """State in which the policy was to act: before a turn of an attempt."""
 
     attempt: Trajectory
     turn: int

@@ -20,7 +20,7 @@ from rlhf.settings import STRICT
 
 @plain_dataclass(frozen=True, slots=True)
 class Selection:
-    """What becomes of the groups drawn so far.
+    """Sampled groups to train on, and whether more tasks are to be sampled.
 
     Attributes:
         kept: indices of the groups to train on, ascending. Groups are kept whole: their baselines need all attempts.

@@ -69,12 +69,12 @@ class StageKeys(Protocol):
 
     @property
     def loss(self) -> PolicyLoss:
-        """What is minimised."""
+        """Loss that is minimised."""
         ...
 
     @property
     def layout(self) -> Literal["trajectory", "generation"]:
-        """What becomes a row."""
+        """Unit that becomes a row."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class StageKeys(Protocol):
 
     @property
     def optimizer(self) -> AdamW:
-        """How the weights are updated."""
+        """Settings of the optimiser."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class StageKeys(Protocol):
 
     @property
     def keep_checkpoints(self) -> Keep:
-        """How many checkpoints of the stage stay."""
+        """Rule for the checkpoints of the stage that stay."""
         ...
 
     @property
@@ -128,7 +128,7 @@ class LiveStage(Protocol):
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
-        """What a checkpoint keeps besides policy and optimiser, by name."""
+        """Live parts whose state a checkpoint keeps besides policy and optimiser, by name."""
         ...
 
     @property
@@ -169,7 +169,7 @@ class RunContext(Protocol):
         ...
 
     def profiled(self, step: int) -> AbstractContextManager[None]:
-        """What happens inside is `step` of the present stage, counted from 0."""
+        """Profile `step` of the present stage, counted from 0."""
         ...
 
     def publish(self, *, same_version: bool = False) -> Awaitable[None]:

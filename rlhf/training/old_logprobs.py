@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rlhf.batching.corrected_rows import correct
 from rlhf.batching.filters import high_entropy
-from rlhf.batching.samples import Bools, Floats, Sample
+from rlhf.batching.samples import Floats, Sample, placed
 from rlhf.errors import TrainingError, boundary
 from rlhf.losses.importance_correction import Bypass, Correction, CorrectionCapabilities
 from rlhf.losses.policy_loss import LossNeeds
@@ -47,10 +45,10 @@ def prepare(
     budget = stage.max_tokens_per_microbatch
     found = trainer.scores(samples, wanted, temperature=stage.temperature, max_tokens=budget)
     if "entropy" in found:
-        samples = [replace(s, entropy=_spread(e, s.mask)) for s, e in zip(samples, found["entropy"], strict=True)]
+        samples = [replace(s, entropy=placed(e, s.mask)) for s, e in zip(samples, found["entropy"], strict=True)]
     if "mean_logprobs" in found:
         means_RT = zip(samples, found["mean_logprobs"], strict=True)
-        samples = [replace(s, old_mean_logprobs=_spread(means, s.mask)) for s, means in means_RT]
+        samples = [replace(s, old_mean_logprobs=placed(means, s.mask)) for s, means in means_RT]
     samples, values, rest = _corrected(stage, trainer, samples, shares_policy=shares_policy, old=found["logprobs"])
     if share is None:
         return samples, values, rest
@@ -63,12 +61,6 @@ def _wanted(stage: PolicyGradient) -> list[Figure]:
     compared = LossNeeds(stage.loss).needs_mean_logprobs and stage.epochs * stage.minibatches > 1
     entropy: list[Figure] = ["entropy"] if stage.filters.high_entropy_share is not None else []
     return entropy + (["mean_logprobs"] if compared else [])
-
-
-def _spread(values: Floats, mask: Bools) -> Floats:
-    row = np.zeros(len(mask), np.float32)
-    row[mask] = values
-    return row
 
 
 def _corrected(

@@ -16,7 +16,7 @@ from rlhf.training.stage_state import StageComponents
 
 @dataclass(frozen=True)
 class TrainingGroups:
-    """What a step drew, and what it trains on.
+    """Groups that a step drew, and those it trains on.
 
     Attributes:
         collected: every group of every round, in the order their tasks were drawn in.

@@ -89,7 +89,7 @@ class Run:
         torch.manual_seed((self.seed * 1_000_003 + self.state.stage) * 1_000_003 + step)
 
     def profiled(self, step: int) -> AbstractContextManager[None]:
-        """What happens inside is `step` of the present stage, counted from 0, and is profiled where that is wanted."""
+        """Profile `step` of the present stage, counted from 0, where that is wanted."""
         if self.profiler is None:
             return nullcontext()
         return self.profiler.at(self.state.stage, self.state.label, step, self.progress.say)
@@ -127,7 +127,7 @@ class Run:
 
     @contextmanager
     def off_the_clock(self) -> Iterator[None]:
-        """What happens inside does not count as training time."""
+        """Leave the time spent inside out of the training time."""
         self.advance()
         try:
             yield

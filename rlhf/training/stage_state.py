@@ -74,7 +74,7 @@ class StageComponents:
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
-        """What a checkpoint keeps besides policy and optimiser, by name."""
+        """Live parts whose state a checkpoint keeps besides policy and optimiser, by name."""
         return {"sampler": self.source, **{hook.key: hook for hook in self.hooks if hook.key}}
 
     @property

@@ -29,7 +29,7 @@ _engine_lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a game tells after an action.
+    """State of a game after an action.
 
     Attributes:
         text: the answer.
@@ -97,7 +97,7 @@ class Play:
         return View("Nothing happens.", told.actions, told.won, told.key, understood=False)
 
     def state(self) -> State:
-        """What holds now."""
+        """Present state of the world."""
         return State.of([(fact.name, *(word.name for word in fact.arguments)) for fact in self._env.state["_facts"]])
 
     def _read(self, state: Any) -> View:

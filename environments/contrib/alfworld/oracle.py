@@ -48,7 +48,7 @@ def _kind(one: str) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted.
+    """Goal of a task.
 
     Attributes:
         task_type: one of the six types.
@@ -72,7 +72,7 @@ class Goal:
 
 @dataclass
 class State:
-    """What holds; ids in small letters.
+    """Facts that hold; ids in small letters.
 
     Attributes:
         at: where the agent is.

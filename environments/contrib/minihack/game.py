@@ -117,7 +117,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class View:
-    """What is seen after an action, or how the game ended.
+    """Observation after an action, or the end of the game.
 
     Attributes:
         message: what the game says.

@@ -44,7 +44,7 @@ _MOST_IDLE = 2
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a game tells after an action.
+    """State of a game after an action.
 
     Attributes:
         text: the answer.

@@ -43,7 +43,7 @@ _MOST_DRAWS, _TRIES, _ENOUGH, _LONGEST = 100, 32, 4, 200
 
 @plain_dataclass(frozen=True)
 class Start:
-    """What a task draws: the seed of the game, the seat that is played, the other's luck, and how the game begins."""
+    """Random draw of a task: the seed, the seat that is played, the other's luck, and the beginning."""
 
     seed: int
     seat: int

@@ -1,4 +1,4 @@
-"""Which games of TextArena are offered, and what can be done in each of them.
+"""Games of TextArena that are offered, and the actions of each.
 
 Offered are games that start without downloads and without a language model behind an address, come to their end, and
 can be replayed from a seed; a family stands for all its levels of difficulty. What cannot be offered, and why, is in

@@ -64,7 +64,7 @@ _load_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a game tells after an action.
+    """State of a game after an action.
 
     Attributes:
         text: the answer, without banner and status line.

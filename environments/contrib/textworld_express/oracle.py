@@ -43,7 +43,7 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Walkthrough:
-    """What there is to do, in order, and the way from room to room: `exits[room][direction]` is the next room."""
+    """Steps of a solution, in order, and the way from room to room: `exits[room][direction]` is the next room."""
 
     deeds: tuple[Deed, ...]
     exits: Mapping[str, Mapping[str, str]]

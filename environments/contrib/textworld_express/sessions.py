@@ -37,7 +37,7 @@ _MAX_IDLE = 256
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a game tells after an action.
+    """State of a game after an action.
 
     Attributes:
         text: the answer to the action.

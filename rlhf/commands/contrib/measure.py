@@ -51,7 +51,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one environment does.
+    """Measurements of one environment.
 
     Attributes:
         random: uniformly random admissible actions; None where none are listed.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PhaseName(StrEnum):
-    """Which attempts."""
+    """Names of the phases of a run."""
 
     train = "train"
     eval = "eval"

@@ -30,7 +30,7 @@ _Place = tuple[int, int]
 
 @plain_dataclass(frozen=True, slots=True)
 class Option:
-    """What one subgoal led to.
+    """Subgoal with the turns and rewards that followed it.
 
     Attributes:
         owner: number of its trajectory in the group.

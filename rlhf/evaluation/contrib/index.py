@@ -16,7 +16,7 @@ _COLUMNS = ("stage", "phase", "step", "task_id", "attempt", "outcome", "is_failu
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which attempts are asked for; None asks for any.
+    """Filter of attempts; None matches any.
 
     Attributes:
         step: they were made in.

@@ -34,7 +34,7 @@ _TIMEOUT_S = Limits().reward_timeout_s
 
 @plain_dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of the candidates is the answer.
+    """Candidate that is chosen as the answer.
 
     Attributes:
         index: of the candidate, in the order given.

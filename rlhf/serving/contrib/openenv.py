@@ -42,7 +42,7 @@ _OBSERVATION = {
 
 
 class Refused(Exception):
-    """What a client asked cannot be done.
+    """Error of a client's request.
 
     Attributes:
         code: one of OpenEnv's codes of errors.
@@ -179,7 +179,7 @@ class Server:
 
 
 class _Session:
-    """What one connection plays."""
+    """Episode of one connection."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -107,7 +107,7 @@ class Curriculum:
 
 @plain_dataclass
 class CurriculumTasks:
-    """What comes next is a pure function of the seed and of what is remembered.
+    """Tasks by level, as a pure function of the seed and of what is remembered.
 
     Attributes:
         settings: the recipe keys.

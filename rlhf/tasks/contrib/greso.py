@@ -91,7 +91,7 @@ class GRESO:
 
 @plain_dataclass
 class GresoTasks:
-    """Which places of the order are skipped is a pure function of the seed and of what is remembered.
+    """Tasks in order, some skipped, as a pure function of the seed and of what is remembered.
 
     Attributes:
         settings: the recipe keys.

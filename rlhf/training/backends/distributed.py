@@ -31,7 +31,7 @@ class DistributedTrainer(TorchTrainer):
 
     @property
     def n_processes(self) -> int:
-        """How many processes share the micro-batches."""
+        """Number of processes that share the micro-batches."""
         return current().n
 
     def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:

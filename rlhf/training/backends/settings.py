@@ -1,4 +1,4 @@
-"""Which trainer a stage has: its recipe keys, and what it can hold."""
+"""Settings of trainers: their recipe keys, and what each can hold."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
 
 
 class _PolicyCapabilities(CapabilityView):
-    """What a policy's settings declare to trainers."""
+    """Optional attributes of a policy's settings that trainers read."""
 
     dtype = Capability("float32", str)
     """Number format of its weights."""
 
 
 class _CriticCapabilities(CapabilityView):
-    """What a critic declares to the trainers beside it."""
+    """Optional attributes of a critic that trainers read."""
 
     spans_processes = Capability(False, bool)
     """Whether it learns beside trainers of several processes."""

@@ -22,7 +22,7 @@ _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class GatheredOptimizerState:
-    """What a checkpoint needs of an optimiser.
+    """Optimiser state of a checkpoint, gathered from all processes.
 
     Args:
         engine: DeepSpeed's, whose module's trained parameters these are.

@@ -19,7 +19,7 @@ HELD_OUT = "held_out.json"
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """What the model said with about the same certainty.
+    """Predictions of about the same certainty.
 
     Attributes:
         n: times that it did.

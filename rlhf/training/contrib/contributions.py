@@ -66,7 +66,7 @@ class Contributions(OnBackbone):
 
 @plain_dataclass(frozen=True)
 class ContributionPredictions:
-    """What a critic thought of a step before it learnt from it.
+    """Predictions of a critic for a step before it learnt from it.
 
     Attributes:
         values: of each group; those of actions are contributions, those of states 0.

@@ -54,7 +54,7 @@ class Audited:
 
 @dataclass
 class PolicyJudge(StageHook):
-    """Who judges, who comes next, and what both are audited by. `learn` takes in a finished step.
+    """Present and next judge, and the audit of both. `learn` takes in a finished step.
 
     Attributes:
         settings: the recipe keys.

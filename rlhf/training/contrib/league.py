@@ -124,7 +124,7 @@ class League(StageHook):
 
 
 class _Drawn:
-    """Who has which seat of which attempt, and the engines of those who were drawn."""
+    """Seats of each attempt, and the engines of those who were drawn."""
 
     def __init__(self, league: League, engine: TransformersEngine) -> None:
         self._league, self._options, self.engines = league, engine.options, dict[int, SwappedWeightsEngine]()

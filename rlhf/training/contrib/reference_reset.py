@@ -25,7 +25,7 @@ from rlhf.training.hooks.base import StageHook, Step
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReferenceReset:
-    """When the present policy becomes the reference of KL terms. Their coefficient, where adapted, begins anew."""
+    """Makes the present policy the reference of KL terms. Their coefficient, where adapted, begins anew."""
 
     patience: Annotated[int, Field(ge=1)] | None = None
     """Evaluations in a row, of those that `evaluate_every` makes, without a new best success; null looks at none."""
@@ -62,7 +62,7 @@ class ReferenceReset:
 
 @plain_dataclass
 class ResetClock(StageHook):
-    """When the next reset is due.
+    """Schedule of reference resets.
 
     Attributes:
         settings: the recipe keys.

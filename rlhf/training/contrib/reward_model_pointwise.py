@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rewards.models.model_folder import NODES, logits, logits_at
+from rewards.models.reward_model import sigmoid
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.training.backends.optimizer import Stepper
@@ -113,7 +114,7 @@ def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Label
     """Log how often a right attempt is found better than a wrong one, and whether probabilities are what they say."""
     assert run.estimate is not None
     said = logits(model, [(row.token_ids, row.ends) for row in rows], stage.at_once)
-    values = [(p, row.right, row.task_id) for row, xs in zip(rows, said, strict=True) for p in map(_sigmoid, xs)]
+    values = [(p, row.right, row.task_id) for row, xs in zip(rows, said, strict=True) for p in map(sigmoid, xs)]
     bins = bins_of([p for p, _, _ in values], [r for _, r, _ in values], [t for _, _, t in values], run.estimate)
     figures = {"calibration_error": calibration_error(bins)}
     compared = list(right_before_wrong(rows, [xs[-1] for xs in said]))
@@ -141,10 +142,6 @@ def right_before_wrong(rows: Sequence[Labelled], said: Sequence[float]) -> Itera
     for task, found in ends.items():
         for better in (x for x, right in found if right):
             yield from ((better > worse, task) for worse, right in found if not right)
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def _check_any(rows: Sequence[Labelled], groups: Sequence[ScoredGroup], stage: RewardModel, where: str) -> None:

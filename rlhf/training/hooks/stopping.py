@@ -1,4 +1,4 @@
-"""When a stage ends early: after evaluations without a new best one, or steps that trained on nothing."""
+"""Early stopping: after evaluations without a new best one, or steps that trained on nothing."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class ExIt:
 
 @plain_dataclass
 class ExItTasks:
-    """What comes next is a pure function of the seed and of what is remembered.
+    """Tasks and start states, as a pure function of the seed and of what is remembered.
 
     Attributes:
         settings: the recipe keys.

@@ -103,7 +103,7 @@ class Shown:
 
 @plain_dataclass
 class ReverseTasks:
-    """What comes next is a pure function of the seed and of what is remembered.
+    """Tasks and start states, as a pure function of the seed and of what is remembered.
 
     Attributes:
         settings: the recipe keys.
