@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.check import check_environment
+from environments.contrib.bm25 import Index
 from environments.contrib.search_qa import (
     Library,
     Question,
@@ -22,7 +23,6 @@ from environments.contrib.search_qa import (
     read_action,
     ways,
 )
-from environments.core.bm25 import Index
 from rlhf.errors import EnvError
 from tests.environments.worlds import figures, is_shown, page, play, transcript
 

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from environments.base import Environment, Oracle
 from environments.check import check_environment
-from environments.textworld import generate
-from environments.textworld.environment import PARAMETERS, TextWorld
-from environments.textworld.game import NOT_UNDERSTOOD, SHELF, Play, clean, readable
+from environments.contrib.textworld import generate
+from environments.contrib.textworld.environment import PARAMETERS, TextWorld
+from environments.contrib.textworld.game import NOT_UNDERSTOOD, SHELF, Play, clean, readable
 from environments.workers.pool import SHARED
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError

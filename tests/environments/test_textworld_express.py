@@ -15,8 +15,14 @@ from pydantic import ValidationError
 
 from environments.base import Environment, Episode, Oracle, StepResult
 from environments.check import check_environment
-from environments.textworld_express.environment import PARAMETERS, SPLITS, Game, TextWorldExpress
-from environments.textworld_express.sessions import UNKNOWN_ACTION, Session, borrowed, close_jvm, package_version
+from environments.contrib.textworld_express.environment import PARAMETERS, SPLITS, Game, TextWorldExpress
+from environments.contrib.textworld_express.sessions import (
+    UNKNOWN_ACTION,
+    Session,
+    borrowed,
+    close_jvm,
+    package_version,
+)
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
 from tests.environments.play import play, play_at_random

@@ -23,10 +23,10 @@ from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.contrib.reward_model_pointwise import backward, right_before_wrong, updates
 from rlhf.training.contrib.step_labels import Labelled, labelled, soft_mean
 from rlhf.training.reward_model_training import save, scoring_model
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.reward_model_pointwise import backward, right_before_wrong, updates
 from tests.training import runs, tiny
 from tests.training.test_attempts import OUTCOME, START
 

@@ -148,7 +148,7 @@ def test_each_server_gets_full_weights_the_way_it_needs(runner: asyncio.Runner, 
             await sampled(engine, policy, 7)
             publisher = Publisher(policy, engine)
             policy.version = 8
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] < TOLERANCE
 
     runner.run(go())

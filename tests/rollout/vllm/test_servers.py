@@ -150,7 +150,7 @@ def test_a_full_delivery_reaches_both_and_is_proven(runner: asyncio.Runner, pair
             assert max(worst({7: policy}, g, params) for g in found) < TOLERANCE
             publisher = Publisher(policy, engine)
             policy.version = 8
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] < TOLERANCE
 
     runner.run(go())
