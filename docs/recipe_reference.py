@@ -92,6 +92,7 @@ PATHS = {
     "rollout": "stages[i].rollout",
     "sampler": "stages[i].sampler",
     "selection": "stages[i].selection",
+    "tracker": "trackers[i]",
 }
 
 

@@ -354,6 +354,11 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "luffy": Entry("rlhf.losses.contrib.luffy:LUFFY", "plain ratio; demonstrations by a shaped probability"),
         "min_entropy": Entry("rlhf.losses.contrib.min_entropy:MinEntropy", "more certainty, whatever the reward"),
     },
+    "tracker": {
+        "wandb": Entry("rlhf.training.trackers:Wandb", "Weights & Biases, online or offline"),
+        "mlflow": Entry("rlhf.training.trackers:MLflow", "MLflow, on a server or in a file"),
+        "trackio": Entry("rlhf.training.trackers:Trackio", "Trackio, in a local database"),
+    },
     "correction": {
         "truncated": Entry("rlhf.losses.importance_correction:Truncated", "importance weight, at most C"),
         "clipped": Entry("rlhf.losses.importance_correction:Clipped", "importance weight, brought between two bounds"),

@@ -24,6 +24,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "strategy": ("choose", "rollout"),
     "sampler": ("start",),
     "selection": ("__call__",),
+    "tracker": ("begin", "end"),
 }
 
 #: A field with one of these types is a section of its own: its value has a kind.
@@ -44,4 +45,5 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rlhf.rollout.contrib.strategies:Strategy": "strategy",
     "rlhf.tasks.sampler:TaskSampler": "sampler",
     "rlhf.tasks.selection:GroupSelection": "selection",
+    "rlhf.training.trackers:Tracker": "tracker",
 }

@@ -46,6 +46,7 @@ from rlhf.inference.settings import TransformersSettings
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, dump, load
 from rlhf.recipe.compatibility import check_seated
+from rlhf.recipe.model import values_of
 from rlhf.recipe.view import shards_parameters
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
@@ -65,6 +66,7 @@ from rlhf.training.stages import demonstrations
 from rlhf.training.stages.demonstrations import Demonstration
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
+from rlhf.training.trackers import sinks_of
 
 #: Packages whose versions can change a result.
 _RECORDED = (
@@ -176,6 +178,7 @@ async def prepare(
     if here.is_main:
         sinks = [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")]
         sinks += [callbacks] if callbacks.functions else []
+        sinks += sinks_of(recipe.trackers, recipe.name, folder, values_of(recipe), progress.say)
     metrics = Metrics(sinks)
     if is_resumed:
         metrics.rewind(state.label if found else "", state.step, state.n_logged)

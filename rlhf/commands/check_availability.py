@@ -38,6 +38,16 @@ def refuse_absent_engine(recipe: Recipe) -> None:
     _reach(recipe.engine.servers)
 
 
+def refuse_absent_trackers(recipe: Recipe) -> None:
+    """Raise MissingPackageError where the package of a tracker is not installed."""
+    from rlhf.training.trackers import MLflow, Trackio, Wandb
+
+    for i, tracker in enumerate(recipe.trackers):
+        if isinstance(tracker, Wandb | MLflow | Trackio):
+            package, where = tracker.package, f"trackers[{i}].kind"
+            _need(package, f"{package} is not installed", where, package, f"pip install 'rlhf-agents[{package}]'")
+
+
 def refuse_absent_quantization(recipe: Recipe) -> None:
     """Raise MissingPackageError or ModelError where the policy's base cannot be held in as few bits as it should."""
     from rlhf.training.policy.lora import refuse_unquantizable

@@ -16,6 +16,7 @@ from rlhf.commands.check_availability import (
     refuse_absent_engine,
     refuse_absent_models,
     refuse_absent_quantization,
+    refuse_absent_trackers,
     refuse_unreachable_models,
 )
 from rlhf.commands.output import (
@@ -121,6 +122,7 @@ def refuse_before(recipe: Recipe, *, is_resumed: bool, memory_check: bool = True
     if _is_main():
         refuse_unreachable_models(recipe)
     refuse_absent_quantization(recipe)
+    refuse_absent_trackers(recipe)
     if memory_check:
         refuse_too_large(recipe, n_wanted(), n_here())
 

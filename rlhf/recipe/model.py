@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rlhf.training.stages.preference import Preference
     from rlhf.training.stages.reward_model import RewardModel
     from rlhf.training.stages.supervised import Supervised
+    from rlhf.training.trackers import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class Recipe:
         seed: everything random in a run follows from it.
         rewards: name -> reward with its weight; a score is their weighted sum.
         stages: run one after the other on one policy.
+        trackers: what metrics are sent to besides the run's own files.
         base: folder that files named by a kind are looked for in.
     """
 
@@ -54,6 +56,7 @@ class Recipe:
     limits: Limits
     evaluation: Evaluation
     stages: tuple[Supervised | Preference | RewardModel | PolicyGradient, ...]
+    trackers: tuple[Tracker, ...] = ()
     base: Path = field(default=Path(), compare=False)
 
     @property
@@ -63,7 +66,19 @@ class Recipe:
 
 
 #: Every key of a recipe, in the order in which they are written.
-KEYS = ("name", "seed", "policy", "environment", "agent", "rewards", "engine", "limits", "evaluation", "stages")
+KEYS = (
+    "name",
+    "seed",
+    "policy",
+    "environment",
+    "agent",
+    "rewards",
+    "engine",
+    "limits",
+    "evaluation",
+    "stages",
+    "trackers",
+)
 _REQUIRED = ("policy", "environment", "stages")
 
 
@@ -105,6 +120,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
         policy=build_part("policy", values["policy"], "policy", base=base),
         stages=_stages(values["stages"], base),
+        trackers=_trackers(values.get("trackers", []), base),
         base=base,
     )
 
@@ -122,6 +138,7 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
         "limits": plain_part(None, recipe.limits),
         "evaluation": plain_part(None, recipe.evaluation),
         "stages": [plain_part("stage", stage) for stage in recipe.stages],
+        **({"trackers": [plain_part("tracker", one) for one in recipe.trackers]} if recipe.trackers else {}),
     }
 
 
@@ -285,6 +302,18 @@ def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
         )
     watch: Watch = build(Watch, {} if values is True else values, where, base=base)
     return watch
+
+
+def _trackers(values: Any, base: Path) -> tuple[Any, ...]:
+    if not isinstance(values, list):
+        raise RecipeError(
+            "wrong type",
+            where="trackers",
+            got=given(values),
+            expected="a list: - {kind: wandb, project: NAME}",
+            hint="`rlhf recipes --kinds tracker` lists the kinds",
+        )
+    return tuple(build_part("tracker", one, f"trackers[{i}]", base=base) for i, one in enumerate(values))
 
 
 def _stages(values: Any, base: Path) -> tuple[Any, ...]:

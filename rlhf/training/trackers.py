@@ -1,0 +1,229 @@
+"""Experiment trackers that a run's metrics go to besides its own files: Weights & Biases, MLflow, Trackio.
+
+    trackers:
+      - {kind: wandb, project: my-project, mode: offline}
+
+A tracker only watches. Where it raises, the run says so once and goes on without it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic.dataclasses import dataclass
+
+from rlhf.settings import STRICT
+from rlhf.sinks import LogLine
+
+_FILE = "tracker_id"
+
+
+@plain_dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run.
+
+    Attributes:
+        name: of the run.
+        folder: of the run.
+        config: the recipe as plain values.
+        id: the same when the run goes on.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    id: str
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Settings of a place that metrics are sent to."""
+
+    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+        """Connect, and return what takes each line."""
+        ...
+
+    def end(self, write: Callable[[LogLine], object]) -> None:
+        """Send what is left."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Wandb:
+    """Weights & Biases; each stage has a step of its own, `STAGE/step`."""
+
+    #: What it needs, and the name of its extra.
+    package: ClassVar[str] = "wandb"
+
+    project: str = "rlhf-agents"
+    """Project of the run."""
+    entity: str | None = None
+    """User or team; null is the one that is logged in."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes into the run's folder, for `wandb sync` later."""
+
+    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+        """Begin the run, or go on with it."""
+        import wandb
+
+        live = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            dir=str(run.folder),
+            mode=self.mode,
+            config=dict(run.config),
+        )
+        return _WandbRun(live)
+
+    def end(self, write: Any) -> None:
+        """Send what is left."""
+        write.run.finish()
+
+
+class _WandbRun:
+    """Lines of a run as wandb's history, with an axis for each stage."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self._stages = run, set[str]()
+
+    def __call__(self, line: LogLine) -> None:
+        if line.stage not in self._stages:
+            self._stages.add(line.stage)
+            self.run.define_metric(f"{line.stage}/*", step_metric=f"{line.stage}/step")
+        self.run.log({f"{line.stage}/step": line.step, **_named(line)})
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MLflow:
+    """MLflow, by a tracking server or a local database."""
+
+    #: What it needs, and the name of its extra.
+    package: ClassVar[str] = "mlflow"
+
+    experiment: str = "rlhf-agents"
+    """Experiment of the run."""
+    tracking_uri: str | None = None
+    """Address of a server, or `sqlite:///FILE`; null is mlflow.db in the run's folder."""
+
+    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+        """Begin the run, or go on with it."""
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(self.tracking_uri or f"sqlite:///{(run.folder / 'mlflow.db').resolve()}")
+        found = client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found else client.create_experiment(self.experiment)
+        runs = client.search_runs([experiment], f"tags.rlhf_id = '{run.id}'")
+        live = runs[0] if runs else client.create_run(experiment, run_name=run.name, tags={"rlhf_id": run.id})
+
+        def write(line: LogLine) -> None:
+            at = int(line.time * 1000)
+            client.log_batch(live.info.run_id, [Metric(name, v, at, line.step) for name, v in _named(line).items()])
+
+        write.client, write.run_id = client, live.info.run_id  # type: ignore[attr-defined]
+        return write
+
+    def end(self, write: Any) -> None:
+        """Mark the run as finished."""
+        write.client.set_terminated(write.run_id)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Trackio:
+    """Trackio, by a local database; `trackio show` draws it."""
+
+    #: What it needs, and the name of its extra.
+    package: ClassVar[str] = "trackio"
+
+    project: str = "rlhf-agents"
+    """Project of the run."""
+    space_id: str | None = None
+    """Space on a hub that shows it; null keeps it here."""
+
+    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+        """Begin the run, or go on with it."""
+        import trackio
+
+        live = trackio.init(
+            self.project, name=f"{run.name}-{run.id[:6]}", space_id=self.space_id, config=dict(run.config),
+            resume="allow", embed=False,
+        )  # fmt: skip
+
+        def write(line: LogLine) -> None:
+            live.log({f"{line.stage}/step": line.step, **_named(line)})
+
+        write.run = live  # type: ignore[attr-defined]
+        return write
+
+    def end(self, write: Any) -> None:
+        """Send what is left."""
+        write.run.finish()
+
+
+@plain_dataclass
+class TrackerSink:
+    """A tracker as a sink, which says so and is silent once it has failed.
+
+    What a resumed run logs again is there twice: trackers cannot forget.
+    """
+
+    tracker: Tracker
+    run: TrackedRun
+    say: Callable[[str], object]
+    _write: Callable[[LogLine], object] | None = None
+    _has_failed: bool = field(default=False)
+
+    def write(self, line: LogLine) -> None:
+        """Send a line; connect before the first."""
+        self._guarded(lambda: self._begun()(line))
+
+    def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
+        """A tracker keeps what it has."""
+
+    def close(self) -> None:
+        """Send what is left."""
+        write, self._write = self._write, None
+        if write is not None:
+            self._guarded(lambda: self.tracker.end(write))
+
+    def _begun(self) -> Callable[[LogLine], object]:
+        if self._write is None:
+            self._write = self.tracker.begin(self.run)
+        return self._write
+
+    def _guarded(self, call: Callable[[], object]) -> None:
+        if self._has_failed:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._has_failed = True
+            name = type(self.tracker).__name__
+            self.say(
+                f"caution: the tracker {name} failed, and the run goes on without it: {type(error).__name__}: {error}"
+            )
+
+
+def sinks_of(
+    trackers: tuple[Tracker, ...], name: str, folder: Path, config: Mapping[str, Any], say: Callable[[str], object]
+) -> list[TrackerSink]:
+    """Return a sink for each tracker of a recipe."""
+    if not trackers:
+        return []
+    path = folder / _FILE
+    if not path.is_file():
+        path.write_text(uuid.uuid4().hex[:16], "utf-8")
+    run = TrackedRun(name, folder, config, path.read_text("utf-8"))
+    return [TrackerSink(tracker, run, say) for tracker in trackers]
+
+
+def _named(line: LogLine) -> dict[str, float]:
+    return {f"{line.stage}/{name}": value for name, value in line.values.items() if value is not None}

@@ -1,0 +1,113 @@
+"""Trackers: what is logged arrives in the real packages, offline; one that fails is said and left."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.commands.check_availability import refuse_absent_trackers
+from rlhf.errors import MissingPackageError, RecipeError
+from rlhf.recipe import load_values
+from rlhf.recipe.model import values_of
+from rlhf.sinks import LogLine
+from rlhf.training.trackers import MLflow, TrackedRun, TrackerSink, Trackio, Wandb, sinks_of
+
+LINES = [LogLine(step, "0-policy_gradient", 1e9 + step, {"rollout/success": step / 4, "loss": None}) for step in (1, 2)]
+NAME = "0-policy_gradient/rollout/success"
+
+
+def sent(tracker: Any, folder: Path) -> None:
+    """Log a line, close, and go on with another, as a resumed run does."""
+    said: list[str] = []
+    for line in LINES:
+        [sink] = sinks_of((tracker,), "run", folder, {"seed": 0, "stages": [{"kind": "policy_gradient"}]}, said.append)
+        sink.write(line)
+        sink.close()
+    assert not said
+
+
+def test_mlflow_has_each_step(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    sent(MLflow(experiment="e"), tmp_path)
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("e")
+    assert experiment is not None
+    [live] = client.search_runs([experiment.experiment_id])
+    assert [(m.step, m.value) for m in client.get_metric_history(live.info.run_id, NAME)] == [(1, 0.25), (2, 0.5)]
+    assert live.info.status == "FINISHED"
+
+
+def test_wandb_has_each_step_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+
+    sent(Wandb(project="p", mode="offline"), tmp_path)
+    end = time.monotonic() + 120  # a process of wandb's own writes the files
+    while time.monotonic() < end:
+        files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+        held = [path.read_bytes() for path in files]  # records of protobuf, one after the other
+        found = [any(NAME.encode() in data and value in data for data in held) for value in (b"0.25", b"0.5")]
+        if all(found):
+            break
+        time.sleep(0.1)
+    assert all(found) and len({path.stem for path in files}) == 1  # both go to one run
+
+
+def test_trackio_has_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio")
+    from trackio import sqlite_storage, utils
+
+    for module in (utils, sqlite_storage):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    sent(Trackio(project="p"), tmp_path)
+    [name] = sqlite_storage.SQLiteStorage.get_runs("p")
+    assert [row[NAME] for row in sqlite_storage.SQLiteStorage.get_logs("p", name)] == [0.25, 0.5]
+
+
+def test_a_tracker_that_fails_is_said_once_and_left(tmp_path: Path) -> None:
+    class Bad:
+        def begin(self, run: TrackedRun) -> Any:
+            raise ConnectionError("no network")
+
+        def end(self, write: Any) -> None:
+            raise AssertionError
+
+    said: list[str] = []
+    sink = TrackerSink(Bad(), TrackedRun("run", tmp_path, {}, "1"), said.append)
+    for line in LINES:
+        sink.write(line)
+    sink.close()
+    assert said == ["caution: the tracker Bad failed, and the run goes on without it: ConnectionError: no network"]
+
+
+def test_trackers_are_keys_of_a_recipe(tmp_path: Path) -> None:
+    values = {
+        "policy": {"kind": "from_scratch"},
+        "environment": {"kind": "countdown"},
+        "rewards": {"o": {"kind": "outcome"}},
+        "stages": [{"kind": "policy_gradient"}],
+    }
+    assert "trackers" not in values_of(load_values(values, name="r"))  # as recipes were written before
+    with pytest.raises(RecipeError) as caught:
+        load_values({**values, "trackers": [{"kind": "wandd"}]}, name="r")
+    assert caught.value.where == "trackers[0].kind" and "'wandb'" in caught.value.hint
+    with pytest.raises(RecipeError, match="wrong type"):
+        load_values({**values, "trackers": {"kind": "wandb"}}, name="r")
+    if find_spec("wandb") is None:
+        with pytest.raises(MissingPackageError, match=r"trackers\[0\].kind: wandb is not installed"):
+            refuse_absent_trackers(load_values({**values, "trackers": [{"kind": "wandb"}]}, name="r"))
+    kept = {"kind": f"{__name__}:Kept"}
+    assert values_of(load_values({**values, "trackers": [kept]}, name="r"))["trackers"] == [kept]
+
+
+class Kept:
+    """A tracker of one's own."""
+
+    def begin(self, run: TrackedRun) -> Any: ...
+
+    def end(self, write: Any) -> None: ...
