@@ -38,6 +38,7 @@ from rlhf.training.hooks.opponent_settings import Opponents
 from rlhf.training.hooks.reference_reset import ReferenceReset
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.policy.model import Lora
+from rlhf.training.stages.chat_settings import Chats
 from rlhf.training.stages.expert_iteration import Attempts
 from rlhf.training.stages.pairs import Pairs
 
@@ -56,6 +57,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
+    ("stages[i].data", Chats),
     ("stages[i].attempts", Attempts),
     ("stages[i].pairs", Pairs),
     ("stages[i].expert", Expert),

@@ -231,7 +231,7 @@ def _silenced(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     wanted = {"evaluation.split": view.evaluation.split}
-    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(view.stages)}
+    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(view.stages) if not stage.reads_file}
     if any(stage.evaluate_every for _, stage in view.learning):
         wanted["evaluation.watch_split"] = view.evaluation.watch_split
     for where, split in wanted.items():
@@ -249,7 +249,8 @@ OF_ALL: tuple[Rule, ...] = (_splits, _branches)
 def unseen(view: RecipeView) -> Iterator[str]:
     """Tell of success that is measured on tasks of training."""
     split = view.evaluation.split
-    if stages := [f"stages[{i}]" for i, stage in enumerate(view.stages) if stage.split == split]:
+    drawn = ((i, stage.split) for i, stage in enumerate(view.stages) if not stage.reads_file)
+    if stages := [f"stages[{i}]" for i, its in drawn if its == split]:
         judged = f"evaluation.split {split} is that of {' and '.join(stages)}"
         yield f"{judged}: success is measured on tasks that were trained on"
 

@@ -97,6 +97,11 @@ class OnPairs:
         )
 
     @property
+    def reads_file(self) -> bool:
+        """Whether it learns from a file, and from no task of its split."""
+        return self.pairs.file is not None
+
+    @property
     def trainer(self) -> Torch:
         """TRL's trainer is plain torch in one process."""
         return Torch(gradient_checkpointing=self.gradient_checkpointing)

@@ -47,6 +47,8 @@ class PolicyGradient:
 
     #: Its rows know the role in which each call was made.
     knows_roles: ClassVar[bool] = True
+    #: Its attempts are at tasks of its split.
+    reads_file: ClassVar[bool] = False
 
     steps: Annotated[int, Field(ge=1)] = 100
     """Rounds of sampling and updating."""
