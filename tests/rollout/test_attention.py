@@ -296,15 +296,6 @@ def test_the_cache_keeps_what_it_holds_when_it_grows():
     assert cache.n_bytes == 0
 
 
-def test_models_with_a_window_are_refused():
-    config = Qwen2Config(
-        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, use_sliding_window=True, sliding_window=8, max_window_layers=1,
-    )  # fmt: skip
-    with pytest.raises(ModelError, match="sliding_attention"):
-        use_packed_attention(Qwen2ForCausalLM(config))
-
-
 def test_an_unprepared_model_is_refused():
     with pytest.raises(ModelError, match="use_packed_attention"):
         packed_forward(tiny_model(), torch.arange(4), [4])
