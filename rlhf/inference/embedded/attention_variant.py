@@ -65,7 +65,8 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor, variant: Variant, scale: fl
 
     Args:
         q: `[R, H, L, D]`.
-        k: `[R, G, L, D]`; v likewise.
+        k: `[R, G, L, D]`.
+        v: likewise.
         variant: with a cap or sinks.
         scale: of the scores.
         dropout: share of the weights that is dropped.

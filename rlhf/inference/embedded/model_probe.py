@@ -60,8 +60,9 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        elif isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):  # where it is a function's argument
+                setattr(module, name, 0.0)
 
 
 def _unfit(name: str, got: str) -> ModelError:

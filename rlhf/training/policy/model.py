@@ -135,9 +135,7 @@ class Pretrained:
         """Load model and tokenizer; `seed` draws the adapter's weights."""
         torch.manual_seed(seed)
         quantization = self.lora.quantization if self.lora else None
-        model, tokenizer = load_folder(
-            self.path, dtype=self.dtype, quantization=quantization, template=self.template
-        )
+        model, tokenizer = load_folder(self.path, dtype=self.dtype, quantization=quantization, template=self.template)
         return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
 
 

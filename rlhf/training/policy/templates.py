@@ -45,7 +45,7 @@ def give_template(tokenizer: Any, template: Path | None, where: str) -> None:
             where=where,
             got="a base model, perhaps",
             expected="chat_template.jinja or a chat_template in tokenizer_config.json",
-            hint="give it one by policy.template: plain, or the path of a Jinja file; or use an instruction-tuned model",
+            hint="give it one by policy.template: plain, or the path of a Jinja file, or use a tuned model",
         )
     if template is None:
         return

@@ -58,6 +58,9 @@ class Supervised:
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Where the tasks come from."""
+    rewards: dict[str, float] | None = None
+    """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
+    says. A model that a later stage trains is not asked."""
 
     @property
     def reads_file(self) -> bool:
