@@ -48,13 +48,13 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
                 values["supervised/held_out_loss"] = losses[-1]
             run.log(step + 1, values, delivered=False)
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
-            await run.breathe()
+            await run.check_stop()
     if losses:
         told = " to ".join(f"{loss:.3f}" for loss in (losses[0], losses[-1]))
         run.progress.say(f"the loss on {len(held_out)} rows that were not learnt went from {told}")
     trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
-    await run.deliver()
+    await run.publish()
 
 
 def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> float:
