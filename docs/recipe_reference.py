@@ -39,6 +39,7 @@ from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.policy.model import Lora
+from rlhf.training.stages.chat_settings import Chats
 from rlhf.training.stages.pairs import Pairs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +57,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),
     ("stages[i].filters", Filters),
+    ("stages[i].data", Chats),
     ("stages[i].attempts", Attempts),
     ("stages[i].pairs", Pairs),
     ("stages[i].expert", Expert),

@@ -225,7 +225,9 @@ def no_effect(where: str, value: object, why: str, do: str = "remove the key") -
     return Problem("this key has no effect", where, str(value), f"nothing, because {why}", do)
 
 
-def unused(part: Any, keys: tuple[str, ...], path: str, why: str, do: str = "remove the key") -> Iterator[Problem]:
+def unused(
+    part: Any, keys: tuple[str, ...], path: str, why: str, do: str = "remove the key", default: Any = None
+) -> Iterator[Problem]:
     """Yield a problem for each of `keys` that has another value than its default, as none has an effect.
 
     Args:
@@ -234,8 +236,9 @@ def unused(part: Any, keys: tuple[str, ...], path: str, why: str, do: str = "rem
         path: YAML path of it.
         why: they have none.
         do: how to get rid of them.
+        default: a part of that class with every default, where some keys have none.
     """
-    default = type(part)()
+    default = type(part)() if default is None else default
     for key in keys:
         value = getattr(part, key)
         if value != getattr(default, key):

@@ -203,6 +203,7 @@ optimizer/n_skipped             | updates    | updates left out because the grad
 train/tokens_per_s              | tokens/s   | tokens of the rows trained on, in each epoch, per second of training
 train/mfu                       | share      | model FLOPs of these rows over what the GPUs could do in that time
 supervised/loss                 | nats       | cross-entropy per demonstrated token
+supervised/held_out_loss        | nats       | cross-entropy per learnt token of rows that are not trained on
 supervised/n_tokens             | tokens     | demonstrated tokens trained on
 supervised/n_demonstrations     | episodes   | demonstrations, or attempts kept, that were trained on
 supervised/n_calibrated         | episodes   | of these, attempts that were corrected from their first bad step on

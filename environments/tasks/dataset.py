@@ -197,6 +197,11 @@ def _marks(path: Path) -> tuple[int, ...]:
     return tuple(n for stat in (file.stat() for file in _files(path)) for n in (stat.st_mtime_ns, stat.st_size))
 
 
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, or of all files of a folder, in hexadecimal."""
+    return _digest(path, _marks(path))
+
+
 @lru_cache(maxsize=32)
 def _digest(path: Path, marks: tuple[int, ...]) -> str:
     """SHA-256 of a file, or of all files of a folder, in hexadecimal."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.digests import verify_model
 from rlhf.errors import ModelError, RewardError
@@ -46,9 +48,33 @@ class ModelReward:
     reads_tokens: ClassVar[bool] = True
 
     path: str
-    """Folder of the model, or its name on a hub."""
+    """Folder of the model, or its name on a hub; `stages[1]` is the model that this stage of the same recipe trains,
+    which stages before its end go without."""
     batch_size: Annotated[int, Field(ge=1)] = 16
     """Rows of one forward pass."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a stage of the recipe that trains no such model, and one that is asked within another reward."""
+        index, stages = stage_of(self), context.recipe.stages
+        if index is None:
+            return
+        trains = [f"stages[{i}]" for i, s in enumerate(stages) if getattr(s, "learns", None) == self.learnt]
+        if f"stages[{index}]" not in trains:
+            yield Problem(
+                "this stage trains no such model",
+                where=context.at("path"),
+                got=self.path,
+                expected=" or ".join(trains) or f"a stage of kind reward_model with learns: {self.learnt}",
+                do=f"name {trains[0]}" if trains else "add the stage, or name the folder of a model",
+            )
+        elif context.holder is not None:
+            yield Problem(
+                "a model that the run itself trains is a reward of its own",
+                where=context.at("path"),
+                got=f"{self.path} within another reward",
+                expected="a reward that the recipe names",
+                do="move it out, or train the model in a run before",
+            )
 
     def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Score the attempts at a task, in order. Raises RewardError where that cannot be done."""
@@ -118,6 +144,8 @@ class ModelReward:
             ModelError: the model cannot be loaded, says more than one number, has another tokenizer, or has learnt what
                 another reward asks for.
         """
+        if stage_of(self) is not None:
+            return
         try:
             model, own = load(self.path)
         except Exception as error:  # as above
@@ -147,6 +175,12 @@ class ModelReward:
                 expected=f"one with learns: {self.learnt}",
                 hint=f"score with kind: {kinds.get(learnt, learnt)}",
             )
+
+
+def stage_of(reward: object) -> int | None:
+    """Number of the stage whose model a reward asks for, and that has not left it yet; None of any other reward."""
+    found = re.fullmatch(r"stages\[(\d+)\]", reward.path) if isinstance(reward, ModelReward) else None
+    return int(found[1]) if found else None
 
 
 def nodes_of(path: str) -> tuple[int, int] | None:

@@ -61,6 +61,8 @@ def refuse_overlap(recipe: Recipe) -> None:
         _refuse(recipe, lists["evaluation.split"], "evaluation.watch_split", own.watch_split, watched, "watched")
         lists["evaluation.watch_split"] = (own.watch_split, watched)
     for i, stage in enumerate(recipe.stages):
+        if stage.reads_file:
+            continue
         trained = tasks_of(environment, stage.split)
         for judged in lists.values():
             _refuse(recipe, judged, f"stages[{i}].split", stage.split, trained, "trained on")
@@ -99,6 +101,8 @@ def refuse_trained(
     judged = [task for listed in tasks.values() for task in listed]
     part_of = {task.id: name for name, listed in tasks.items() for task in listed}
     for i, stage in enumerate(recipe.stages):
+        if stage.reads_file:
+            continue
         both = in_both(judged, tasks_of(recipe.environment, stage.split))
         if both:
             where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rewards.models.model_folder import stage_of
 from rlhf.build.engine import make_publisher
 from rlhf.build.memory_store import agent_of
 from rlhf.build.pair_data import check_parts
@@ -23,7 +24,9 @@ from rlhf.recipe.evaluation_target import EvaluationTarget
 from rlhf.recipe.suites import Part
 from rlhf.rollout.contrib.strategies import StrategyCapabilities
 from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import Weighted
 from rlhf.training.policy.model import Policy, restore
+from rlhf.training.reward_model_training import left_by
 
 
 @asynccontextmanager
@@ -70,7 +73,8 @@ async def _model_at_play(
     assert recipe is not None
     policy = _weights(recipe, found.checkpoint)
     strategy = found.suite.strategy
-    asked = [weighted.reward for part in found.suite.parts for weighted in part.rewards.values()]
+    left = {part.name: _left(part.rewards, found.checkpoint) for part in found.suite.parts}
+    asked = [weighted.reward for rewards in left.values() for weighted in rewards.values()]
     check_parts([*asked, StrategyCapabilities(strategy).judge], policy.tokenizer)
     policy.model.to(device())
     collector = await make_collector(recipe, policy, progress)
@@ -82,12 +86,21 @@ async def _model_at_play(
             collector,
             environment=part.environment,
             agent=agent_of(part, found.checkpoint, found.name),
-            rewards=part.rewards,
+            rewards=left[part.name],
             limits=part.limits,
             seed=found.suite.seed,
         )
     finally:
         await collector.engine.close()
+
+
+def _left(rewards: Mapping[str, Weighted], checkpoint: Path | None) -> dict[str, Weighted]:
+    """Rewards asking the models that the run around a checkpoint has trained; without those that it has not yet."""
+    if checkpoint is None:
+        return dict(rewards)
+    run = checkpoint.parent.parent
+    found = {name: replace(w, reward=left_by(stage_of(w.reward), w.reward, run)) for name, w in rewards.items()}
+    return {name: w for name, w in found.items() if stage_of(w.reward) is None}
 
 
 def _weights(recipe: Recipe, checkpoint: Path | None) -> Policy:

@@ -151,7 +151,7 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
         asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
         if asks or (copied := _to_try(weighted)) is None:
             continue
-        split = next((stage.split for stage in recipe.stages if stage.split), recipe.evaluation.split)
+        split = next((stage.split for stage in recipe.stages if not stage.reads_file), recipe.evaluation.split)
         tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
         if tasks and not await _refusal(_NONSENSE, tasks[0], copied, recipe.limits):
             say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")

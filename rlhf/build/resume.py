@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -172,6 +172,24 @@ def check_environment(folder: Path, environment: object) -> None:
                 got=now,
                 expected=record[name],
                 hint="put it back, or start a new run from the newest checkpoint: policy.path",
+            )
+
+
+def check_data_unchanged(folder: Path, now: Mapping[str, str]) -> None:
+    """Raise CheckpointError where a file that stages learn from is not the one that the run in `folder` began with."""
+    path = folder / "versions.json"
+    if not now or not path.is_file():
+        return
+    with disk("the record of versions", path):
+        record = json.loads(path.read_text("utf-8")).get("data", {})
+    for name, digest in now.items():
+        if record.get(name, digest) != digest:
+            raise CheckpointError(
+                "the data is not what this run began with",
+                where=f"{path}, {name}",
+                got=digest,
+                expected=record[name],
+                hint="put the file back, or start a new run",
             )
 
 

@@ -27,6 +27,7 @@ from rlhf.build.preflight import check_template, refuse_without_references, try_
 from rlhf.build.processes import check_alike, joined, stopped_by_term, stopping_together
 from rlhf.build.resume import (
     begin_of,
+    check_data_unchanged,
     check_environment,
     is_finished,
     made_of,
@@ -34,6 +35,7 @@ from rlhf.build.resume import (
     say_finished,
     telling_what_is_there,
 )
+from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of, texts_of
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
@@ -161,11 +163,13 @@ async def prepare(
     here = processes.current()
     if is_resumed:
         check_environment(folder, recipe.environment)
+        check_data_unchanged(folder, digests(recipe))
     else:
         refuse_overlap(recipe)
         try_samplers(recipe)
         check_seated(recipe)
         check_sources(recipe)
+        check_data(recipe, progress.say)
         refuse_without_references(recipe)
         if here.is_main:
             await try_references(recipe, progress.say)
@@ -173,6 +177,8 @@ async def prepare(
             write_record(folder, recipe)
     policy, collector, played = await _start(recipe, folder, found, state, progress)
     keeper = make_store_keeper(recipe, folder, found)
+    for index, _ in data_stages(recipe):
+        played[index] = await rows_of(recipe, index, played[index], collector.renderer, policy.max_context)
     collector = replace(collector, agent=keeper.bound) if keeper else collector
     callbacks, sinks = callbacks or Callbacks(()), list[Sink]()
     if here.is_main:
@@ -215,7 +221,7 @@ async def prepare(
 
 async def _start(
     recipe: Recipe, folder: Path, found: Path | None, state: State, progress: RichProgress
-) -> tuple[Policy, RolloutRunner, dict[int, list[Demonstration]]]:
+) -> tuple[Policy, RolloutRunner, dict[int, Any]]:
     """Policy, engine and demonstrations; these last, as they take long, but where the tokenizer is made of them."""
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
@@ -333,10 +339,12 @@ async def make_collector(
     )
 
 
-async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, list[Demonstration]]:
-    """Demonstrations of every stage that needs some: played once, then kept in the run folder."""
-    played = {}
+async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, Any]:
+    """Demonstrations of every stage that needs some: played once, then kept in the run folder, or data that is read."""
+    played: dict[int, Any] = {index: texts_of(recipe, index) for index, _ in data_stages(recipe)}
     for index, stage in enumerate(recipe.stages):
+        if index in played:
+            continue
         imitates = isinstance(stage, Supervised)
         wants: Any = stage.sampler if isinstance(stage, PolicyGradient) else stage
         if not (wants.attempts is None if imitates else isinstance(wants, DemonstratedSampler)):
@@ -397,7 +405,7 @@ async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress
 
 def write_record(folder: Path, recipe: Recipe) -> None:
     """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
-    record = versions(recipe.environment) | programs_record(recipe.rewards)
+    record = versions(recipe.environment) | programs_record(recipe.rewards) | {"data": digests(recipe)}
     write_listed(folder / "versions.json", json.dumps(record, indent=1))
     write_listed(folder / "recipe.yaml", dump(recipe))
 

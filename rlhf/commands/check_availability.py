@@ -60,7 +60,7 @@ def refuse_absent_models(recipe: Recipe) -> None:
     """Raise RecipeError where policy or reward names a folder without a model; a name on a hub is not looked up."""
     from rewards.combinators.parts import with_parts
     from rewards.judges.asking import AsksModel
-    from rewards.models.model_folder import ModelReward
+    from rewards.models.model_folder import ModelReward, stage_of
     from rlhf.checking import Problem, no_model
     from rlhf.training.policy.model import Pretrained
 
@@ -74,7 +74,7 @@ def refuse_absent_models(recipe: Recipe) -> None:
     )
     rewards = {name: weighted.reward for name, weighted in recipe.rewards.items()}
     for path, reward in with_parts("rewards", rewards):
-        if isinstance(reward, ModelReward | AsksModel) and reward.path is not None:
+        if isinstance(reward, ModelReward | AsksModel) and reward.path is not None and stage_of(reward) is None:
             problems += no_model(reward.path, f"{path}.path", hint)
     for problem in problems:
         raise problem.error
@@ -122,11 +122,11 @@ def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _is_of_model(part: object) -> bool:
     """Whether `path` of these settings is a model's: they say so in naming a hub."""
     from rewards.judges.asking import AsksModel
-    from rewards.models.model_folder import ModelReward
+    from rewards.models.model_folder import ModelReward, stage_of
     from rlhf.training.critics.value_model import OwnModel
     from rlhf.training.policy.model import Pretrained
 
-    return isinstance(part, AsksModel | ModelReward | OwnModel | Pretrained)
+    return isinstance(part, AsksModel | ModelReward | OwnModel | Pretrained) and stage_of(part) is None
 
 
 def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:

@@ -150,6 +150,8 @@ def _trial_rows(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
+    if stage["kind"] == "supervised" and stage["n_updates"] is None:
+        return [(stage["stage"], "the rows of a file, or the attempts of a run")]
     if stage["kind"] == "supervised":
         updates = _count(stage["n_updates"], "update")
         if stage["n_episodes"]:

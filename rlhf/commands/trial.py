@@ -55,7 +55,10 @@ def shortened(recipe: Recipe, n_steps: int) -> list[str]:
     """Return overrides that leave `n_steps` of every stage, and next to nothing of evaluations."""
     found = [f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
     for i, stage in enumerate(recipe.stages):
-        if isinstance(stage, OnPairs) or (isinstance(stage, Supervised) and stage.attempts is not None):
+        if isinstance(stage, Supervised) and stage.reads_file:
+            found += [f"stages.{i}.epochs=1", f"stages.{i}.data.max_rows={2 * n_steps * stage.batch_size}"]
+            continue
+        if isinstance(stage, OnPairs) or (isinstance(stage, Supervised) and (stage.attempts or stage.data)):
             found.append(f"stages.{i}.epochs=1")
             continue
         if isinstance(stage, Supervised):

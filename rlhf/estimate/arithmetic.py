@@ -54,7 +54,9 @@ def _sized(recipe: Recipe, n_processes: int) -> tuple[dict[str, Any], dict[str, 
 
 
 def _supervised(stage: Any) -> dict[str, Any]:
-    """Of attempts that are imitated, the most: as many tasks may have nothing to keep."""
+    """Of attempts that are imitated, the most: as many tasks may have nothing to keep; None of data, not yet read."""
+    if stage.data is not None:
+        return {"kind": "supervised", "n_demonstrations": None, "n_updates": None, "n_episodes": 0}
     source = stage.attempts
     n = source.tasks_per_round * source.max_per_task if source else stage.n_demonstrations
     rounds = source.rounds if source else 1

@@ -19,6 +19,8 @@ class ModelConfig(CapabilityView):
     attention_dropout = Capability[float | None](None)
     layer_types = Capability[Sequence[str] | None](())
     """Attention of each layer; empty where the configuration does not know them."""
+    attn_logit_softcapping = Capability[float | None](None)
+    model_type = Capability("")
     sliding_window = Capability[int | None](None)
     tie_word_embeddings = Capability(False)
     get_text_config = Capability[Callable[[], Any] | None](None)

@@ -11,6 +11,7 @@ from environments.base import Capabilities as environment_says
 from rewards.base import GroupReward
 from rlhf.catalog import CATALOG
 from rlhf.checking import Problem, RecipeView, no_effect, no_split
+from rlhf.errors import nearest
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.model import plain_rewards
 from rlhf.recipe.view import Place, places
@@ -232,11 +233,35 @@ def _silenced(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     wanted = {"evaluation.split": view.evaluation.split}
-    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(view.stages)}
+    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(view.stages) if not stage.reads_file}
     if any(stage.evaluate_every for _, stage in view.learning):
         wanted["evaluation.watch_split"] = view.evaluation.watch_split
     for where, split in wanted.items():
         yield from no_split(split, view.properties.splits, where)
+
+
+def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    """Yield problems of stages that weigh a reward that there is not, or only one whose model is not trained yet."""
+    from rewards.models.model_folder import stage_of
+
+    known = {name: w.weight for name, w in view.trained_rewards.items()}
+    awaited = {name: stage_of(w.reward) for name, w in view.trained_rewards.items()}
+    for i, stage in enumerate(view.stages):
+        where, own = f"stages[{i}].rewards", known if stage.rewards is None else stage.rewards
+        for name in own:
+            if name not in known:
+                do = nearest(name, known) or "name a reward of the recipe that is not watched"
+                yield Problem("there is no such reward", f"{where}.{name}", name, ", ".join(known) or "no rewards", do)
+        counting = {name for name, weight in own.items() if weight and name in known}
+        late = {name for name in counting if (at := awaited[name]) is not None and at >= i}
+        if late and late == counting and not stage.reads_file:
+            yield Problem(
+                "the model that scores this stage is not trained yet",
+                where=where,
+                got=", ".join(sorted(late)),
+                expected="a weight for a reward that is there by then",
+                do=f"add {where}: {{NAME: 1.0}}, or put the stage behind the one that trains the model",
+            )
 
 
 #: What the agent, the environment and the rewards ask of each other.
@@ -244,13 +269,14 @@ OF_TASKS: tuple[Rule, ...] = (_tools, _held_out, _seats, _rewards)
 #: What stages ask of parts beside them, before each part is looked at: behind these, much else would be a consequence.
 OF_STAGES: tuple[Rule, ...] = (_groups, _critics, _wrapped, _silenced, _votes)
 #: What is asked last.
-OF_ALL: tuple[Rule, ...] = (_splits, _branches)
+OF_ALL: tuple[Rule, ...] = (_splits, _branches, _weights)
 
 
 def unseen(view: RecipeView) -> Iterator[str]:
     """Tell of success that is measured on tasks of training."""
     split = view.evaluation.split
-    if stages := [f"stages[{i}]" for i, stage in enumerate(view.stages) if stage.split == split]:
+    drawn = ((i, stage.split) for i, stage in enumerate(view.stages) if not stage.reads_file)
+    if stages := [f"stages[{i}]" for i, its in drawn if its == split]:
         judged = f"evaluation.split {split} is that of {' and '.join(stages)}"
         yield f"{judged}: success is measured on tasks that were trained on"
 

@@ -39,4 +39,5 @@ def refuse_judging(recipe: Recipe) -> None:
 def drawing_from_the_judged(recipe: Recipe) -> list[str]:
     """YAML paths of the stages that draw from the split of the result."""
     judged = recipe.evaluation.split
-    return [f"stages[{i}]" for i, stage in enumerate(recipe.stages) if stage.split == judged]
+    drawing = ((i, stage.split) for i, stage in enumerate(recipe.stages) if not stage.reads_file)
+    return [f"stages[{i}]" for i, split in drawing if split == judged]

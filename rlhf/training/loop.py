@@ -20,6 +20,7 @@ from rlhf.training.between_steps import between, restore_refreshed_rewards
 from rlhf.training.hooks.base import Step
 from rlhf.training.rollout_phase import sample_groups
 from rlhf.training.run import Run
+from rlhf.training.stage_rewards import StageRewards
 from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.base import is_played, other_stage
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -28,12 +29,14 @@ from rlhf.training.update import update
 
 async def train(run: Run, stages: Sequence[Any]) -> None:
     """Run every stage from where `run.state` stands. Whatever stops a run, its last finished step is saved."""
+    rewards = StageRewards(run)
     restore_refreshed_rewards(run, stages)
     for index in range(run.state.stage, len(stages)):
         stage = stages[index]
         kind, work = other_stage(stage) or ("policy_gradient", train_policy)
         if index > run.state.stage or not run.state.stage_kind:
             run.begin_stage(index, kind)
+        rewards.begin(stage, stages)
         if not run.state.finished:
             if "before" not in run.state.results and is_played(stage):
                 await run.publish()

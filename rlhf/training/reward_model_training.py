@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rewards.models.model_folder import LEARNT
 from rlhf.digests import Manifest
-from rlhf.errors import TrainingError, disk
+from rlhf.errors import ModelError, TrainingError, disk
 from rlhf.processes import current
 from rlhf.training.backends.sharded import device_of
-from rlhf.training.policy.lora import unadapted
+from rlhf.training.policy.lora import Lora, unadapted
 from rlhf.training.policy.model import Policy
 
 
@@ -60,6 +60,14 @@ def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
     config = copy.deepcopy(backbone.config)
     config.num_labels, config.pad_token_id = 1, policy.tokenizer.pad_token_id
     setattr(config, LEARNT, learns)
+    if type(config) not in auto._model_mapping:
+        raise ModelError(
+            "models of this family cannot say one number for a row",
+            where="stages: reward_model",
+            got=str(config.model_type),
+            expected="a family with a sequence classifier in transformers",
+            hint="train the reward model in a run of another family, with the same tokenizer",
+        )
     model: Any = auto.from_config(config, dtype=backbone.dtype)
     setattr(model, model.base_model_prefix, getattr(backbone, backbone.base_model_prefix))
     model.set_attn_implementation("sdpa")
@@ -79,6 +87,22 @@ def save_in(run: Path, name: str, model: Any, tokenizer: Any) -> None:
     save(run / name, model, tokenizer)
     if current().is_main:
         Manifest(run).record_all(name)
+
+
+def left_by(index: int | None, reward: Any, run: Path) -> Any:
+    """Return `reward` asking the model that stage `index` left in a run; as it is where it left none."""
+    return reward if index is None else asking_left(reward, run / "reward_model" / f"{index}-reward_model")
+
+
+def adapted(model: Any, lora: Lora | None) -> tuple[Any, Callable[[], Any]]:
+    """Return a scoring model with adapters inside, and what merges them; itself without `lora`.
+
+    The number that it says is trained in full.
+    """
+    if lora is None:
+        return model, lambda: model
+    wrapped = lora.wrap_scorer(model)
+    return wrapped.get_base_model(), wrapped.merge_and_unload
 
 
 def asking_left(reward: Any, folder: Path) -> Any:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf.errors import ModelError
 from rlhf.inference.embedded import attention
@@ -294,15 +294,6 @@ def test_the_cache_keeps_what_it_holds_when_it_grows():
     assert torch.equal(keys[7, 0, :4], held[10:14, 0])
     cache.clear()
     assert cache.n_bytes == 0
-
-
-def test_models_with_a_window_are_refused():
-    config = Qwen2Config(
-        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, use_sliding_window=True, sliding_window=8, max_window_layers=1,
-    )  # fmt: skip
-    with pytest.raises(ModelError, match="sliding_attention"):
-        use_packed_attention(Qwen2ForCausalLM(config))
 
 
 def test_an_unprepared_model_is_refused():

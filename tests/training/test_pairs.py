@@ -174,7 +174,10 @@ def test_a_line_is_texts_or_messages(tmp_path: Path) -> None:
         ("[1]", ["no pair", "list"]),
         ({"prompt": "a", "chosen": "b"}, ["'rejected' is missing", "prompt, chosen"]),
         ({"prompt": "a", "chosen": "b", "reject": "c"}, ["no field 'reject'", "did you mean 'rejected'?"]),
-        ({**GOOD, "weight": 1}, ["no field 'weight'", "remove the field"]),
+        (
+            {"chosen": [{"role": "user", "content": "a"}] * 2, "rejected": [{"role": "user", "content": "b"}] * 2},
+            ["part before their last message", "0 of them in common"],
+        ),
         ({**GOOD, "chosen": "blue"}, ["are the same"]),
         ({**GOOD, "prompt": 3}, ["prompt cannot be read"]),
         ({**GOOD, "prompt": []}, ["prompt cannot be read"]),

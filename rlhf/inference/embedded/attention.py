@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlhf.errors import ModelError
+from rlhf.inference.embedded.attention_variant import PLAIN, Variant, attend_causally, band
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
 from rlhf.inference.embedded.varlen import VarlenPlan, takes_varlen
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
@@ -31,6 +32,9 @@ ATTENTION_NAME = "rlhf_packed"
 
 #: Squared tokens of padding that cost as much as one more kernel call; measured on one CPU core, 6 heads of 32.
 _CALL_COST = 8192
+
+#: Layers that can be packed.
+_KINDS = frozenset({"full_attention", "sliding_attention"})
 
 #: Tokens that rows must have in common, from their first on, to share them.
 SHORTEST_SHARED = 16
@@ -44,7 +48,9 @@ class AttentionPlan(Protocol):
     by_layer: bool
     """Whether it has to know which layer asks; compiled layers are one program where it has not."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
+    ) -> Tensor:
         """Attention of one layer: query `[T, H, D]`, key and value `[T, G, D]`, result `[T, H, D]`."""
         ...
 
@@ -89,7 +95,9 @@ class RowPlan(PackedRows):
             first += tokens.size
         return np.concatenate(gather), inverse
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
+    ) -> Tensor:
         """Attention within rows; see `AttentionPlan.attend`."""
         self.is_used = True
         if not self._aligned:
@@ -101,13 +109,20 @@ class RowPlan(PackedRows):
                 x[first : first + n_rows * width].view(n_rows, width, *x.shape[1:]).transpose(1, 2)
                 for x in (query, key, value)
             )
-            gqa = q.shape[1] != k.shape[1]
-            out = F.scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=gqa
-            )
-            outs.append(out.transpose(1, 2).flatten(0, 1))
+            outs.append(_attend_rows(q, k, v, how, scale, dropout).transpose(1, 2).flatten(0, 1))
         joined = torch.cat(outs) if len(outs) > 1 else outs[0]
         return joined if self._aligned else _move(joined, self._inverse, self._gather, zero=self._dropped)
+
+
+def _attend_rows(q: Tensor, k: Tensor, v: Tensor, how: Variant, scale: float, dropout: float) -> Tensor:
+    """Causal attention of rows of one length: q `[R, H, L, D]`, k and v `[R, G, L, D]`."""
+    if not how.is_fused:
+        return attend_causally(q, k, v, how, scale, dropout)
+    width, gqa = q.shape[2], q.shape[1] != k.shape[1]
+    mask = band(width, how.window, q.device) if how.window is not None and how.window < width else None
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale, enable_gqa=gqa
+    )
 
 
 def shared_prefixes(token_ids: Ints, lengths: Ints) -> Ints:
@@ -202,18 +217,12 @@ def _packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    unknown = [name for name in ("sliding_window", "softcap", "s_aux") if kwargs.get(name) is not None]
-    if unknown:
-        raise ModelError(
-            "this attention variant cannot be packed",
-            where=type(module).__name__,
-            got=", ".join(unknown),
-            expected="plain full attention",
-        )
+    asked = [kwargs.get(name) for name in ("sliding_window", "softcap", "s_aux")]
+    how = PLAIN if asked == [None] * 3 else Variant(*asked)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     layer = cast(int, module.layer_idx) if packed_plan.by_layer else 0
-    return packed_plan.attend(layer, q, k, v, scale, dropout)[None], None
+    return packed_plan.attend(layer, q, k, v, scale, dropout, how)[None], None
 
 
 def _make_known() -> None:
@@ -234,15 +243,14 @@ def use_packed_attention(model: nn.Module) -> None:
     base = ModelWrapper(model).base
     config = ModelConfig(base.config)
     name = type(base).__name__
-    plain = "sliding_attention" if config.layer_types == () and config.sliding_window else "full_attention"
-    kinds = set(config.layer_types or [plain])
-    if kinds != {"full_attention"}:
+    kinds = set(config.layer_types or ["full_attention"]) - _KINDS
+    if kinds:
         raise ModelError(
-            "only models whose layers all attend to the whole context are supported",
+            "layers of this model do not attend token by token, so rows laid end to end would see each other",
             where=name,
             got=", ".join(sorted(kinds)),
-            expected="full_attention in every layer",
-            hint="if the context is shorter than the window, set sliding_window to null in the model's config.json",
+            expected=" or ".join(sorted(_KINDS)),
+            hint="use a model of attention layers alone; docs/models.md lists those that are tested",
         )
     if not ModelWrapper(base).takes_attention:
         raise ModelError(

@@ -12,13 +12,16 @@ bit, on whether a token was sampled or read: a session computed anew after an ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from rlhf.inference.embedded.attention_variant import PLAIN, Variant
+from rlhf.inference.embedded.attention_variant import weights as weights_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -108,7 +111,9 @@ class _Span:
         n_keys: keys each row reads, masked ones included.
         width: queries of each row, padded ones included.
         gather: int64 `[rows * width]`, token behind each query; any token at padding.
+        seen: int64 `[rows, width]`, the last key that each query sees.
         mask: float32 `[rows, width, n_keys]`: 0 or -inf.
+        shaped: by window, the mask as the kernel wants it, made at the first layer that needs it.
     """
 
     first: int
@@ -116,8 +121,9 @@ class _Span:
     n_keys: int
     width: int
     gather: Tensor
+    seen: Ints
     mask: Tensor
-    shaped: Tensor | None = None  # the mask as the kernel wants it, made at the first layer
+    shaped: dict[int | None, Tensor] = field(default_factory=dict)
 
 
 class SlotPlan:
@@ -159,14 +165,16 @@ class SlotPlan:
         """Position of each new token in its session, `[sum(counts)]`."""
         return self._places
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
+    ) -> Tensor:
         """Write `key` and `value` into their slots, then attend; see `AttentionPlan.attend`."""
         self.is_used = True
         keys, values = self._cache.buffers(layer, key, value)
         index = self._write_index(keys)
         for buffer, new in ((keys, key), (values, value)):
             buffer.view(-1, buffer.shape[3]).index_copy_(0, index, new[: self._n_new].reshape(-1, new.shape[2]))
-        outs = [_attend(span, query.index_select(0, span.gather), keys, values, scale) for span in self._spans]
+        outs = [_attend(span, query.index_select(0, span.gather), keys, values, scale, how) for span in self._spans]
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).index_select(0, self._inverse)
 
     def _write_index(self, keys: Tensor) -> Tensor:
@@ -231,14 +239,22 @@ def _make_span(pieces: list[tuple[int, int, int, int]], device: torch.device) ->
     seen = np.zeros((last - first, width), np.int64)
     seen[rows] = starts[:, None] + offsets
     mask = np.where(np.arange(n_keys) > seen[:, :, None], np.float32(-np.inf), np.float32(0))
-    span = _Span(
-        first, last, n_keys, width, torch.from_numpy(gather.reshape(-1)).to(device), torch.from_numpy(mask).to(device)
-    )
+    at = torch.from_numpy(gather.reshape(-1)).to(device)
+    span = _Span(first, last, n_keys, width, at, seen, torch.from_numpy(mask).to(device))
     places = rows[:, None] * width + offsets
     return span, gather[rows][real], places[real]
 
 
-def _attend(span: _Span, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _windowed(span: _Span, window: int | None) -> Tensor:
+    """Mask of a span `[rows, width, n_keys]` in layers with a window; a query that nobody reads sees key 0."""
+    if window is None or window >= span.n_keys:
+        return span.mask
+    outside = np.arange(span.n_keys) <= span.seen[:, :, None] - window
+    outside[..., 0] &= span.seen - window < span.n_keys - 1
+    return span.mask.masked_fill(torch.from_numpy(outside).to(span.mask.device), -torch.inf)
+
+
+def _attend(span: _Span, query: Tensor, keys: Tensor, values: Tensor, scale: float, how: Variant) -> Tensor:
     """Attention of one span: query `[rows * width, H, D]`, buffers `[S, G, length, D]`, result like the query."""
     n_rows, n_heads, n_groups = span.last - span.first, query.shape[1], keys.shape[1]
     shared = n_heads // n_groups  # query heads that read one key-value head
@@ -246,19 +262,28 @@ def _attend(span: _Span, query: Tensor, keys: Tensor, values: Tensor, scale: flo
     q = query.view(n_rows, span.width, n_groups, shared, -1).transpose(1, 2).reshape(n_rows, n_groups, n_queries, -1)
     k, v = (x[span.first : span.last, :, : span.n_keys] for x in (keys, values))
     exact = query.device.type == "cpu" and query.dtype == torch.float32
-    if span.shaped is None:
-        mask = span.mask[:, None, :, None].expand(n_rows, n_groups if exact else 1, span.width, shared, span.n_keys)
+    exact = exact or not how.is_fused
+    if (shaped := span.shaped.get(how.window)) is None:
+        mask = _windowed(span, how.window)
+        mask = mask[:, None, :, None].expand(n_rows, n_groups if exact else 1, span.width, shared, span.n_keys)
         if span.width == 1:  # every query of the row has the same mask
             mask = mask[:, :, :, :1]
-        span.shaped = mask.reshape(n_rows, mask.shape[1], -1, span.n_keys).to(query.dtype)
+        shaped = span.shaped[how.window] = mask.reshape(n_rows, mask.shape[1], -1, span.n_keys).to(query.dtype)
     if exact:
-        out = _attend_exactly(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), span.shaped.flatten(0, 1), scale)
+        sinks = None
+        if how.sinks is not None:  # `[H]` as `[rows * G, M, 1]`
+            sinks = how.sinks.view(1, n_groups, 1, shared).expand(n_rows, -1, span.width, -1).reshape(-1, n_queries, 1)
+        out = _attend_exactly(
+            q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), shaped.flatten(0, 1), scale, how, sinks
+        )
     else:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=span.shaped, scale=scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=shaped, scale=scale)
     return out.reshape(n_rows, n_groups, span.width, shared, -1).transpose(1, 2).reshape(len(query), n_heads, -1)
 
 
-def _attend_exactly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attend_exactly(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, how: Variant = PLAIN, sinks: Tensor | None = None
+) -> Tensor:
     """Attention whose rounding for one query depends on its own keys only, and as fast as the fused CPU kernel.
 
     q `[B, M, D]`, k and v `[B, L, D]`, mask `[B, M or 1, L]`. A matrix product sums over the keys in blocks that BLAS
@@ -268,8 +293,12 @@ def _attend_exactly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float)
     """
     if len(q) == 1:
         q, k, v, mask = (x.expand(2, -1, -1) for x in (q, k, v, mask))
-        return _attend_exactly(q, k, v, mask, scale)[:1]
-    weights = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale).softmax(-1)
+        sinks = None if sinks is None else sinks.expand(2, -1, -1)
+        return _attend_exactly(q, k, v, mask, scale, how, sinks)[:1]
+    if how.is_fused:
+        weights = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale).softmax(-1)
+    else:
+        weights = weights_of(torch.bmm(q, k.transpose(1, 2)) * scale, mask, how, sinks)
     if q.shape[1] < _QUERY_STEP or k.shape[1] <= _VALUE_BLOCK:
         return torch.bmm(weights, v)
     out = torch.bmm(weights[..., :_VALUE_BLOCK], v[:, :_VALUE_BLOCK])

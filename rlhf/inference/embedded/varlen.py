@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rlhf.inference.embedded.attention_variant import PLAIN, Variant
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
 
@@ -25,7 +26,7 @@ _MAX_HEAD = 256
 
 
 def takes_varlen(model: nn.Module, device: torch.device) -> bool:
-    """Whether the kernel can attend for `model`: on CUDA, in 16 bits, without dropout, heads of at most 256."""
+    """Whether the kernel can attend for `model`: on CUDA, in 16 bits, no dropout, caps or sinks, heads of 256."""
     if device.type != "cuda":
         return False
     parameter = next(model.parameters())
@@ -33,6 +34,7 @@ def takes_varlen(model: nn.Module, device: torch.device) -> bool:
     config = ModelConfig(own.config).text
     drops = own.inner.training and bool(config.attention_dropout)  # an engine around a module does not say
     fits = config.head_width % 8 == 0 and config.head_width <= _MAX_HEAD
+    fits = fits and not config.attn_logit_softcapping and config.model_type != "gpt_oss"
     return parameter.dtype in (torch.bfloat16, torch.float16) and fits and not drops
 
 
@@ -58,7 +60,9 @@ class VarlenPlan(PackedRows):
             self._laid, self._first = on_device(laid, device), on_device(first, device)
             self._again, self._copies = on_device(again, device), on_device(copies, device)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
+    ) -> Tensor:
         """Attention within rows; see `AttentionPlan.attend`."""
         from torch.nn.attention.varlen import varlen_attn
 
@@ -74,7 +78,7 @@ class VarlenPlan(PackedRows):
             self._max_q,
             self._max_k,
             scale=scale,
-            window_size=(-1, 0),
+            window_size=(-1 if how.window is None else how.window - 1, 0),
             enable_gqa=True,
         )
         return cast(Tensor, found)

@@ -240,13 +240,14 @@ def profiler_of(stages: Sequence[Any], n: int, folder: Path, state: State) -> Pr
     """
     where = f"--profile {n}"
     kinds = (PolicyGradient, Supervised)
-    fitting = [i for kind in reversed(kinds) for i, one in enumerate(stages) if isinstance(one, kind)]
+    known = [(i, one) for i, one in enumerate(stages) if not (isinstance(one, Supervised) and one.data)]
+    fitting = [i for kind in reversed(kinds) for i, one in known if isinstance(one, kind)]
     if not fitting:
         raise RecipeError(
             "no stage of the recipe has steps that can be profiled",
             where=where,
             got=", ".join(type(one).__name__ for one in stages),
-            expected="a policy_gradient or a supervised stage",
+            expected="a policy_gradient stage, or a supervised one whose steps are known before its data is read",
             hint="leave out --profile",
         )
     index = fitting[-1]

@@ -19,7 +19,7 @@ from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibration import bins_of, calibration_error, write_held_out
 from rlhf.training.contrib.node_labels import labelled_nodes
 from rlhf.training.contrib.step_labels import Labelled, labelled
-from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
+from rlhf.training.reward_model_training import adapted, save_in, scoring_model, split_by_task
 from rlhf.training.stages.preference_training import groups_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
 
@@ -38,13 +38,14 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
     figures = collected.metrics() | {"rollout/n_groups": float(len(groups))} if collected else {}
     figures |= figures_of(rows)
     run.reseed(0)
-    model = scoring_model(run.policy, stage.learns)
+    model, merged = adapted(scoring_model(run.policy, stage.learns), stage.lora)
     if stage.merge:
         setattr(model.config, NODES, {"mark": run.policy.tokenizer.pad_token_id, "longest": stage.merge.longest})
     for update, values in enumerate(updates(model, seen, stage, seed_of(run)), start=1):
         run.log(update, values | (figures if update == 1 else {}), delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
         await run.check_stop()
+    model = merged()
     save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)
     _judge(run, stage, model, unseen, total)
     n_episodes = collected.n_episodes if collected else 0

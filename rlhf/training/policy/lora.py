@@ -152,6 +152,22 @@ class Lora:
                 way_out = _SHARED_ONE if context.recipe.roles else _UNSAID
                 yield never_called(context.at(f"roles[{i}]"), role, known, way_out)
 
+    def wrap_scorer(self, model: Any) -> Any:
+        """A model that says one number, with trainable adapters below and that number's weights trained in full."""
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # as below
+            lora_dropout=self.dropout,
+            target_modules=self.targets if isinstance(self.targets, str) else list(self.targets),
+            use_rslora=self.rslora,
+            use_dora=self.dora,
+            task_type="SEQ_CLS",
+            modules_to_save=["score"],
+        )
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
+
     def wrap(self, model: Any) -> Any:
         """`model` with trainable adapters."""
         from peft import LoraConfig, get_peft_model

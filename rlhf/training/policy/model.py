@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.checking import CheckContext, Problem
 from rlhf.errors import CheckpointError, ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
+from rlhf.inference.embedded.model_probe import check_rows, without_dropout
 from rlhf.inference.embedded.swapped_weights import having, held_by
 from rlhf.inference.role_adapters import adapter_names, adapter_of, role_adapters
 from rlhf.processes import current
@@ -26,6 +27,7 @@ from rlhf.training.backends.sharded import device_of, full_state, is_laid_out
 from rlhf.training.checkpoints.store import check_model, way_out_of
 from rlhf.training.policy.lora import Lora as Lora
 from rlhf.training.policy.lora import load_adapters, loading_options
+from rlhf.training.policy.templates import give_template
 from rlhf.training.policy.tokenizer import train_tokenizer
 
 
@@ -116,6 +118,9 @@ class Pretrained:
     """Folder of a saved model, or its name on a hub, such as Qwen/Qwen3-0.6B."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights."""
+    template: Path | None = None
+    """Chat template for a model that has none, or in the place of its own: `plain`, `chatml`, or the path of a Jinja
+    file."""
     chat_template_kwargs: dict[str, bool | str | int] = Field(default_factory=dict)
     """Passed to the tokenizer's chat template, e.g. {enable_thinking: false}."""
     lora: Lora | None = None
@@ -130,7 +135,7 @@ class Pretrained:
         """Load model and tokenizer; `seed` draws the adapter's weights."""
         torch.manual_seed(seed)
         quantization = self.lora.quantization if self.lora else None
-        model, tokenizer = load_folder(self.path, dtype=self.dtype, quantization=quantization)
+        model, tokenizer = load_folder(self.path, dtype=self.dtype, quantization=quantization, template=self.template)
         return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
 
 
@@ -139,9 +144,14 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 
 
 def load_folder(
-    path: str, *, dtype: str = "float32", where: str = "", quantization: str | None = None
+    path: str,
+    *,
+    dtype: str = "float32",
+    where: str = "",
+    quantization: str | None = None,
+    template: Path | None = None,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer of a Hugging Face folder or hub name.
+    """Model and tokenizer of a Hugging Face folder or hub name, with the chat template that is named if one is.
 
     Raises:
         ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
@@ -187,13 +197,7 @@ def load_folder(
             expected="every parameter of the model that config.json describes",
             hint="complete the files; weights drawn at random instead would look like a model that has learnt nothing",
         )
-    if tokenizer.chat_template is None:
-        raise ModelError(
-            "the tokenizer has no chat template",
-            where=where,
-            expected="chat_template.jinja or a chat_template in tokenizer_config.json",
-            hint="use an instruction-tuned model, or save a chat template beside the tokenizer",
-        )
+    give_template(tokenizer, template, where)
     return model, tokenizer
 
 
@@ -203,6 +207,7 @@ def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any
 
     tokenizer = AutoTokenizer.from_pretrained(source)
     loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    without_dropout(loaded[0])
     return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])
 
 
@@ -228,6 +233,7 @@ class Policy:
         if lora is not None:
             model = lora.wrap(model)
         use_packed_attention(model)
+        check_rows(model)
         model.eval()
         return cls(model, tokenizer, dict(template or {}), lora is not None)
 
@@ -336,7 +342,8 @@ def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -
         check_model(saved)
         source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
         quantization = settings.lora.quantization if settings.lora else None
-        base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization)
+        own = settings.template if isinstance(settings, Pretrained) else None
+        base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization, template=own)
     try:
         model = load_adapters(base, saved) if is_lora else None
         if model is None:

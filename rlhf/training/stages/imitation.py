@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -22,26 +23,45 @@ from rlhf.training.stages.supervised import Supervised
 
 async def imitate(run: RunContext, stage: Supervised) -> None:
     """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
-    demonstrations = run.demonstrations[run.state.stage]
-    rendered = await render(demonstrations, run.collector.agent, run.collector.renderer)
-    rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
+    found: Any = run.demonstrations[run.state.stage]
+    held_out: Sequence[Sample] = ()
+    if stage.data is None:
+        rendered = await render(found, run.collector.agent, run.collector.renderer)
+        rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
+    else:
+        rows, held_out = found.learnt, found.held_out
     n_batches = -(-len(rows) // stage.batch_size)
     trainer = stage.trainer.start(run.policy, stage.optimizer, stage.epochs * n_batches)
     run.note_trainer(trainer)
     run.save(optimizer=trainer.optimizer)
     run.progress.stage("supervised", stage.epochs * n_batches, 0)
     updates = updates_of(run, stage, trainer, rows)
+    losses = [_loss(trainer, stage, held_out)] if held_out else []
     for step in range(stage.epochs * n_batches):
         with run.profiled(step):
             begun = time.perf_counter()
             values = next(updates)
             values |= trainer.meter.rates(time.perf_counter() - begun)
-            run.log(step + 1, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
+            values["supervised/n_demonstrations"] = float(len(rows) if stage.data else len(found))
+            if held_out and (step + 1) % n_batches == 0:
+                losses.append(_loss(trainer, stage, held_out))
+                values["supervised/held_out_loss"] = losses[-1]
+            run.log(step + 1, values, delivered=False)
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
             await run.check_stop()
+    if losses:
+        told = " to ".join(f"{loss:.3f}" for loss in (losses[0], losses[-1]))
+        run.progress.say(f"the loss on {len(held_out)} rows that were not learnt went from {told}")
     trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
     await run.publish()
+
+
+def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> float:
+    """Mean of −log π over the learnt tokens of rows, in nats."""
+    budget = stage.max_tokens_per_microbatch
+    found = trainer.score(rows, temperature=1.0, max_tokens=budget)
+    return -float(np.concatenate(found).mean(dtype=np.float64))
 
 
 def updates_of(
@@ -80,7 +100,7 @@ def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: fl
     groups = [ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns]
     credits = [Credit((_weights(g.trajectories[0]),)) for g in groups]
     samples, _ = make_samples(groups, credits, "trajectory")
-    return [_read_too(s, observation_weight) for s in samples] if observation_weight else samples
+    return [read_too(s, observation_weight) for s in samples] if observation_weight else samples
 
 
 def _weights(trajectory: Trajectory) -> tuple[tuple[float, ...], ...]:
@@ -95,7 +115,8 @@ def by_demonstration(samples: Sequence[Sample]) -> list[list[Sample]]:
     return list(rows.values())
 
 
-def _read_too(sample: Sample, weight: float) -> Sample:
+def read_too(sample: Sample, weight: float) -> Sample:
+    """Return the row with a loss of `weight` on every token that is not the policy's."""
     everything = np.arange(len(sample)) > 0
     advantages = np.where(sample.mask, sample.advantages, np.where(everything, weight, 0.0)).astype(np.float32)
     return replace(sample, mask=everything, advantages=advantages)

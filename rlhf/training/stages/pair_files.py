@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from environments.tasks.dataset_files import read as read_rows
 from rlhf.data import Message, Role
-from rlhf.errors import RecipeError, disk, nearest
+from rlhf.errors import EnvError, RecipeError, disk, nearest
 from rlhf.rollout.renderer import Renderer
 from rlhf.training.stages.pairs import Pair, Side
 
 #: Fields of a line, and of a message.
 _FIELDS, _MESSAGE = ("prompt", "chosen", "rejected"), ("role", "content")
+#: Kinds of files that are read as tables.
+_TABLES = (".json", ".csv", ".tsv", ".parquet")
 _ROLES = tuple(role.value for role in Role)
 
 
@@ -30,7 +34,7 @@ class Written:
 
 
 def read(path: Path, where: str) -> list[Written]:
-    """Read JSON lines with prompt, chosen and rejected; at least one.
+    """Read rows with prompt, chosen and rejected, or with two conversations that part at the end; at least one.
 
     Args:
         path: of the file.
@@ -39,6 +43,8 @@ def read(path: Path, where: str) -> list[Written]:
     Raises:
         RecipeError: the file, or a line of it, cannot be used; the line is named by its number.
     """
+    if path.is_dir() or path.suffix.lower() in _TABLES:
+        return _of_table(path, where)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -61,6 +67,15 @@ def read(path: Path, where: str) -> list[Written]:
     return found
 
 
+def _of_table(path: Path, where: str) -> list[Written]:
+    """Read rows of a file that has no lines of JSON, or of a folder of the package `datasets`."""
+    try:
+        return [_Line(path, number, where).pair(dict(row)) for number, row in read_rows(path, where)]
+    except EnvError as error:
+        told = {"got": error.got, "expected": error.expected, "hint": error.hint}
+        raise RecipeError(error.what, where=error.where, **told) from error
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """A line of a file, for messages."""
@@ -76,13 +91,31 @@ class _Line:
             raise self.wrong("this line is no JSON", str(error), "one JSON object to a line") from error
         if not isinstance(values, dict):
             raise self.wrong("this line is no pair", type(values).__name__, "an object with " + ", ".join(_FIELDS))
-        self.check_names(values, _FIELDS)
+        return self.pair(values)
+
+    def pair(self, values: dict[str, Any]) -> Written:
+        """Read a row; columns beside those that are needed are passed over."""
+        values = self.with_prompt({name: _decoded(value) for name, value in values.items()})
+        if any(name not in values for name in _FIELDS):
+            self.check_names(values, _FIELDS)
         prompt = values["prompt"]
         messages = self.messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, "prompt")
         chosen, rejected = self.said(values, "chosen"), self.said(values, "rejected")
         if chosen == rejected:
             raise self.wrong("chosen and rejected are the same", chosen[:80], "two ways to go on that differ")
         return Written(self.number, messages, chosen, rejected)
+
+    def with_prompt(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Take the messages that both sides begin with for the prompt, where sides are whole conversations."""
+        chosen, rejected = values.get("chosen"), values.get("rejected")
+        sides = [side for side in (chosen, rejected) if isinstance(side, list) and len(side) > 1]
+        if not isinstance(chosen, list) or not isinstance(rejected, list) or len(sides) < 2:
+            return values
+        n = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
+        if not n or n + 1 < max(map(len, sides)):
+            got = f"{len(chosen)} and {len(rejected)} messages, {n} of them in common"
+            raise self.wrong("chosen and rejected part before their last message", got, "one reply each at the end")
+        return values | {"prompt": chosen[:n], "chosen": chosen[n:], "rejected": rejected[n:]}
 
     def said(self, values: Mapping[str, Any], name: str) -> str:
         """What the assistant says: a text, or one message of its own."""
@@ -120,6 +153,14 @@ class _Line:
     def wrong(self, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
         where = f"{self.where}, {self.path}, line {self.number}"
         return RecipeError(what, where=where, got=got, expected=expected, hint=hint or "correct or remove the line")
+
+
+def _decoded(value: Any) -> Any:
+    """Value of a cell, which a table may hold as JSON."""
+    if isinstance(value, str) and value.startswith("[{"):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def rendered(found: Sequence[Written], renderer: Renderer, max_context: int, path: Path, where: str) -> list[Pair]:

@@ -38,6 +38,9 @@ class OnPairs:
     """Compute activations again in the backward pass and keep those between layers only."""
     split: str = "train"
     """Where the tasks come from."""
+    rewards: dict[str, float] | None = None
+    """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
+    says. A model that a later stage trains is not asked."""
 
     def __post_init__(self) -> None:
         if self.batch_size % self.at_once:
@@ -95,6 +98,11 @@ class OnPairs:
             expected="one process",
             do="start one process, or run the stage by itself on the checkpoint of the others",
         )
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether it learns from a file, and from no task of its split."""
+        return self.pairs.file is not None
 
     @property
     def trainer(self) -> Torch:

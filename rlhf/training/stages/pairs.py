@@ -63,7 +63,8 @@ class Pairs:
     from_run: str | None = None
     """Folder of a run whose stored training trajectories are paired instead; its policy must read the same tokens."""
     file: str | None = None
-    """JSON lines with prompt, chosen and rejected instead: texts, or messages with role and content."""
+    """JSON lines, JSON, CSV, TSV, Parquet or a folder of `datasets` with prompt, chosen and rejected instead: texts, or
+    messages with role and content; conversations that part in their last message need no prompt."""
     level: Literal["trajectory", "state", "parting"] = "trajectory"
     """What is compared: whole attempts by their score; actions taken in the same state of the environment, or the first
     actions by which two attempts part, both by what was earned from there on."""

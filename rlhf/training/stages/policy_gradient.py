@@ -47,7 +47,12 @@ class PolicyGradient:
 
     #: Its rows know the role in which each call was made.
     knows_roles: ClassVar[bool] = True
+    #: Its attempts are at tasks of its split.
+    reads_file: ClassVar[bool] = False
 
+    rewards: dict[str, float] | None = None
+    """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
+    says. A model that a later stage trains is not asked."""
     steps: Annotated[int, Field(ge=1)] = 100
     """Rounds of sampling and updating."""
     tasks_per_step: Annotated[int, Field(ge=1)] = 16

@@ -13,6 +13,7 @@ from rlhf.rollout.group_structure import GroupStructure, Independent, unmakeable
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.node_merging import Merging
+from rlhf.training.policy.lora import Lora
 from rlhf.training.stages.pair_settings import OnPairs
 
 
@@ -47,6 +48,8 @@ class RewardModel(OnPairs):
     """η of the labels of `steps`: (1/η) ln mean exp(η r) over the attempts that go on from there; 0 is their mean."""
     merge: Merging | None = None
     """Turns of `steps` merged into nodes, as more to learn from; null learns each turn by all that came before it."""
+    lora: Lora | None = None
+    """Train adapters of the model, which are merged at the end, and its one number; null trains all of its weights."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the tasks that are kept for judging the model."""
     centring: Annotated[float, Field(ge=0)] = 0.01

@@ -11,7 +11,7 @@ from rlhf.training.backends.sharded import device_of
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibration import bins_of, calibration_error, sureness, write_held_out
 from rlhf.training.contrib.reward_model_pointwise import learn_values
-from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
+from rlhf.training.reward_model_training import adapted, save_in, scoring_model, split_by_task
 from rlhf.training.stages.preference_training import pairs_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
 from rlhf.training.stages.trl_trainers import padded, train_reward_model
@@ -45,10 +45,11 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
 
     run.reseed(0)
-    model = scoring_model(run.policy)
+    model, merged = adapted(scoring_model(run.policy), stage.lora)
     rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen]
     train_reward_model(model, run.policy.tokenizer, rows, stage, on_update, seed=seed_of(run))
     await run.check_stop()
+    model = merged()
     chosen = scores(model, [p.chosen.token_ids for p in unseen], stage.at_once)
     rejected = scores(model, [p.rejected.token_ids for p in unseen], stage.at_once)
     save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)

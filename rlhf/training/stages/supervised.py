@@ -1,4 +1,4 @@
-"""The supervised stage: imitate demonstrations of the environment's oracle, or the policy's own best attempts."""
+"""The supervised stage: imitate the environment's oracle, data, or the policy's own best attempts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
 from rlhf.training.contrib.expert_iteration import Attempts
 from rlhf.training.shown import unplanned, unwritten
+from rlhf.training.stages.chat_settings import Chats
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -22,7 +23,8 @@ class Supervised:
 
     The demonstrations are played by the environment's oracle. `random_share` and `unsolved_share` spoil them on
     purpose, so that the policy that reinforcement learning starts from is weak but not hopeless. With `attempts` the
-    policy imitates the best of its own attempts instead, and these three keys have no effect.
+    policy imitates the best of its own attempts instead, with `data` chats of a file or attempts of another run, and
+    these three keys have no effect.
     """
 
     #: Its rows know the role in which each call was made.
@@ -30,6 +32,9 @@ class Supervised:
 
     attempts: Attempts | None = None
     """Imitate the policy's own best attempts, in rounds; null imitates the oracle's demonstrations."""
+
+    data: Chats | None = None
+    """Imitate chats of a file, or the attempts of another run, instead; null imitates demonstrations."""
 
     n_demonstrations: Annotated[int, Field(ge=1)] = 512
     """Tasks that the oracle plays, from the first of the split on; they come again where the split has fewer."""
@@ -53,13 +58,23 @@ class Supervised:
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Where the tasks come from."""
+    rewards: dict[str, float] | None = None
+    """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
+    says. A model that a later stage trains is not asked."""
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether it learns from a file, and from no task of its split."""
+        return self.data is not None and self.data.path is not None
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse demonstrations that cannot be made, and keys of demonstrations beside attempts."""
-        if self.attempts is not None:
-            why = f"{context.at('attempts')} takes the place of demonstrations"
-            keys = ("n_demonstrations", "random_share", "unsolved_share")
-            yield from unused(self, keys, context.path, why, "remove the key, or attempts")
+        other = "attempts" if self.attempts is not None else "data" if self.data is not None else ""
+        if other:
+            why = f"{context.at(other)} takes the place of demonstrations"
+            keys: tuple[str, ...] = ("n_demonstrations", "random_share", "unsolved_share")
+            keys += ("data",) if other == "attempts" else ("split",) if self.reads_file else ()
+            yield from unused(self, keys, context.path, why, f"remove the key, or {other}")
             return
         environment = context.kind_of("environment", context.recipe.environment)
         remove = "remove the stage and start from a pretrained policy"

@@ -1,0 +1,172 @@
+"""Data of supervised stages: read before anything loads, made into token rows before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agents.base import Capabilities
+from agents.memory.base import Shown
+from agents.tool_calls import Style
+from agents.tools import ToolAgent
+from environments.tasks.dataset import digest_of
+from rewards.combinators.parts import with_parts
+from rlhf.data import Action, Task, Trajectory
+from rlhf.errors import RecipeError
+from rlhf.evaluation.folder import where_to_look
+from rlhf.evaluation.store import list_steps, read_trajectories
+from rlhf.recipe import Recipe
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.tasks import tasks_of
+from rlhf.training.stages.chat_files import Chat, read_chats
+from rlhf.training.stages.chat_rows import DataRows, chat_samples, split_rows
+from rlhf.training.stages.chat_settings import Chats
+from rlhf.training.stages.demonstrations import Demonstration, render
+from rlhf.training.stages.imitation import by_demonstration, imitation_samples, read_too
+from rlhf.training.stages.supervised import Supervised
+
+#: Rows of evaluation tasks that a caution names.
+_NAMED = 3
+
+
+def data_stages(recipe: Recipe) -> Iterator[tuple[int, Chats]]:
+    """Give the number of each stage that learns from data, and its keys."""
+    for index, stage in enumerate(recipe.stages):
+        if isinstance(stage, Supervised) and stage.data is not None:
+            yield index, stage.data
+
+
+def check_data(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
+    """Read the data of every stage once: what cannot be used is told before anything loads. Raises RecipeError."""
+    asked = dict(_asked(recipe))
+    for index, _ in data_stages(recipe):
+        seen: dict[str, int | None] = {}
+        for one in texts_of(recipe, index):
+            if isinstance(one, Chat) and asked:
+                seen |= {_plain(said.content): one.number for said in one.messages}
+        if both := [(task, seen[text]) for text, task in asked.items() if text in seen]:
+            named = ", ".join(f"line {line}" for _, line in both[:_NAMED])
+            told = f"{len(both)} tasks that the policy is judged by are in stages[{index}].data, such as {named}"
+            say(f"caution: {told}: take these rows out, or success is measured on what was learnt by heart")
+
+
+def texts_of(recipe: Recipe, index: int) -> Sequence[Chat | Demonstration]:
+    """Chats, or attempts, that a stage learns from. Raises RecipeError."""
+    stage: Any = recipe.stages[index]
+    where = f"stages[{index}].data"
+    if stage.data.path is not None:
+        return list(read_chats(stage.data, where))
+    return _attempts(recipe, stage.data, stage.split, f"{where}.from_run")
+
+
+async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Renderer, max_context: int) -> DataRows:
+    """Token rows of a stage. Raises RecipeError where one is longer than the policy's context."""
+    stage: Any = recipe.stages[index]
+    data, where, dropped = stage.data, f"stages[{index}].data", 0
+    if data.path is not None:
+        agents = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ToolAgent))
+        style: Style = next((agent.style for agent in agents), "hermes")
+        samples, dropped = chat_samples(found, renderer, max_context, data, where, style)
+        rows = [[read_too(s, stage.observation_weight) if stage.observation_weight else s] for s in samples]
+    else:
+        rendered = await render(found, _AsSaid(recipe.agent), renderer)
+        rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
+        kept = [group for group in rows if all(len(sample) <= max_context for sample in group)]
+        dropped, rows = len(rows) - len(kept), kept
+    return split_rows(rows, data, f"{recipe.seed}/{index}/held_out", where, dropped)
+
+
+def digests(recipe: Recipe) -> dict[str, str]:
+    """SHA-256 of each file that stages learn from, by its key, for the record of a run."""
+    return {
+        f"stages[{index}].data": f"{data.path.name} sha256:{digest_of(data.path)[:16]}"
+        for index, data in data_stages(recipe)
+        if data.path is not None and data.path.exists()
+    }
+
+
+def _asked(recipe: Recipe) -> Iterator[tuple[str, Task]]:
+    """What the tasks of the result ask in words, and the tasks; nothing where they are not told so."""
+    if any(True for _ in data_stages(recipe)):
+        own = recipe.evaluation
+        for task in tasks_of(recipe.environment, own.split, own.n_tasks):
+            if isinstance(prompt := task.info.get("prompt"), str):
+                yield _plain(prompt), task
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+@dataclass(frozen=True)
+class _AsSaid:
+    """The recipe's agent, which says an attempt's own words where it is shown them."""
+
+    agent: Any
+
+    def act(self, *args: Any) -> Any:
+        return self.agent.act(*args)
+
+    def write(self, shown: Shown) -> str:
+        whole = shown.action.said if isinstance(shown.action, _Words) else ""
+        return whole or str(self.agent.write(shown))
+
+
+class _Words(str):
+    """An action, and the whole reply that it was read from."""
+
+    said: str = ""
+
+
+def _worded(trajectory: Trajectory) -> Trajectory:
+    """The attempt with its words beside its actions, and without ids of whatever tokenizer it had."""
+    turns = []
+    for turn in trajectory.turns:
+        text = _Words(turn.action.text)
+        text.said = turn.action.said
+        turns.append(replace(turn, action=Action(text, parts=turn.action.parts, error=turn.action.error)))
+    return replace(trajectory, turns=tuple(turns))
+
+
+def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demonstration]:
+    """Attempts of another run or evaluation that are worth imitating, at tasks of a split."""
+    assert data.from_run is not None
+    folder = data.from_run / "trajectories"
+    if not list_steps(folder):
+        raise RecipeError(
+            "this folder holds no attempts",
+            where=where,
+            got=str(data.from_run),
+            expected="the folder of a run, or of an evaluation: rlhf evaluate ... --out FOLDER",
+            hint=where_to_look(data.from_run),
+        )
+    if Capabilities(recipe.agent).write is None:
+        got = type(recipe.agent).__name__
+        raise RecipeError("this agent cannot be shown attempts", where="agent", got=got, expected="a method `write`")
+    tasks = {task.id: task for task in tasks_of(recipe.environment, split)}
+    kept: dict[str, list[tuple[float, Trajectory]]] = {}
+    n, n_known = 0, 0
+    for record in read_trajectories(folder):
+        t, total = record.trajectory, record.score.total if record.score else 0.0
+        n, n_known = n + 1, n_known + (record.task_id in tasks)
+        if record.task_id in tasks and t.turns and (t.solved if data.least is None else total >= data.least):
+            kept.setdefault(record.task_id, []).append((total, t))
+    if not kept:
+        raise RecipeError(
+            "no attempt in this folder is to be imitated",
+            where=where,
+            got=f"{n} attempts, {n_known} of them at tasks of the split {split!r} of this environment",
+            expected="one that is solved" if data.least is None else f"one with a score of at least {data.least:g}",
+            hint="take the environment of that run, the split it was made on, or a lower `least`",
+        )
+    return [d for name, found in kept.items() for d in _best(tasks[name], found, data.max_per_task)]
+
+
+def _best(task: Task, found: Sequence[tuple[float, Trajectory]], most: int | None) -> Iterator[Demonstration]:
+    """The best different attempts at a task."""
+    different: dict[tuple[str, ...], Trajectory] = {}
+    for _, t in sorted(found, key=lambda one: -one[0]):
+        different.setdefault(tuple(turn.action.said or turn.action.text for turn in t.turns), t)
+    for t in list(different.values())[:most]:
+        yield Demonstration(task, _worded(t), ((),) * len(t.turns))

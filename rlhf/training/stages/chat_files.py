@@ -1,0 +1,320 @@
+"""Chats in files: messages, ShareGPT's conversations, prompts with completions, and plain text, read strictly."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.tool_calls import Call
+from environments.tasks.dataset_files import Row, read
+from rlhf.data import Role
+from rlhf.errors import EnvError, RecipeError, nearest
+from rlhf.training.stages.chat_settings import Chats
+
+#: Columns that are taken where the recipe names none, the first that is there.
+_MESSAGES = ("messages", "conversations", "conversation", "chat", "dialogue")
+_PROMPTS = ("prompt", "instruction", "question", "problem", "query", "input")
+_COMPLETIONS = ("completion", "response", "answer", "output", "solution")
+_TEXTS = ("text",)
+#: Names of roles in data, and ours; `function_call` is the assistant's.
+_ROLES = {
+    "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "human": Role.USER,
+    "assistant": Role.ASSISTANT, "gpt": Role.ASSISTANT, "bot": Role.ASSISTANT, "model": Role.ASSISTANT,
+    "function_call": Role.ASSISTANT, "tool": Role.TOOL, "ipython": Role.TOOL, "function": Role.TOOL,
+    "observation": Role.TOOL, "function_response": Role.TOOL,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message of a chat.
+
+    Attributes:
+        role: who speaks.
+        content: the text, thoughts in `<think>` included.
+        calls: of tools, by the assistant.
+        is_learnt: whether its tokens are imitated.
+    """
+
+    role: Role
+    content: str
+    calls: tuple[Call, ...] = ()
+    is_learnt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One row of a file.
+
+    Attributes:
+        number: its line, or its number from 1 where a file has no lines.
+        messages: the last of them the assistant's; empty where the row is plain text.
+        tools: functions that may be called.
+        text: of a row that is learnt as it is.
+    """
+
+    number: int
+    messages: tuple[Said, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    text: str = ""
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """Everything in it, for training a tokenizer."""
+        yield from (said.content for said in self.messages)
+        yield from (call.text for said in self.messages for call in said.calls)
+        yield self.text
+
+
+def read_chats(settings: Chats, where: str) -> Iterator[Chat]:
+    """Read the rows of a file, each as a chat; at least one.
+
+    Args:
+        settings: with a `path`.
+        where: YAML path of the key `data`, for errors.
+
+    Raises:
+        RecipeError: the file, a column, or a row cannot be used; the row is named by its line.
+    """
+    assert settings.path is not None
+    form: _Form | None = None
+    try:
+        for i, (number, row) in enumerate(read(settings.path, f"{where}.path")):
+            if settings.max_rows is not None and i >= settings.max_rows:
+                break
+            form = form or _Form.of(settings, where, number, row)
+            yield form.chat(number, row)
+    except EnvError as error:
+        found = error.got, error.expected, error.hint
+        raise RecipeError(error.what, where=error.where, got=found[0], expected=found[1], hint=found[2]) from error
+    if form is None:
+        raise RecipeError("there are no rows in this file", where=f"{where}.path", got=str(settings.path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the rows of a file are read, as its first row has it.
+
+    Attributes:
+        settings: recipe keys.
+        where: YAML path of the key `data`.
+        first: line of the first row.
+        columns: that every row has: of messages, of plain text, or of a prompt and its completion.
+        kind: `messages`, `text` or `prompt and completion`.
+        keys: of a message, its role and its text.
+    """
+
+    settings: Chats
+    where: str
+    first: int
+    columns: tuple[str, ...]
+    kind: str
+    keys: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, settings: Chats, where: str, number: int, row: Row) -> _Form:
+        """Find the columns in the first row. Raises RecipeError where they are not there."""
+        named = {name: getattr(settings, name) for name in ("messages", "prompt", "completion", "text")}
+        for key, name in named.items():
+            for column in _fields(name) if name and key == "prompt" else filter(None, [name]):
+                if column not in row:
+                    raise _absent(f"{where}.{key}, {settings.path}", column, row)
+        found = None if any(named.values()) else _found(row)
+        if named["messages"]:
+            found = "messages", (str(named["messages"]),)
+        elif named["text"]:
+            found = "text", (str(named["text"]),)
+        elif named["prompt"] or named["completion"]:
+            prompt = named["prompt"] or _first_of(_PROMPTS, row)
+            completion = named["completion"] or _first_of(_COMPLETIONS, row, but=prompt)
+            found = ("prompt and completion", (prompt, completion)) if prompt and completion else None
+        if found is None:
+            raise RecipeError(
+                "these columns are no chat",
+                where=f"{where}, {settings.path}, line {number}",
+                got=", ".join(map(str, row)),
+                expected=f"messages ({', '.join(_MESSAGES)}), a prompt with a completion, or text",
+                hint=_hint(row) or "name the columns: data: {path: ..., prompt: COLUMN, completion: COLUMN}",
+            )
+        form = cls(settings, where, number, found[1], found[0])
+        keys = _keys(form.listed(number, row)[0]) if found[0] == "messages" else None
+        return cls(settings, where, number, found[1], found[0], keys)
+
+    def chat(self, number: int, row: Row) -> Chat:
+        """Read a row. Raises RecipeError, with its line, where it cannot be used."""
+        self.check_form(number, row)
+        if self.kind == "text":
+            text = row[self.columns[0]]
+            if not isinstance(text, str) or not text.strip():
+                raise self.wrong(number, "there is nothing to learn in this row", repr(text)[:80], "a text")
+            return Chat(number, (), text=text)
+        if self.kind == "messages":
+            said = [self.said(number, item) for item in self.listed(number, row)]
+        else:
+            said = [*self.prompt(number, row), *self.completion(number, row)]
+        system = row.get("system")
+        if isinstance(system, str) and system.strip() and said[0].role is not Role.SYSTEM:
+            said.insert(0, Said(Role.SYSTEM, system))
+        if not any(one.is_learnt for one in said):
+            got = ", ".join(str(one.role) for one in said)
+            raise self.wrong(number, "there is nothing to learn in this row", got, "a message of the assistant")
+        while said[-1].role is not Role.ASSISTANT:
+            said.pop()  # what nobody answers
+        if all(one.role is Role.ASSISTANT for one in said):
+            raise self.wrong(number, "this chat has no question", "only the assistant's words", "something before them")
+        return Chat(number, tuple(said), self.tools(number, row))
+
+    def check_form(self, number: int, row: Row) -> None:
+        needed = [c for name in self.columns for c in (_fields(name) if "{" in name else [name])]
+        missing = [column for column in needed if row.get(column) is None]
+        if not missing:
+            return
+        if other := None if any(column in row for column in needed) else _found(row):
+            raise self.wrong(
+                number,
+                "this row has another form than the first one",
+                f"{other[0]}: {', '.join(other[1])}",
+                f"{self.kind} as in line {self.first}: {', '.join(needed)}",
+                "keep rows of each form in a file of their own, with a stage for each",
+            )
+        hint = "" if missing[0] in row else nearest(missing[0], map(str, row))
+        raise self.wrong(number, "a row lacks a column", ", ".join(map(str, row))[:200], missing[0], hint)
+
+    def listed(self, number: int, row: Row) -> Sequence[Mapping[str, Any]]:
+        """Messages of a row, which a table may hold as JSON."""
+        return self.items(number, row[self.columns[0]], self.columns[0])
+
+    def items(self, number: int, value: Any, column: str) -> Sequence[Mapping[str, Any]]:
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            value = _json(value)
+        if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
+            expected = "a list of messages: [{role: user, content: ...}, ...]"
+            raise self.wrong(number, f"{column} is no chat", repr(value)[:80], expected)
+        return value
+
+    def said(self, number: int, item: Mapping[str, Any], *, is_prompt: bool = False) -> Said:
+        """Read a message."""
+        keys = _keys(item)
+        if keys is None or (self.keys is not None and keys != self.keys):
+            expected = " and ".join(self.keys or ("role", "content"))
+            what = "a message is of another form than the first one" if keys else "a message cannot be read"
+            raise self.wrong(number, what, ", ".join(map(str, item)) or "nothing", expected)
+        name, content = str(item[keys[0]]), item.get(keys[1])
+        role = _ROLES.get(name.lower())
+        if role is None:
+            expected = ", ".join(_ROLES)
+            raise self.wrong(number, "nobody has this role", name, expected, nearest(name, _ROLES))
+        text = self.content(number, content)
+        calls = self.calls(number, item.get("tool_calls"))
+        if name == "function_call":
+            calls, text = self.calls(number, _json(text) or text), ""
+        thought = item.get("reasoning_content")
+        if role is Role.ASSISTANT and isinstance(thought, str) and thought.strip():
+            text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
+        if role is Role.ASSISTANT and not text.strip() and not calls:
+            raise self.wrong(number, "the assistant says nothing", repr(content)[:80], "a text, or tool_calls")
+        is_learnt = role is Role.ASSISTANT and not is_prompt and item.get("weight", 1) != 0
+        return Said(role, text, calls if role is Role.ASSISTANT else (), is_learnt)
+
+    def content(self, number: int, value: Any) -> str:
+        """Text of a message: as it is, or in parts."""
+        if value is None or isinstance(value, str):
+            return value or ""
+        parts = value if isinstance(value, list) else [value]
+        if all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in parts):
+            return "".join(p["text"] for p in parts)
+        raise self.wrong(number, "the content of a message is no text", repr(value)[:80], "text alone")
+
+    def calls(self, number: int, value: Any) -> tuple[Call, ...]:
+        """Calls of tools: OpenAI's, with arguments as an object or as JSON, or name and arguments alone."""
+        found = []
+        for one in (value if isinstance(value, list) else [value]) if value else ():
+            inner = one.get("function", one) if isinstance(one, Mapping) else {}
+            arguments = inner.get("arguments", inner.get("parameters"))
+            arguments = _json(arguments) if isinstance(arguments, str) else {} if arguments is None else arguments
+            if not isinstance(inner.get("name"), str) or not isinstance(arguments, dict):
+                expected = "{function: {name: ..., arguments: {...}}}"
+                raise self.wrong(number, "a call of a tool cannot be read", repr(one)[:80], expected)
+            found.append(Call(inner["name"], {k: v for k, v in arguments.items() if v is not None}))
+        return tuple(found)
+
+    def prompt(self, number: int, row: Row) -> list[Said]:
+        name = self.columns[0]
+        value = name.format_map({n: row[n] for n in _fields(name)}) if "{" in name else row[name]
+        if isinstance(value, str) and value.strip():
+            more = row.get("input") if name == "instruction" else None  # Alpaca's
+            text = f"{value}\n\n{more}" if isinstance(more, str) and more.strip() else value
+            return [Said(Role.USER, text)]
+        return [self.said(number, item, is_prompt=True) for item in self.items(number, value, name)]
+
+    def completion(self, number: int, row: Row) -> list[Said]:
+        name = self.columns[1]
+        if isinstance(row[name], list):
+            return [self.said(number, item) for item in self.items(number, row[name], name)]
+        text = str(row[name])
+        if not text.strip():
+            raise self.wrong(number, "the assistant says nothing", repr(row[name])[:80], f"a text in {name}")
+        return [Said(Role.ASSISTANT, text, is_learnt=True)]
+
+    def tools(self, number: int, row: Row) -> tuple[Mapping[str, Any], ...]:
+        value = row.get(self.settings.tools)
+        value = _json(value) if isinstance(value, str) and value.strip() else value
+        if not value:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+            raise self.wrong(number, "tools are no list", repr(value)[:80], "a list of functions, or that in JSON")
+        return tuple(value)
+
+    def wrong(self, number: int, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
+        where = f"{self.where}, {self.settings.path}, line {number}"
+        return RecipeError(what, where=where, got=got, expected=expected, hint=hint or "correct or remove the row")
+
+
+def _found(row: Row) -> tuple[str, tuple[str, ...]] | None:
+    """Kind and columns of a row of one of the usual forms."""
+    if (messages := _first_of(_MESSAGES, row)) is not None:
+        return "messages", (messages,)
+    prompt = _first_of(_PROMPTS, row)
+    completion = _first_of(_COMPLETIONS, row, but=prompt)
+    if prompt and completion:
+        return "prompt and completion", (prompt, completion)
+    text = _first_of(_TEXTS, row)
+    return None if text is None else ("text", (text,))
+
+
+def _first_of(names: Sequence[str], row: Row, but: str | None = None) -> str | None:
+    return next((name for name in names if row.get(name) is not None and name != but), None)
+
+
+def _fields(template: str) -> list[str]:
+    """Columns of a prompt: those in braces, or the one that it names."""
+    if "{" not in template:
+        return [template]
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+
+
+def _keys(item: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Names under which a message has its role and its text."""
+    return next((keys for keys in (("role", "content"), ("from", "value")) if keys[0] in item), None)
+
+
+def _json(text: Any) -> Any:
+    """Value of a JSON text; None where it is none."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _hint(row: Row) -> str:
+    known = (*_MESSAGES, *_PROMPTS, *_COMPLETIONS, *_TEXTS)
+    return next((f"'{name}': {found}" for name in map(str, row) if (found := nearest(name, known))), "")
+
+
+def _absent(where: str, name: str, row: Row) -> RecipeError:
+    columns = list(map(str, row))
+    hint = nearest(name, columns) or "name a column of the file"
+    return RecipeError("no such column", where=where, got=name, expected=", ".join(columns), hint=hint)

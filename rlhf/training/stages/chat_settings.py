@@ -1,0 +1,68 @@
+"""Recipe keys of supervised training on data: a file of chats, or the attempts of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from rlhf.checking import CheckContext, Problem, unused
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Chats:
+    """Imitate chats of a file, or attempts of another run or evaluation, instead of demonstrations.
+
+    The form of a file is found at its first row: chat messages (`role` and `content`, or ShareGPT's `from` and
+    `value`), with calls of tools; a prompt and a completion; or plain text, of which every token is learnt. Of a chat
+    the assistant's messages are learnt, each as the policy would sample it, so that the chat template needs no
+    `generation` part; `observation_weight: 1` learns the others too.
+    """
+
+    path: Path | None = None
+    """JSON lines, JSON, CSV, TSV or Parquet, or a folder of the package `datasets`."""
+    from_run: Path | None = None
+    """Folder of a run or an evaluation, of whatever policy or endpoint, at tasks of this environment: its attempts are
+    imitated, as the recipe's agent would have made them."""
+    messages: str | None = None
+    """Column of the messages; null finds `messages`, `conversations`, ..."""
+    prompt: str | None = None
+    """Column of the prompt, as text or messages, or a text with columns in braces; null finds `prompt`,
+    `instruction`, ..."""
+    completion: str | None = None
+    """Column of the reply to the prompt; null finds `completion`, `response`, ..."""
+    text: str | None = None
+    """Column of plain text, of which every token is learnt without a chat template; null finds `text`."""
+    tools: str = "tools"
+    """Column of the functions that a chat may call, where there is one: a list, or the same in JSON."""
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Only so many rows, the first."""
+    too_long: Literal["refuse", "drop"] = "refuse"
+    """What becomes of rows longer than the policy's context: an error before training begins, or nothing."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the rows that is not learnt, whose loss is measured after each epoch."""
+    least: float | None = None
+    """Score from which an attempt of `from_run` is imitated; null takes those that are solved."""
+    max_per_task: Annotated[int, Field(ge=1)] | None = None
+    """Most attempts of a task, the best first."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Chats:
+        if (self.path is None) == (self.from_run is None):
+            raise ValueError("data is a path of a file, or from_run, a run's folder; give one of the two")
+        if self.messages and (self.prompt or self.completion):
+            raise ValueError("a chat is in messages, or in prompt and completion; name one of the two")
+        if self.text and (self.messages or self.prompt or self.completion):
+            raise ValueError("text is learnt as it is: remove messages, prompt and completion, or text")
+        return self
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse keys of the other source."""
+        blank = Chats(path=self.path, from_run=self.from_run)
+        names = ("least", "max_per_task") if self.path else ("messages", "prompt", "completion", "text", "tools")
+        source = "path" if self.path else "from_run"
+        yield from unused(self, names, context.path, f"the data is that of {context.at(source)}", default=blank)

@@ -1,0 +1,133 @@
+"""Chains of stages in one recipe: a reward model that a later stage learns against, and weights of a stage's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.build.train import train
+from rlhf.commands.check_availability import refuse_absent_models
+from rlhf.errors import MissingPackageError, RecipeError
+from rlhf.evaluation.store import read_trajectories
+from rlhf.recipe import load
+from rlhf.training.stages import pair_files
+from rlhf.training.stages.trl_trainers import load_trl
+from tests.training import runs
+
+try:
+    load_trl()
+except MissingPackageError:
+    pytest.skip("needs the extra trl", allow_module_level=True)
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "largest"
+START = {
+    "kind": "supervised", "n_demonstrations": 64, "random_share": 0.3, "epochs": 6, "batch_size": 8,
+    "optimizer": {"lr": 3.0e-3},
+}  # fmt: skip
+MODEL: dict[str, Any] = {
+    "kind": "reward_model", "pairs": {"tasks": 24, "group_size": 8}, "epochs": 2, "batch_size": 16,
+    "rewards": {"right": 1.0}, "optimizer": {"lr": 2.0e-3},
+}  # fmt: skip
+GRADIENT: dict[str, Any] = {
+    "kind": "policy_gradient", "steps": 3, "tasks_per_step": 4, "group_size": 4, "rewards": {"learned": 1.0},
+    "checkpoint_every": 1, "optimizer": {"lr": 5.0e-4},
+}  # fmt: skip
+REWARDS = {"right": {"kind": "outcome"}, "learned": {"kind": "reward_model", "path": "stages[1]"}}
+
+
+def recipe(folder: Path, *stages: Any, **changes: Any) -> Path:
+    return runs.write(folder, [START, *stages], rewards=REWARDS, evaluation={"n_tasks": 16}, **changes)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+def test_a_stage_learns_against_the_model_that_one_before_it_left(lora: Any, tmp_path: Path) -> None:
+    path = recipe(tmp_path, {**MODEL, "lora": lora}, GRADIENT)
+    refuse_absent_models(load(path))
+    done = runs.run(path, tmp_path / "run")
+    left = tmp_path / "run" / "reward_model" / "1-reward_model"
+    assert (left / "config.json").is_file() and not (left / "adapter_config.json").exists()
+    records = list(read_trajectories(tmp_path / "run" / "trajectories", phase="train"))
+    made = [r.score for r in records if r.stage == "1-reward_model" and r.score]
+    judged = [r.score for r in records if r.stage == "2-policy_gradient" and r.score]
+    assert made and {tuple(score.parts) for score in made} == {("right",)}
+    assert judged and {tuple(score.parts) for score in judged} == {("right", "learned")}
+    assert all(score.total == pytest.approx(score.parts["learned"].value) for score in judged)
+    assert runs.curve(done.folder, "reward_model/accuracy") != []
+
+
+def test_a_run_that_was_stopped_scores_with_the_same_model(tmp_path: Path) -> None:
+    path = recipe(tmp_path, MODEL, GRADIENT)
+    whole = runs.run(path, tmp_path / "whole")
+    runs.stop(path, tmp_path / "stopped", "2-policy_gradient-000001")
+    again = runs.run(path, tmp_path / "stopped", resume=True)
+    assert runs.weights(runs.newest(again.folder)) == runs.weights(runs.newest(whole.folder))
+
+
+def test_the_model_of_a_run_scores_its_evaluation(tmp_path: Path) -> None:
+    from rlhf.build.evaluate import evaluate
+    from rlhf.recipe.evaluation_request import EvaluationRequest
+
+    runs.run(recipe(tmp_path, MODEL, {**GRADIENT, "steps": 1}), tmp_path / "run")
+    evaluate(EvaluationRequest(target=str(tmp_path / "run"), n=4), out=tmp_path / "found")
+    scores = [r.score for r in read_trajectories(tmp_path / "found" / "trajectories") if r.score]
+    assert scores and all("learned" in score.parts for score in scores)
+
+
+@pytest.mark.parametrize(("stages", "told"), [
+    ([GRADIENT], "this stage trains no such model"),
+    ([{**MODEL, "learns": "outcome"}, GRADIENT], "this stage trains no such model"),
+    ([{**MODEL, "rewards": {"learned": 1.0}}, GRADIENT], "not trained yet"),
+    ([MODEL, {**GRADIENT, "rewards": {"lerned": 1.0}}], "did you mean 'learned'?"),
+])  # fmt: skip
+def test_what_cannot_score_a_stage_is_refused(stages: list[Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(recipe(tmp_path, *stages))
+    assert told in str(caught.value)
+
+
+# --- pairs in the usual forms -----------------------------------------------------------------------------------------
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def test_pairs_are_read_from_tables_and_from_conversations(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"chosen": said("Say red.", "red"), "rejected": said("Say red.", "blue"), "score": 3.0}] * 2
+    made = datasets.Dataset.from_list(rows)
+    made.to_parquet(str(tmp_path / "pairs.parquet"))
+    made.to_json(str(tmp_path / "pairs.jsonl"))
+    made.save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "pairs.csv").write_text("prompt,chosen,rejected,source\nSay red.,red,blue,me\n")
+    for name in ("pairs.parquet", "pairs.jsonl", "saved", "pairs.csv"):
+        found = pair_files.read(tmp_path / name, "pairs.file")[0]
+        assert ([m.content for m in found.prompt], found.chosen, found.rejected) == (["Say red."], "red", "blue")
+
+
+@pytest.mark.parametrize(("row", "told"), [
+    ("prompt,chosen,rejcted\na,b,c", "did you mean 'rejected'?"),
+    ("prompt,chosen,rejected\na,b,b", "the same"),
+    ("prompt,chosen\na,b,c", "another length"),
+])  # fmt: skip
+def test_a_row_of_a_table_that_is_no_pair_is_named(row: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text(row + "\n")
+    with pytest.raises(RecipeError) as caught:
+        pair_files.read(tmp_path / "pairs.csv", "stages[0].pairs.file")
+    assert told in str(caught.value) and "2" in caught.value.where
+
+
+# --- it learns --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", ["largest-dpo"])
+def test_the_chain_learns_on_questions_that_it_has_not_seen(name: str, seed: int, tmp_path: Path) -> None:
+    found = train(load(RECIPES / f"{name}.yaml", [f"seed={seed}"]), tmp_path / "run")
+    shown = {key: found[key] for key in ("success_before", "interval_before", "success_after", "interval_after")}
+    print(name, seed, shown)
+    assert found["success_after"] > found["success_before"] + 0.03, shown

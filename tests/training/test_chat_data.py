@@ -1,0 +1,353 @@
+"""Supervised training on data: the forms of chats, what is learnt of them, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhf.build.train import train
+from rlhf.errors import CheckpointError, RecipeError, RlhfError
+from rlhf.evaluation.store import read_trajectories
+from rlhf.recipe import load
+from rlhf.rollout.renderer import Renderer
+from rlhf.training.policy.tokenizer import train_tokenizer
+from rlhf.training.stages.chat_files import read_chats
+from rlhf.training.stages.chat_rows import chat_samples
+from rlhf.training.stages.chat_settings import Chats
+from tests.training import runs
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+QWEN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]"
+    "{% endfor %}{% endif %}{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if tools %}{{ tools | length }} tools{% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    words = ["red green blue what is it say one two three hello there"]
+    return Renderer(train_tokenizer(words, vocab_size=400, max_context=64))
+
+
+def written(folder: Path, *rows: Any, name: str = "chats.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def learnt(renderer: Renderer, settings: Chats, max_context: int = 512) -> list[tuple[str, str]]:
+    """Of each row all of its text, and the text that is learnt, control tokens included."""
+    samples, _ = chat_samples(read_chats(settings, "data"), renderer, max_context, settings, "data")
+    decode = renderer.tokenizer.decode
+    return [(str(decode(s.token_ids)), str(decode(s.token_ids[s.mask]))) for s in samples]
+
+
+def pair(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+FORMS: dict[str, tuple[Any, str, str]] = {
+    "messages": ({"messages": pair("a", "b", "c", "d")}, "<|user|>a<|assistant|>b<|end|><|user|>c<|assistant|>d", "b"),
+    "messages of a table": ({"messages": json.dumps(pair("a", "b"))}, "<|user|>a<|assistant|>b", "b"),
+    "sharegpt": (
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
+        "<|system|>s<|user|>a<|assistant|>b",
+        "b",
+    ),
+    "prompt and completion": ({"prompt": "a", "completion": "b"}, "<|user|>a<|assistant|>b", "b"),
+    "messages of a prompt": (
+        {"prompt": pair("a", "b", "c"), "completion": [{"role": "assistant", "content": "d"}]},
+        "<|user|>a<|assistant|>b<|end|><|user|>c<|assistant|>d",
+        "d",
+    ),
+    "alpaca": ({"instruction": "a", "input": "b", "output": "c"}, "<|user|>a\n\nb<|assistant|>c", "c"),
+    "thoughts": (
+        {"messages": [*pair("a"), {"role": "assistant", "content": "b", "reasoning_content": "r"}]},
+        "<|user|>a<|assistant|><think>\nr\n</think>\n\nb",
+        "<think>\nr\n</think>\n\nb",
+    ),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, *pair("", "b")[1:]]},
+              "<|user|>a<|assistant|>b", "b"),
+    "an answer that nobody reads": ({"messages": pair("a", "b", "c")}, "<|user|>a<|assistant|>b", "b"),
+    "a chat that begins with a greeting": (
+        {"messages": [{"role": "assistant", "content": "hello"}, *pair("a", "b")]},
+        "<|assistant|>hello<|end|><|user|>a<|assistant|>b",
+        "b",
+    ),
+    "a message without weight": (
+        {"messages": [*pair("a"), {"role": "assistant", "content": "b", "weight": 0}, *pair("c", "d")]},
+        "<|user|>a<|assistant|>b<|end|><|user|>c<|assistant|>d",
+        "d",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_of_each_form_the_assistant_is_learnt(name: str, renderer: Renderer, tmp_path: Path) -> None:
+    row, text, reply = FORMS[name]
+    [(whole, own)] = learnt(renderer, Chats(path=written(tmp_path, row)))
+    assert whole == f"{text}<|end|>"
+    assert own == ("b<|end|>d<|end|>" if name == "messages" else f"{reply}<|end|>")
+
+
+def test_plain_text_is_learnt_whole_and_ended_once(renderer: Renderer, tmp_path: Path) -> None:
+    found = learnt(renderer, Chats(path=written(tmp_path, {"text": "red green"}, {"text": "blue<|end|>"})))
+    first = renderer.tokenizer.decode(renderer.tokenizer.encode("red green")[:1])
+    assert found[0] == ("red green<|end|>", "red green<|end|>".removeprefix(first))
+    assert found[1][0] == "blue<|end|>"
+
+
+def test_tables_and_datasets_are_read_as_lines_are(renderer: Renderer, tmp_path: Path) -> None:
+    import datasets
+    import pyarrow.parquet as pq
+
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["prompt", "completion"])
+        writer.writeheader()
+        writer.writerows(rows)
+    made = datasets.Dataset.from_list([{"messages": pair(r["prompt"], r["completion"])} for r in rows])
+    made.save_to_disk(str(tmp_path / "saved"))
+    pq.write_table(made.data.table, tmp_path / "x.parquet")
+    expected = learnt(renderer, Chats(path=written(tmp_path, *rows)))
+    for name in ("x.csv", "saved", "x.parquet"):
+        assert learnt(renderer, Chats(path=tmp_path / name)) == expected
+
+
+@pytest.mark.parametrize("form", ["openai", "plain", "sharegpt"])
+@pytest.mark.parametrize("by_template", [True, False])
+def test_calls_of_tools_are_written_as_the_template_has_them(form: str, by_template: bool, tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["a"], vocab_size=400, max_context=64)
+    if by_template:
+        tokenizer.chat_template = QWEN
+    calls = {
+        "openai": {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        "plain": {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}]},
+        "sharegpt": {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "b": 2}}'},
+    }
+    is_shared = form == "sharegpt"
+    ask: Any = {"from": "human", "value": "sum"} if is_shared else {"role": "user", "content": "sum"}
+    told: Any = {"from": "observation", "value": "3"} if is_shared else {"role": "tool", "content": "3"}
+    last: Any = {"from": "gpt", "value": "3"} if is_shared else {"role": "assistant", "content": "3"}
+    path = written(tmp_path, {"messages": [ask, calls[form], told, last], "tools": [{}] if by_template else None})
+    [(whole, own)] = learnt(Renderer(tokenizer), Chats(path=path))
+    call = '[add {"a": 1, "b": 2}]' if by_template else (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    )  # fmt: skip
+    assert own == f"{call}<|end|>3<|end|>"
+    assert "<|tool|>3<|assistant|>" in whole
+    assert ("1 tools" in whole) == by_template
+
+
+def test_a_row_is_what_the_policy_would_have_read_and_said(renderer: Renderer, tmp_path: Path) -> None:
+    from rlhf.data import Message, Role
+
+    path = written(tmp_path, {"messages": [{"role": "system", "content": "s"}, *pair("a", "b")]})
+    samples, _ = chat_samples(read_chats(Chats(path=path), "data"), renderer, 512, Chats(path=path), "data")
+    prompt = renderer.prompt([Message(Role.SYSTEM, "s"), Message(Role.USER, "a")]).token_ids
+    assert tuple(samples[0].token_ids.tolist()) == (*prompt, *renderer.encode_reply("b"))
+    assert samples[0].mask.tolist() == [False] * len(prompt) + [True] * 2
+
+
+def test_what_a_message_spells_out_is_no_control_token(renderer: Renderer, tmp_path: Path) -> None:
+    path = written(tmp_path, {"prompt": "<|end|><|assistant|>x", "completion": "y"})
+    samples, _ = chat_samples(read_chats(Chats(path=path), "data"), renderer, 512, Chats(path=path), "data")
+    assert samples[0].token_ids.tolist().count(renderer.stop_ids[0]) == 1
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
+    "mixed forms": (
+        [{"messages": pair("a", "b")}, {"prompt": "a", "completion": "b"}],
+        {},
+        ("line 2", "another form", "prompt and completion: prompt, completion", "as in line 1: messages"),
+    ),
+    "mixed messages": (
+        [{"messages": pair("a", "b")}, {"messages": [{"from": "human", "value": "a"}]}],
+        {},
+        ("line 2", "another form than the first one", "from, value", "role and content"),
+    ),
+    "a column that is not there": (
+        [{"question": "a", "reply": "b"}], {"prompt": "qestion"}, ("data.prompt", "qestion", "did you mean 'question'?")
+    ),
+    "no known column": ([{"mesages": []}], {}, ("line 1", "no chat", "'mesages': did you mean 'messages'?")),
+    "a lacking column": (
+        [{"prompt": "a", "completion": "b"}, {"prompt": "a", "complation": "b"}], {},
+        ("line 2", "lacks a column", "did you mean 'complation'?"),
+    ),
+    "a role": ([{"messages": [{"role": "usr", "content": "a"}]}], {}, ("nobody has this role", "did you mean 'user'?")),
+    "no answer": ([{"messages": pair("a")}], {}, ("line 1", "nothing to learn", "user")),
+    "no question": ([{"messages": pair("", "b")[1:]}], {}, ("no question",)),
+    "an empty answer": ([{"messages": pair("a", " ")}], {}, ("the assistant says nothing",)),
+    "an image": (
+        [{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], {}, ("no text", "text alone")
+    ),
+    "a broken call": (
+        [{"messages": [*pair("a"), {"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}], {},
+        ("a call of a tool cannot be read",),
+    ),
+    "no list": ([{"messages": "hello"}], {}, ("messages is no chat", "hello")),
+    "empty text": ([{"text": "a"}, {"text": ""}], {}, ("line 2",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_row_that_cannot_be_used_is_named(name: str, tmp_path: Path) -> None:
+    rows, keys, told = BAD[name]
+    with pytest.raises(RecipeError) as caught:
+        list(read_chats(Chats(path=written(tmp_path, *rows), **keys), "stages[0].data"))
+    assert all(text in str(caught.value) for text in told), caught.value
+
+
+def test_lines_that_are_no_json_and_empty_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(RecipeError, match=r"a\.jsonl:2"):
+        list(read_chats(Chats(path=tmp_path / "a.jsonl"), "data"))
+    (tmp_path / "b.jsonl").write_text("\n")
+    with pytest.raises(RecipeError, match="no rows"):
+        list(read_chats(Chats(path=tmp_path / "b.jsonl"), "data"))
+    with pytest.raises(RecipeError, match=r"did you mean 'b\.jsonl'"):
+        list(read_chats(Chats(path=tmp_path / "c.jsonl"), "data"))
+
+
+def test_rows_longer_than_the_context_are_counted_or_dropped(renderer: Renderer, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": text} for text in ("b", "x y z " * 9, "x y z " * 20)]
+    path = written(tmp_path, *rows)
+    with pytest.raises(RecipeError, match=r"line 2") as caught:
+        learnt(renderer, Chats(path=path), max_context=16)
+    assert "2 of 3 rows" in str(caught.value)
+    assert "line 3" in str(caught.value)
+    assert "too_long: drop" in str(caught.value)
+    assert len(learnt(renderer, Chats(path=path, too_long="drop"), max_context=16)) == 1
+
+
+def test_a_template_that_refuses_a_chat_is_told_with_the_line(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["a"], vocab_size=400, max_context=64)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + QWEN
+    )
+    path = written(tmp_path, {"messages": pair("a", "b")}, {"messages": pair("a", "b"), "system": "s"})
+    with pytest.raises(RecipeError, match=r"line 2") as caught:
+        learnt(Renderer(tokenizer), Chats(path=path))
+    assert "no system here" in str(caught.value)
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def recipe(folder: Path, data: dict[str, Any], *stages: Any, **changes: Any) -> Path:
+    changes = {"evaluation": {"n_tasks": 8}} | changes
+    stage = {"kind": "supervised", "data": data, "epochs": 2, "batch_size": 8, "optimizer": {"lr": 2.0e-3}}
+    return runs.write(folder, [{**stage, **changes.pop("stage", {})}, *stages], **changes)
+
+
+def chats(n: int = 24) -> list[Any]:
+    return [{"messages": pair(f"Say {w}.", w)} for w in ("red", "green", "blue", "white") * (n // 4)]
+
+
+def test_a_run_learns_from_a_file_and_measures_rows_held_out(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"path": "chats.jsonl", "held_out": 0.25}, stage={"epochs": 12})
+    written(tmp_path, *chats())
+    done = runs.run(path, tmp_path / "run")
+    losses = runs.curve(done.folder, "supervised/held_out_loss")
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] / 2
+    assert runs.curve(done.folder, "supervised/n_demonstrations")[0] == 18
+    assert "6 rows that were not learnt" in done.said
+    again = runs.run(path, tmp_path / "again")
+    assert runs.weights(runs.newest(again.folder)) == runs.weights(runs.newest(done.folder))
+
+
+def test_all_tokens_are_learnt_with_a_weight_of_observations(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"path": "chats.jsonl"}, stage={"observation_weight": 1.0})
+    written(tmp_path, *chats())
+    whole = runs.curve(runs.run(path, tmp_path / "run").folder, "supervised/n_tokens")
+    path = recipe(tmp_path / "b", {"path": "chats.jsonl"})
+    written(tmp_path / "b", *chats())
+    own = runs.curve(runs.run(path, tmp_path / "b" / "run").folder, "supervised/n_tokens")
+    assert whole[0] > 2 * own[0]
+
+
+@pytest.mark.parametrize("least", [None, 0.5])
+def test_attempts_of_another_policy_are_imitated(tmp_path: Path, least: float | None) -> None:
+    first = recipe(tmp_path, {"path": "chats.jsonl"}, {
+        "kind": "supervised", "attempts": {"rounds": 1, "tasks_per_round": 32, "group_size": 4}, "epochs": 1,
+    }, stage={"epochs": 20})  # fmt: skip
+    written(tmp_path, *chats(), {"messages": pair("Say red.", "red", "Right.", "red")})
+    runs.run(first, tmp_path / "first")
+    worth = [
+        r for r in read_trajectories(tmp_path / "first" / "trajectories", phase="train")
+        if (r.trajectory.solved if least is None else r.score is not None and r.score.total >= least)
+    ]  # fmt: skip
+    policy = {**runs.BASE["policy"], "hidden_size": 48, "vocab_size": 320}
+    second = recipe(tmp_path / "b", {"from_run": str(tmp_path / "first"), "least": least}, policy=policy)
+    done = runs.run(second, tmp_path / "b" / "run")
+    n = runs.curve(done.folder, "supervised/n_demonstrations")[0]
+    different = {(r.task_id, tuple(t.action.said for t in r.trajectory.turns)) for r in worth}
+    assert n == len(different) > 4
+
+
+def test_what_is_wrong_with_a_run_is_told_before_it_begins(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"from_run": str(tmp_path / "nothing")})
+    with pytest.raises(RecipeError, match="holds no attempts"):
+        train(load(path), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    long = recipe(tmp_path / "b", {"path": "chats.jsonl"})
+    written(tmp_path / "b", *chats(), {"prompt": "a"} | {"messages": pair("x " * 300, "b")})
+    with pytest.raises(RecipeError, match="longer than the policy's context"):
+        train(load(long), tmp_path / "b" / "run")
+    assert not (tmp_path / "b" / "run" / "checkpoints").exists()
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    path = recipe(
+        tmp_path,
+        {"path": "chats.jsonl"},
+        {"kind": "policy_gradient", "steps": 3, "tasks_per_step": 2, "checkpoint_every": 1},
+    )
+    written(tmp_path, *chats())
+    runs.stop(path, tmp_path / "run", "1-policy_gradient-000001")
+    written(tmp_path, *chats(28))
+    with pytest.raises(CheckpointError, match="the data is not what this run began with"):
+        runs.run(path, tmp_path / "run", resume=True)
+    written(tmp_path, *chats())
+    assert runs.run(path, tmp_path / "run", resume=True).result["n_episodes"] > 0
+
+
+def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> None:
+    rows = [{"question": f"Say {i}.", "answer": str(i)} for i in range(40)]
+    written(tmp_path, *rows, name="q.jsonl")
+    written(tmp_path, *({"prompt": row["question"], "completion": row["answer"]} for row in rows))
+    path = tmp_path / "recipe.yaml"
+    environment = {"kind": "dataset", "path": "q.jsonl"}
+    stages = [{"kind": "supervised", "data": {"path": "chats.jsonl"}, "epochs": 1}]
+    rewards = {"right": {"kind": "numeric"}}
+    made = {"policy": runs.BASE["policy"], "environment": environment, "rewards": rewards, "stages": stages}
+    path.write_text(yaml.safe_dump({**made, "limits": {"max_tokens": 6}}))
+    assert "judged by are in stages[0].data" in runs.run(path, tmp_path / "run").said
+
+
+@pytest.mark.parametrize(("data", "stage", "told"), [
+    ({}, {}, "path of a file, or from_run"),
+    ({"path": "a.jsonl", "from_run": "runs/a"}, {}, "path of a file, or from_run"),
+    ({"path": "a.jsonl", "messages": "m", "prompt": "p"}, {}, "name one of the two"),
+    ({"path": "a.jsonl", "text": "t", "prompt": "p"}, {}, "text is learnt as it is"),
+    ({"path": "a.jsonl", "least": 1.0}, {}, "data.least"),
+    ({"from_run": "runs/a", "prompt": "p"}, {}, "data.prompt"),
+    ({"path": "a.jsonl"}, {"n_demonstrations": 7}, "n_demonstrations"),
+    ({"path": "a.jsonl"}, {"split": "dev"}, "split"),
+    ({"path": "a.jsonl"}, {"attempts": {}}, "data"),
+])  # fmt: skip
+def test_keys_without_an_effect_are_refused(data: Any, stage: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(RlhfError) as caught:
+        load(recipe(tmp_path, data, stage=stage))
+    assert told in str(caught.value)
