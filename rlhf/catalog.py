@@ -67,6 +67,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "environments.contrib.twenty_questions:TwentyQuestions",
             "the thing that is meant, by questions with yes or no",
         ),
+        "guess_my_city": Entry(
+            "environments.contrib.guess_my_city:GuessMyCity",
+            "the town that is meant, by questions about what it is like",
+        ),
         "bandit": Entry("environments.contrib.bandit:Bandit", "levers that pay at random; regret is the score"),
         "matrix_game": Entry(
             "environments.contrib.matrix_game:MatrixGame", "repeated games against players with a rule"
