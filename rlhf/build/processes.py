@@ -18,7 +18,7 @@ from rlhf.processes import Processes
 from rlhf.recipe import Recipe
 from rlhf.recipe.compatibility import check_processes
 from rlhf.recipe.view import policy_gradient_stages
-from rlhf.training.backends.settings import layout_of, spread_of
+from rlhf.training.backends.settings import layout_of, sharding_of
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.policy.sharded_load import ShardedLoad, can_be_sharded
 
@@ -30,7 +30,7 @@ def joined(recipe: Recipe) -> Iterator[Processes]:
     Raises:
         RecipeError: there are several, and a part of the recipe works in one only.
     """
-    wanted: list[Any] = [s.trainer for s in recipe.stages if spread_of(s.trainer).processes]
+    wanted: list[Any] = [s.trainer for s in recipe.stages if sharding_of(s.trainer).processes]
     n = processes.n_wanted()
     if processes.current().n > 1 or (n == 1 and not wanted):
         yield processes.current()

@@ -22,10 +22,10 @@ from rlhf.batching.pack import PackedBatch
 from rlhf.errors import TrainingError
 from rlhf.processes import ProcessError, current, join
 from rlhf.settings import Precision
+from rlhf.training.backends.distributed import DistributedTrainer
 from rlhf.training.backends.master_weights import MasterAdamW
 from rlhf.training.backends.microbatch_stats import Computed
-from rlhf.training.backends.sharded import device_of, empty_copy, format_of, full, is_hollow, whole_state
-from rlhf.training.backends.shared import SharedTrainer
+from rlhf.training.backends.sharded import device_of, empty_copy, format_of, full_state, full_tensor_of, is_hollow
 from rlhf.training.policy.model import Policy
 
 #: Of the logits, which nothing here changes in place.
@@ -108,7 +108,7 @@ def _round(model: Any) -> None:
 
 
 @dataclass
-class FsdpTrainer(SharedTrainer):
+class FsdpTrainer(DistributedTrainer):
     """Updates `policy` in pieces; until `close` its parameters are DTensors, of which each process holds its share.
 
     Attributes:
@@ -149,7 +149,7 @@ class FsdpTrainer(SharedTrainer):
             return
         device = device_of(self.policy.model)
         with current().hearing("the end of a stage"):
-            found = whole_state(self.policy.model)
+            found = full_state(self.policy.model)
         made = {id(value): nn.Parameter(value) for value in found.values()}  # one for a tensor of two names
         names = [name for name, _ in self._empty.named_parameters(remove_duplicate=False)]
         self._empty.load_state_dict({name: made[id(found[name])] for name in names}, assign=True, strict=False)
@@ -195,7 +195,7 @@ class ShardedAdamW(MasterAdamW):
             values = dict(found["state"].get(number, {}))
             if values and format_of(p) != p.dtype:
                 values["master"] = p.detach()
-            gathered = {name: full(value).to("cpu", copy=True) for name, value in values.items()}
+            gathered = {name: full_tensor_of(value).to("cpu", copy=True) for name, value in values.items()}
             if gathered and current().is_main:
                 state[number] = gathered
         return {**found, "state": state}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from rlhf.training.backends.sharded import Piece, empty_copy, format_of, piece_of
+from rlhf.training.backends.sharded import ShardInfo, empty_copy, format_of, shard_of
 
 if TYPE_CHECKING:
     from rlhf.training.policy.model import Policy
@@ -136,8 +136,8 @@ class ShardedLoad:
         self.keeper = self.layout.lay_out(policy)
         for name, parameter in policy.model.named_parameters():
             if (saved := name_in_files(name)) in self._saved.files:
-                own, begin = piece_of(parameter)
-                size = Piece(parameter).ds_numel or parameter.numel()
+                own, begin = shard_of(parameter)
+                size = ShardInfo(parameter).ds_numel or parameter.numel()
                 if (end := min(begin + own.numel(), size)) > begin:
                     read = self._saved.flat(saved, begin, end).to(self._dtype).to(format_of(parameter))
                     own[: end - begin].copy_(read)
