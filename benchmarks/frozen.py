@@ -265,14 +265,15 @@ def apart(a: float | None, b: float | None) -> str:
     return f"{a!r} and {b!r}, {abs(a - b):.3g} apart, {off:.2g} of the larger"
 
 
-def of_metrics(base: Path, head: Path, renamed: Mapping[str, str], tolerance: float) -> tuple[int, str]:
-    """Return how many numbers were compared, and the first that differs."""
+def of_metrics(base: Path, head: Path, renamed: Mapping[str, str | None], tolerance: float) -> tuple[int, str]:
+    """Return how many numbers were compared, and the first that differs; what is renamed to None is new in `head`."""
     lines = metrics_of(base), metrics_of(head)
     n = 0
     for (place, old), (other, new) in zip(*lines, strict=False):
         if place != other:
             return n, f"a line of {place} has become one of {other}"
-        old = {renamed.get(name, name): value for name, value in old.items()}
+        old = {renamed.get(name) or name: value for name, value in old.items()}
+        new = {name: value for name, value in new.items() if renamed.get(name, name) is not None}
         for name in [*old, *(name for name in new if name not in old)]:
             if name not in new or name not in old:
                 return n, f"{place}: {name} is in {'base' if name in old else 'head'} only"
@@ -330,7 +331,7 @@ def _of_tensors(base: Path, head: Path, tolerance: float) -> str:
     return ""
 
 
-def compared(base: Made, head: Made, renamed: Mapping[str, str], tolerance: float) -> tuple[str, list[str]]:
+def compared(base: Made, head: Made, renamed: Mapping[str, str | None], tolerance: float) -> tuple[str, list[str]]:
     """Return what was compared, and what differs first of metrics, tokens and weights."""
     failed = [f"failed in {name}:\n{made.failure}" for name, made in (("base", base), ("head", head)) if made.failure]
     if failed:
@@ -352,13 +353,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of each stage")
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative; 0 is to the bit")
     parser.add_argument("--renamed", nargs="+", default=[], metavar="OLD=NEW", help="metrics that are called otherwise")
+    parser.add_argument("--added", nargs="+", default=[], metavar="NAME", help="metrics that the second tree alone has")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, help="an empty folder that the runs stay in; a temporary one if left out")
     given = parser.parse_args()
     if given.base is None:
         print(f"frozen: nothing to compare {ROOT.name} with; name a revision: python benchmarks/frozen.py HEAD~1")
         return
-    renamed = dict(pair.split("=", 1) for pair in given.renamed)
+    renamed = dict.fromkeys(given.added) | dict(pair.split("=", 1) for pair in given.renamed)
     n_differing = 0
     with tree_of(given.base) as base, tree_of(given.head) as head, tempfile.TemporaryDirectory() as temporary:
         out = (given.out or Path(temporary)).resolve()

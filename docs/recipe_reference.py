@@ -1,9 +1,10 @@
-"""Write into the pages what is declared elsewhere: every recipe key, and the quickstart's recipe.
+"""Write into the pages what is declared elsewhere: recipe keys, the quickstart's recipe, places of algorithms.
 
     python docs/recipe_reference.py
 
-The tables of `docs/recipes.md` come from the classes that declare the keys, the recipe of `README.md` from its file. A
-test compares the pages with what this writes.
+The tables of `docs/recipes.md` come from the classes that declare the keys, the recipe of `README.md` from its file,
+and rows of `docs/algorithms/index.md` from the pages that describe their place (`docs/algorithm_pages.py`). A test
+compares the pages with what this writes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ from rlhf.training.stages.pairs import Pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
+GUIDE = ROOT / "docs" / "algorithms" / "index.md"
 BEGIN, END = "<!-- keys: written by docs/recipe_reference.py -->", "<!-- end of keys -->"
 
 _AS_YAML = {"None": "null", "True": "true", "False": "false"}
@@ -183,6 +186,15 @@ def _first_sentence(text: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
+def guide_with(text: str) -> str:
+    """Return the guide to algorithms `text` with the rows of pages that describe their place."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    found: str = importlib.import_module("algorithm_pages").guide_with(text)
+    sys.path.pop(0)
+    return found
+
+
 if __name__ == "__main__":
+    GUIDE.write_text(guide_with(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), reference()), encoding="utf-8")
     README.write_text(readme_with(README.read_text("utf-8"), QUICKSTART.read_text("utf-8")), encoding="utf-8")

@@ -69,6 +69,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "environments.contrib.twenty_questions:TwentyQuestions",
             "the thing that is meant, by questions with yes or no",
         ),
+        "guess_my_city": Entry(
+            "environments.contrib.guess_my_city:GuessMyCity",
+            "the town that is meant, by questions about what it is like",
+        ),
         "bandit": Entry("environments.contrib.bandit:Bandit", "levers that pay at random; regret is the score"),
         "matrix_game": Entry(
             "environments.contrib.matrix_game:MatrixGame", "repeated games against players with a rule"
@@ -279,6 +283,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "grpo": Entry("rlhf.credit.grpo:GRPO", "reward minus group mean, over the group's deviation"),
         "dr_grpo": Entry("rlhf.credit.dr_grpo:DrGRPO", "reward minus group mean"),
         "rloo": Entry("rlhf.credit.rloo:RLOO", "reward minus the mean of the others in the group"),
+        "turn_rloo": Entry("rlhf.credit.contrib.turn_rloo:TurnRLOO", "RLOO of what is still to come, turn by turn"),
         "gigpo": Entry("rlhf.credit.gigpo:GiGPO", "GRPO per episode, plus the same among equal states"),
         "reinforce_pp": Entry("rlhf.credit.reinforce_pp:ReinforcePP", "return of a token, whitened over the step"),
         "reinforce_pp_baseline": Entry(

@@ -30,6 +30,8 @@ class Metric:
 
 _TABLE = """
 rollout/success                 | share      | episodes whose success criterion was met, failures of parts left out
+rollout/solved_any_share        | share      | tasks that an attempt solved: pass@k of as many attempts as a task has
+rollout/solved_all_share        | share      | tasks that every attempt solved, which have nothing left to teach
 rollout/return_mean             | 1          | mean total score of the episodes
 rollout/return_std              | 1          | standard deviation of the total score over the episodes
 rollout/n_episodes              | episodes   | attempts, those included that ended by the failure of a part

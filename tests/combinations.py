@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf.catalog import CATALOG
+
 Keys = Mapping[str, Any]
 
 #: Estimators that are tried with every loss of `LOSSES`.
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "gigpo")
 #: The others of the catalogue, with the keys they need, each with the loss of several updates that most were made for.
-#: Not `duration_aware`, whose numbers follow the clock.
-OTHERS: Mapping[str, Keys] = {
-    "reinforce_pp": {},
-    "reinforce_pp_baseline": {},
-    "lite_ppo": {},
+#: Those that need none are not listed: `OTHERS` has every kind of the catalogue that stands nowhere else here.
+_KEYS: Mapping[str, Keys] = {
     "hgpo": {"episode": True},
-    "step_grpo": {},
-    "progress": {},
     "hrpo": {"reward": "cost"},
-    "stratified": {},
-    "loop": {},
-    "lightning": {},
-    "grpo_lead": {},
     "task_normalised": {"inner": {"kind": "gigpo"}},
     "ktae": {"inner": {"kind": "lite_ppo"}},
 }
@@ -46,6 +39,16 @@ WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
 WITH_TURN_CRITIC: Mapping[str, Keys] = {"archer": {}}
 #: Those that compare with a critic that knows the answer.
 WITH_TOLD_CRITIC: Mapping[str, Keys] = {"sweet": {}}
+#: Those with a test of their own: numbers of `duration_aware` follow the clock.
+_APART = ("duration_aware", "hicra")
+OTHERS: Mapping[str, Keys] = {
+    kind: _KEYS.get(kind, {})
+    for kind in CATALOG["advantage"]
+    if not any(
+        kind in table
+        for table in (ESTIMATORS, WITH_MECHANISM, ELSEWHERE, WITH_CRITIC, WITH_TURN_CRITIC, WITH_TOLD_CRITIC, _APART)
+    )
+}
 #: Such a critic that learns as fast as they need on tasks of seconds.
 TOLD_CRITIC: Keys = {
     "kind": "sweet", "warmup_steps": 2, "epochs": 12, "beta": 1.0, "optimizer": {"lr": 3.0e-3},
@@ -91,21 +94,14 @@ _CLIPPED: Proof = ("loss/clip_high_share", 0.0)
 _EXPLAINED: Proof = ("critic/explained_variance", 0.0)
 #: What proves, of a run that learns, that what an estimator is about was there and acted.
 ACTS: Mapping[str, Proof] = {
+    **dict.fromkeys(OTHERS, _COMPARED),
     "grpo": _COMPARED,
     "dr_grpo": _COMPARED,
     "rloo": _COMPARED,
     "gigpo": ("credit/n_state_groups", 0.0),
     "reinforce_pp": ("credit/n_groups", "credit/n_flat_steps"),
-    "reinforce_pp_baseline": _COMPARED,
-    "lite_ppo": _COMPARED,
     "hgpo": ("credit/n_state_groups", 0.0),
-    "step_grpo": _COMPARED,
-    "progress": _COMPARED,
-    "hrpo": _COMPARED,
-    "stratified": _COMPARED,
     "loop": ("credit/n_small_advantages", 0.0),
-    "lightning": _COMPARED,
-    "grpo_lead": _COMPARED,
     "gae": _EXPLAINED,
     "turn_gae": _EXPLAINED,
     "bilevel_gae": _EXPLAINED,
@@ -120,7 +116,6 @@ ACTS: Mapping[str, Proof] = {
     "seats": ("credit/n_sides", 0.0),
     "reviews": ("credit/n_reviews", 0.0),
     "hicra": ("credit/n_planning_tokens", 0.0),
-    "ktae": _COMPARED,
 }
 #: The same of the losses. Those that regress or imitate have no case in which they do not act: there the policy moved
 #: away from the one that sampled.

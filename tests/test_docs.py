@@ -188,7 +188,8 @@ ONE_EACH = [(section, kind) for section in ("advantage", "loss") for kind in CAT
 
 def parts_of(name: str) -> dict[str, str]:
     """The text below each heading of an algorithm's page; that of the title is the idea."""
-    title, *rest = re.split(r"^## (.+)\n", (ALGORITHMS / f"{name}.md").read_text("utf-8"), flags=re.MULTILINE)
+    page = re.sub(r"\A---\n.*?\n---\n", "", (ALGORITHMS / f"{name}.md").read_text("utf-8"), flags=re.DOTALL)
+    title, *rest = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)
     return {"": title} | dict(zip(rest[::2], rest[1::2], strict=True))
 
 
@@ -235,6 +236,11 @@ def test_the_table_of_algorithms_leads_to_samplers_selections_and_groupings(sect
     linked = {link for row in rows if f"`{kind}`" in row for link in re.findall(r"\]\(([\w./]+)", row)}
     told = re.compile(rf"`{kind}`|{section}: {{kind: {kind}}}")
     assert any(told.search((ALGORITHMS / link).read_text("utf-8")) for link in linked)
+
+
+def test_the_guide_has_the_rows_of_pages_that_describe_their_place() -> None:
+    text = (ALGORITHMS / "index.md").read_text("utf-8")
+    assert reference().guide_with(text) == text, "run python docs/recipe_reference.py"
 
 
 def test_the_guides_name_every_estimator_and_every_loss() -> None:

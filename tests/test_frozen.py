@@ -126,6 +126,13 @@ def test_a_renamed_metric_is_compared_with_its_new_name(
     assert said(frozen, monkeypatch, capsys, base, head, *words).startswith("0 quickstart: equal; 4 numbers")
 
 
+def test_an_added_metric_is_no_difference(frozen: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    base, head = tree(tmp_path / "base"), tree(tmp_path / "head", "0.5 * step}", '0.5 * step, "rollout/new": 1.0}')
+    words = (base, head, "--only", "quickstart")
+    assert "rollout/new is in head only" in said(frozen, monkeypatch, capsys, *words)
+    assert said(frozen, monkeypatch, capsys, *words, "--added", "rollout/new").startswith("0 quickstart: equal")
+
+
 def test_a_revision_is_checked_out_and_removed_again(
     frozen: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

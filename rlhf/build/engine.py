@@ -106,7 +106,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
 
 def _whole_copy(policy: Policy) -> Any:
     """A module of the policy's architecture without adapters, for an engine that cannot share the policy's own."""
-    model = copy.deepcopy(policy.model)
+    model = copy.deepcopy(policy.model) if policy.load is None else policy.load.whole_copy()
     return unadapted(model) if policy.is_lora else model
 
 

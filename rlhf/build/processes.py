@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,8 +19,10 @@ from rlhf.inference.fingerprint import fingerprint
 from rlhf.processes import Processes
 from rlhf.recipe import Recipe
 from rlhf.recipe.compatibility import check_processes
-from rlhf.training.backends.settings import sharding_of
-from rlhf.training.policy.model import Policy
+from rlhf.recipe.view import policy_gradient_stages
+from rlhf.training.backends.settings import layout_of, sharding_of
+from rlhf.training.policy.model import Policy, Pretrained
+from rlhf.training.policy.sharded_load import ShardedLoad, can_be_sharded
 
 
 @contextmanager
@@ -40,9 +43,29 @@ def joined(recipe: Recipe) -> Iterator[Processes]:
         processes.leave()
 
 
+def sharded_load(recipe: Recipe, found: Path | None) -> ShardedLoad | None:
+    """Return what loads the policy of a recipe, or of a checkpoint, in the pieces that all stages train it in.
+
+    None where each process loads all of it: one alone, a policy from scratch, trainers that hold it whole or lay it out
+    in several ways, a critic, which may begin as a copy of it, and files that only transformers can read.
+    """
+    settings = recipe.policy
+    if processes.current().n == 1 or not isinstance(settings, Pretrained):
+        return None
+    layout = layout_of(stage.trainer for stage in recipe.stages)
+    if layout is None or any(stage.critic is not None for _, stage in policy_gradient_stages(recipe)):
+        return None
+    local = Path(settings.path).expanduser()
+    source = str(local) if local.exists() else settings.path
+    if found is not None and settings.lora is None:
+        source = str(found / "policy")
+    return ShardedLoad(layout) if can_be_sharded(source) else None
+
+
 def check_alike(policy: Policy) -> None:
     """Raise TrainingError where the processes begin with different weights."""
-    found = processes.current().gather(fingerprint(policy.model), "the policy")
+    own = fingerprint(policy.model) if policy.load is None else policy.load.digest
+    found = processes.current().gather(own, "the policy")
     if len(set(found)) > 1:
         raise TrainingError(
             "the processes begin with different policies",

@@ -24,7 +24,7 @@ from rlhf.build.extend import extended
 from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.pair_data import check_parts, check_sources, stored_groups
 from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_references, try_samplers
-from rlhf.build.processes import check_alike, joined, stopped_by_term, stopping_together
+from rlhf.build.processes import check_alike, joined, sharded_load, stopped_by_term, stopping_together
 from rlhf.build.resume import (
     begin_of,
     check_data_unchanged,
@@ -244,16 +244,20 @@ async def make_policy(
 ) -> Policy:
     """The policy of the checkpoint that was found, else a new one; the same in every process."""
     here = processes.current()
+    shared = sharded_load(recipe, found)
+    loading: dict[str, Any] = {"loader": shared.loader} if shared else {}
     if found:
         progress.say(f"resuming from {found}")
-        policy = resume_policy(recipe.policy, found / "policy", folder)
+        policy = resume_policy(recipe.policy, found / "policy", folder, **loading)
         policy.version = state.policy_version
     else:
         found_texts = await texts(recipe, played, progress) if here.is_main else []
-        policy = recipe.policy.build(recipe.seed, here.from_main(found_texts, "the tokenizer's texts"))
+        policy = recipe.policy.build(recipe.seed, here.from_main(found_texts, "the tokenizer's texts"), **loading)
         policy.save_base(folder)
         if here.is_main:
             Manifest(folder).record_all("base")
+    if shared:
+        shared.fill(policy)
     check_alike(policy)
     if not shards_parameters(recipe):  # else the trainer moves it piece by piece
         policy.model.to(device())

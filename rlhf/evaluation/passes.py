@@ -17,6 +17,9 @@ def pass_at_k(n: int, n_solved: int, k: int) -> float:
     1 − C(n−c, k) / C(n, k), with c = n_solved: the mean over all choices, hence unbiased for 1 − (1−p)^k, unlike
     1 − (1−c/n)^k, which is too low. Source: M. Chen et al., arXiv 2107.03374.
 
+    >>> pass_at_k(4, 2, 2)  # of six pairs, one has no solved attempt
+    0.8333333333333334
+
     Raises:
         DataError: not 0 <= n_solved <= n, or not 1 <= k <= n.
     """

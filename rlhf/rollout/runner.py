@@ -72,8 +72,27 @@ class RolloutBatch:
         values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
         for name in scores[0].parts if scores else ():
             values[f"reward/{name}"] = sum(s.parts[name].value for s in scores) / n
+        values |= _of_groups([[t.solved for t in g.trajectories] for g in self.groups])
         values |= _of_prompts(turns) | _of_notes(turns, n) | _of_parts(self.groups)
         return values
+
+
+def _of_groups(solved_G: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """How many tasks are within reach, and how many are done with; tasks whose attempts all failed are left out.
+
+    Of four tasks two were solved by somebody, one of them by everybody; the fourth was never attempted to an end:
+
+    >>> _of_groups([[True, False, False], [True, True], [False, False], []])
+    {'rollout/solved_any_share': 0.6666666666666666, 'rollout/solved_all_share': 0.3333333333333333}
+    >>> _of_groups([])
+    {'rollout/solved_any_share': 0.0, 'rollout/solved_all_share': 0.0}
+    """
+    attempted = [solved for solved in solved_G if solved]
+    n = max(len(attempted), 1)
+    return {
+        "rollout/solved_any_share": sum(map(any, attempted)) / n,
+        "rollout/solved_all_share": sum(map(all, attempted)) / n,
+    }
 
 
 def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:

@@ -15,17 +15,20 @@ from environments.check import check_environment
 from environments.check_splits import kept_apart
 from environments.core.procedural import Drawn
 from environments.core.seed_splits import Seeded, split_in, split_of_seed
+from rlhf.catalog import CATALOG
 from rlhf.data import Task
 from rlhf.data.report import Walk
 from rlhf.errors import DataError, EnvError
 from rlhf.recipe.builder import build_part
+from rlhf.registry import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Worlds that are drawn here, by no package, in well under a second for some hundred tasks.
-DRAWN = (
-    "keyhole", "sokoban", "countdown", "sat", "knights_and_knaves", "wordle", "twenty_questions", "bandit",
-    "matrix_game", "long_memory", "objectives", "search_qa", "tools", "text_to_sql", "shop", "collaborate",
-)  # fmt: skip
+#: Worlds that are drawn here, by no package of games, in well under a second for some hundred tasks.
+DRAWN = tuple(
+    kind
+    for kind, entry in CATALOG["environment"].items()
+    if entry.extra in (None, "search") and issubclass(resolve("environment", kind, base=ROOT), Seeded)
+)
 
 
 def settings_of_drawn_worlds() -> list[dict[str, Any]]:

@@ -264,7 +264,7 @@ def test_the_recipe_that_shows_whether_it_works(tmp_path: Path) -> None:
     [line] = ended.stdout.strip().splitlines()
     result = json.loads(line)
     assert result["n_episodes"] == 3 * 4 * 4 and (tmp_path / "run" / "report.html").is_file()
-    # Started by the launchers of others it is the same run: torchrun with two nodes of a process each, and DeepSpeed's.
+    # Started by the launchers of others it is the same run: accelerate's, torchrun with two nodes, and DeepSpeed's.
     for name, lines in launchers(tmp_path).items():
         nodes = [subprocess.Popen(line, env=environment(), cwd=ROOT) for line in lines]
         assert [node.wait(LIMIT_S) for node in nodes] == [0] * len(nodes), name
@@ -278,7 +278,11 @@ def launchers(folder: Path) -> dict[str, list[list[str]]]:
     torchrun += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     deepspeed = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_python", "--no_local_rank"]
     deepspeed += ["--master_port", str(free_port()), sys.executable]
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    accelerate += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    accelerate += ["--main_process_port", str(free_port())]
     return {
+        "accelerate": [[*accelerate, *train, str(folder / "accelerate")]],
         "torchrun": [[*torchrun, "--node_rank", str(rank), *train, str(folder / "torchrun")] for rank in range(2)],
         "deepspeed": [[*deepspeed, *train, str(folder / "deepspeed")]],
     }

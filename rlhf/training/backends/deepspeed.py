@@ -11,12 +11,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 from rlhf.errors import TrainingError, boundary
-from rlhf.processes import current
+from rlhf.processes import current, join
 from rlhf.settings import Precision
 from rlhf.training.backends.distributed import DistributedTrainer
 from rlhf.training.backends.optimizer import Stepper
-from rlhf.training.backends.sharded import is_sharded, unshard
+from rlhf.training.backends.sharded import is_hollow, is_sharded, unshard
 from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
+from rlhf.training.policy.model import Policy
 from rlhf.training.throughput import Meter
 
 
@@ -58,6 +59,8 @@ class DeepSpeedTrainer(DistributedTrainer):
                 got=f"a policy in {precision}",
                 expected="zero: 1, 2 or 3",
             )
+        if self.policy.load is not None:
+            self.policy.load.keeper.release()
         self.policy.model.to(getattr(torch, precision))
         self.meter = Meter.of(self.policy.model)  # the peak is that of the format
         for parameter in self.policy.model.parameters():
@@ -97,14 +100,13 @@ class DeepSpeedTrainer(DistributedTrainer):
         return _Live(self._engine)
 
     def close(self) -> None:
-        """Leave the policy's module as an ordinary one, whole in every process."""
+        """Leave the policy with an ordinary module, whole in every process; one that was loaded in pieces stays so."""
         module = self._engine.module
-        self._engine.destroy()
-        self._engine.destroy = _nothing  # or it would again, whenever it is collected, and undo a later engine's work
-        for hook in (self._engine.module_forward_pre_hook, self._engine.module_forward_post_hook):
-            hook.remove()
+        _destroy(self._engine)
         with current().hearing("the end of a stage"):
-            if is_sharded(module):
+            if self.policy.load is not None:
+                self.policy.load.keeper = _Resting(module, self.config)
+            elif is_sharded(module):
                 unshard(module)
         for parameter in module.parameters():
             for name in [n for n in vars(parameter) if n in ("_hp_mapping", "_dp_group") or n.endswith("_hp_param")]:
@@ -116,6 +118,58 @@ class DeepSpeedTrainer(DistributedTrainer):
         with current().hearing("a backward pass"):
             # DeepSpeed takes the mean over the processes; their losses are shares of a sum.
             self._engine.backward(loss * current().n)
+
+
+@dataclass(frozen=True)
+class ZeroLayout:
+    """Weights cut over the processes by ZeRO 3, from the begin of a run to its end.
+
+    Attributes:
+        kind: the recipe keys.
+        timeout_s: longest wait for another process.
+    """
+
+    kind: _ZeroKeys
+    timeout_s: float
+
+    def lay_out(self, policy: Policy) -> Any:
+        """Cut a module whose weights have no memory; returns what gathers them for passes until a trainer starts."""
+        join(self.timeout_s)
+        deepspeed, on_gpu = _library(), torch.cuda.is_available()
+        precision = self.kind.precision or _format_of(policy.model)
+        wanted, config = getattr(torch, precision), self.kind.config(precision, None, on_gpu=on_gpu)
+        for module in policy.model.modules():
+            hollow = [p for p in module.parameters(recurse=False) if is_hollow(p)]
+            for p in hollow:  # one module after the other, so that the memory of one serves the next
+                p.data = torch.empty(p.shape, dtype=wanted)
+            if hollow:
+                deepspeed.zero.Init(torch.nn.ParameterList(hollow), config_dict_or_path=config, dtype=wanted)
+        policy.model.to(wanted)
+        return _Resting(policy.model, config)
+
+
+class _Resting:
+    """ZeRO 3 without an optimizer: between stages it gathers weights for passes as they are needed."""
+
+    def __init__(self, model: Any, config: dict[str, Any]) -> None:
+        with (
+            current().hearing("the start of DeepSpeed"),
+            boundary(TrainingError, where="trainer", hint="see the message"),
+        ):
+            self._engine, *_ = _library().initialize(model=model, config=config, dist_init_required=False)
+        self._engine.module.eval()
+
+    def release(self) -> None:
+        """Leave the module in pieces, for a trainer to go on with."""
+        _destroy(self._engine)
+
+
+def _destroy(engine: Any) -> None:
+    """End an engine and what it has hung on its module."""
+    engine.destroy()
+    engine.destroy = _nothing  # or it would again, whenever it is collected, and undo a later engine's work
+    for hook in (engine.module_forward_pre_hook, engine.module_forward_post_hook):
+        hook.remove()
 
 
 class _Live:

@@ -7,7 +7,6 @@ are gathered, so the pieces are the masters.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ from rlhf.settings import Precision
 from rlhf.training.backends.distributed import DistributedTrainer
 from rlhf.training.backends.master_weights import MasterAdamW
 from rlhf.training.backends.microbatch_stats import Computed
-from rlhf.training.backends.sharded import device_of, format_of, full_state, full_tensor_of
+from rlhf.training.backends.sharded import device_of, empty_copy, format_of, full_state, full_tensor_of, is_hollow
+from rlhf.training.policy.model import Policy
 
 #: Of the logits, which nothing here changes in place.
 _WARNING = "FSDP2-wrapped module .* returned a view tensor"
@@ -45,6 +45,68 @@ class _FsdpKeys(Protocol):
     def formats(self) -> Collection[Precision]: ...
 
 
+@dataclass(frozen=True)
+class FsdpLayout:
+    """Every layer cut over the processes, from the begin of a run to its end.
+
+    Attributes:
+        precision: number format of gathered weights; None is the policy's.
+        timeout_s: longest wait for another process.
+    """
+
+    precision: Precision | None
+    timeout_s: float
+
+    def lay_out(self, policy: Policy) -> None:
+        """Cut a module whose weights have no memory; what each process holds then is not set to anything."""
+        join(self.timeout_s)
+        wanted = format_for(self.precision, policy.model)
+        for p in policy.model.parameters():
+            if is_hollow(p):
+                p.data = torch.zeros((), dtype=wanted).expand(p.shape)
+        policy.model.to(wanted)
+        with current().hearing("the start of FSDP"):
+            cut(policy, wanted)
+
+
+def format_for(precision: Precision | None, model: Any) -> torch.dtype:
+    """Number format that a model is to compute in."""
+    found: torch.dtype = getattr(torch, precision) if precision else model.dtype
+    return found
+
+
+def cut(policy: Policy, wanted: torch.dtype) -> None:
+    """Take the module of a policy to pieces, a layer after the other, and the rest as one."""
+    model = policy.model
+    base = model.get_base_model() if policy.is_lora else model
+    layers = [m for m in base.modules() if type(m).__name__ in set(base._no_split_modules or ())]
+    formats = MixedPrecisionPolicy(wanted, torch.float32, cast_forward_inputs=False)
+    warnings.filterwarnings("ignore", message=_WARNING)
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (current().n,))
+    for module in (*layers, model):
+        for p in module.parameters():
+            if isinstance(p, DTensor):
+                continue
+            if is_hollow(p):  # memory that nobody writes to takes none; only this process's piece is kept
+                p.data = torch.empty(p.shape, dtype=torch.float32 if p.requires_grad else p.dtype)
+            elif p.requires_grad:
+                p.data = p.data.float()
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=formats)
+    for p in model.parameters():
+        p.computed_in = wanted
+    if wanted != torch.float32:
+        model.__class__ = type(type(model).__name__, (_Rounded, type(model)), {})
+
+
+@torch.no_grad()
+def _round(model: Any) -> None:
+    """Leave pieces with the values that the model computes with, as a stage that makes it whole does."""
+    for p in model.parameters():
+        p.grad = None
+        own = p.to_local()
+        own.copy_(own.to(format_of(p)))
+
+
 @dataclass
 class FsdpTrainer(DistributedTrainer):
     """Updates `policy` in pieces; until `close` its parameters are DTensors, of which each process holds its share.
@@ -57,7 +119,7 @@ class FsdpTrainer(DistributedTrainer):
 
     def __post_init__(self) -> None:
         model = self.policy.model
-        self._format = getattr(torch, self.kind.precision) if self.kind.precision else model.dtype
+        self._format = format_for(self.kind.precision, model)
         if str(self._format).removeprefix("torch.") not in self.kind.formats:
             raise TrainingError(
                 "FSDP has no such number format",
@@ -66,37 +128,25 @@ class FsdpTrainer(DistributedTrainer):
                 expected=" or ".join(self.kind.formats),
             )
         join(self.kind.timeout_s)
-        model.to(self._format)
-        for parameter in model.parameters():
-            parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
+        if self.policy.load is None:
+            model.to(self._format)
+            for parameter in model.parameters():
+                parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
         super().__post_init__()
 
     def _optimizer(self) -> Any:
-        self._empty = _without_memory(self.policy.model)
-        with current().hearing("the start of FSDP"):
-            self._cut(self.policy.model)
+        if self.policy.load is None:
+            self._empty = empty_copy(self.policy.model)
+            with current().hearing("the start of FSDP"):
+                cut(self.policy, self._format)
         return self.settings.build(self.policy.model.parameters(), kind=ShardedAdamW)
 
-    def _cut(self, model: Any) -> None:
-        """Take the model to pieces, a layer after the other, and the rest as one."""
-        base = model.get_base_model() if self.policy.is_lora else model
-        layers = [m for m in base.modules() if type(m).__name__ in set(base._no_split_modules or ())]
-        is_rounded = self._format != torch.float32
-        formats = MixedPrecisionPolicy(self._format, torch.float32, cast_forward_inputs=False)
-        warnings.filterwarnings("ignore", message=_WARNING)
-        mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (current().n,))
-        for module in (*layers, model):
-            for p in module.parameters():
-                if p.requires_grad and not isinstance(p, DTensor):
-                    p.data = p.data.float()
-            fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=formats)
-        for p in model.parameters():
-            p.computed_in = self._format
-        if is_rounded:
-            model.__class__ = type(type(model).__name__, (_Rounded, type(model)), {})
-
     def close(self) -> None:
-        """Leave the policy with an ordinary module, whole in every process."""
+        """Leave the policy with an ordinary module, whole in every process; one that was loaded in pieces stays so."""
+        if self.policy.load is not None:
+            _round(self.policy.model)
+            super().close()
+            return
         device = device_of(self.policy.model)
         with current().hearing("the end of a stage"):
             found = full_state(self.policy.model)
@@ -121,7 +171,10 @@ class FsdpTrainer(DistributedTrainer):
         except ProcessError:
             raise
         except Exception:
-            model.reset_iter_state()
+            if hasattr(
+                model, "reset_iter_state"
+            ):  # from torch 2.13 on; before, a trainer that has failed is not used again
+                model.reset_iter_state()
             raise
         finally:
             model.set_reshard_after_forward(True)  # what is outside of an update has no backward pass to do so
@@ -180,9 +233,3 @@ def _piece(value: torch.Tensor, like: DTensor) -> DTensor:
     if value.shape != like.shape:
         raise ValueError(f"{tuple(value.shape)} numbers for a parameter of shape {tuple(like.shape)}: another model's")
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def _without_memory(model: Any) -> Any:
-    """Return a copy of a model whose parameters have shapes and no values."""
-    bare = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
-    return copy.deepcopy(model, bare)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -53,11 +53,19 @@ class Sharding:
 
 class _TrainerCapabilities(CapabilityView):
     sharding = Capability(Sharding(), Sharding)
+    layout = Capability[Any](None)
+    """How it lays out a policy that is loaded in shares; None where each process loads all of it."""
 
 
 def sharding_of(kind: object) -> Sharding:
     """Return what a trainer declares in its attribute `sharding`; one of a plug-in that has none works alone."""
     return _TrainerCapabilities(kind).sharding
+
+
+def layout_of(kinds: Iterable[object]) -> Any:
+    """Return the layout that all of these trainers share, None where they have none or several."""
+    found = [_TrainerCapabilities(kind).layout for kind in kinds]
+    return found[0] if found and all(layout == found[0] for layout in found) else None
 
 
 @runtime_checkable
@@ -239,6 +247,15 @@ class DeepSpeed:
             key="zero",
         )
 
+    @property
+    def layout(self) -> Any:
+        """Under ZeRO 3 a policy is loaded in the pieces that it is trained in."""
+        if self.zero != 3:
+            return None
+        from rlhf.training.backends.deepspeed import ZeroLayout
+
+        return ZeroLayout(self, self.timeout_s)
+
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse critics, references, formats and bases that do not go with it."""
         yield from _shared_problems(self, context)
@@ -314,6 +331,13 @@ class Fsdp:
     def formats(self) -> Collection[Precision]:
         """Number formats that it computes in."""
         return ("float32", "bfloat16")
+
+    @property
+    def layout(self) -> Any:
+        """A policy is loaded in the pieces that it is trained in."""
+        from rlhf.training.backends.fsdp import FsdpLayout
+
+        return FsdpLayout(self.precision, self.timeout_s)
 
     @property
     def sharding(self) -> Sharding:

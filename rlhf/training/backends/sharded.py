@@ -7,6 +7,7 @@ Gathering a sharded parameter is a collective call: every process asks for it, i
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -53,6 +54,17 @@ def is_laid_out(model: Any) -> bool:
 def is_dtensor(tensor: object) -> bool:
     """Whether a tensor is a DTensor: this process holds one shard of it."""
     return isinstance(tensor, DTensor)
+
+
+def is_hollow(parameter: torch.Tensor) -> bool:
+    """Whether all numbers of a parameter are one and the same in memory: it is still to be read."""
+    return parameter.numel() > 1 and not any(parameter.stride())
+
+
+def empty_copy(model: Any) -> Any:
+    """Return a copy of a model whose parameters have shapes and no values."""
+    bare = {id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, bare)
 
 
 def full_tensor_of(tensor: Any) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -131,16 +131,22 @@ class Pretrained:
         """The tokenizer comes with the model."""
         return False
 
-    def build(self, seed: int, texts: Iterable[str] = ()) -> Policy:
+    def build(self, seed: int, texts: Iterable[str] = (), *, loader: Loader | None = None) -> Policy:
         """Load model and tokenizer; `seed` draws the adapter's weights."""
         torch.manual_seed(seed)
         quantization = self.lora.quantization if self.lora else None
-        model, tokenizer = load_folder(self.path, dtype=self.dtype, quantization=quantization, template=self.template)
+        model, tokenizer = load_folder(
+            self.path, dtype=self.dtype, quantization=quantization, template=self.template, loader=loader
+        )
         return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
 
 
 #: Files of which a tokenizer has at least one.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+
+#: Loads a source in a number format with further options: model, tokenizer, and names of what the files do not hold.
+Loader = Callable[[str, torch.dtype, dict[str, Any]], tuple[Any, Any, list[str]]]
 
 
 def load_folder(
@@ -150,6 +156,7 @@ def load_folder(
     where: str = "",
     quantization: str | None = None,
     template: Path | None = None,
+    loader: Loader | None = None,
 ) -> tuple[Any, Any]:
     """Model and tokenizer of a Hugging Face folder or hub name, with the chat template that is named if one is.
 
@@ -180,7 +187,7 @@ def load_folder(
         )
     options = loading_options(quantization, getattr(torch, dtype))
     try:
-        model, tokenizer, missing = _load(str(folder) if local else path, getattr(torch, dtype), options)
+        model, tokenizer, missing = (loader or _load)(str(folder) if local else path, getattr(torch, dtype), options)
     except Exception as error:  # tokenizers raises bare Exception, safetensors one of its own
         raise ModelError(
             "the model cannot be loaded",
@@ -217,7 +224,10 @@ def _first_line(error: Exception) -> str:
 
 @plain_dataclass
 class Policy:
-    """A live policy. The rollout engine and the trainer share `model`."""
+    """A live policy. The rollout engine and the trainer share `model`.
+
+    `load` is what has read its weights in pieces, which then stay so (`rlhf.training.policy.sharded_load`); else None.
+    """
 
     model: Any
     tokenizer: Any
@@ -226,6 +236,7 @@ class Policy:
     version: int = 0
     reference: Any = None
     base: Any = None
+    load: Any = None
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, lora: Lora | None, template: dict[str, Any] | None = None) -> Policy:
@@ -328,7 +339,9 @@ class Policy:
             self.tokenizer.save_pretrained(folder)
 
 
-def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:
+def restore(
+    settings: FromScratch | Pretrained, saved: Path, run_folder: Path, *, loader: Loader | None = None
+) -> Policy:
     """The policy of a checkpoint's `policy` folder: full weights, or an adapter over its base.
 
     Raises:
@@ -343,11 +356,11 @@ def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -
         source = settings.path if isinstance(settings, Pretrained) else str(run_folder / "base")
         quantization = settings.lora.quantization if settings.lora else None
         own = settings.template if isinstance(settings, Pretrained) else None
-        base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization, template=own)
+        base, tokenizer = load_folder(source, dtype=dtype, quantization=quantization, template=own, loader=loader)
     try:
         model = load_adapters(base, saved) if is_lora else None
         if model is None:
-            model, tokenizer = load_folder(str(saved), dtype=dtype, where=str(saved))
+            model, tokenizer = load_folder(str(saved), dtype=dtype, where=str(saved), loader=loader)
     except ModelError as error:
         raise _unusable(saved, f"{error.what}: {error.got}", error.expected) from error
     policy = Policy.of(model, tokenizer, None, template)
@@ -355,9 +368,11 @@ def restore(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -
     return policy
 
 
-def resume(settings: FromScratch | Pretrained, saved: Path, run_folder: Path) -> Policy:
+def resume(
+    settings: FromScratch | Pretrained, saved: Path, run_folder: Path, *, loader: Loader | None = None
+) -> Policy:
     """`restore`, to go on with the training of what `settings` describe; another model is a CheckpointError."""
-    policy = restore(settings, saved, run_folder)
+    policy = restore(settings, saved, run_folder, loader=loader)
     wanted: dict[str, Any] = {"an adapter": settings.lora is not None}
     found: dict[str, Any] = {"an adapter": policy.is_lora}
     if settings.lora is not None and policy.is_lora:
