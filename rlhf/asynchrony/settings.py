@@ -89,7 +89,7 @@ class Asynchrony:
                 "tokens of old policies would count as if the present one had sampled them: the loss has no ratio, and "
                 "nothing corrects",
                 where=f"{path}.correction",
-                got=f"bypass, with {context.kind_of('loss', stage.loss)} and {context.at('staleness')}: {self.staleness}",
+                got=f"bypass with {context.kind_of('loss', stage.loss)}, {context.at('staleness')}: {self.staleness}",
                 expected="a correction, or a loss with a ratio",
                 do=f"write {path}.correction: {{kind: truncated}}, or {path}.loss: {{kind: ppo_clip}}",
             )

@@ -38,6 +38,7 @@ from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
+from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.report import write_report
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
@@ -59,6 +60,7 @@ from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import Policy, restore
 from rlhf.training.policy.model import resume as resume_policy
 from rlhf.training.profiling import profiler_of
+from rlhf.training.rollouts_ahead import Lookahead
 from rlhf.training.run import Run
 from rlhf.training.stages import demonstrations
 from rlhf.training.stages.demonstrations import Demonstration
@@ -187,6 +189,7 @@ async def prepare(
         demonstrations=played | stored_groups(recipe),
         estimate=success_estimate,
         store_keeper=keeper,
+        lookahead=Lookahead(recipe.asynchrony, pack_groups, unpack_groups) if recipe.asynchrony.is_on else None,
     )
     return run
 

@@ -31,6 +31,7 @@ from rlhf.training.hooks.memory_store import StoreKeeper
 from rlhf.training.policy.model import Policy
 from rlhf.training.profiling import Profiler
 from rlhf.training.publisher import Publisher
+from rlhf.training.rollouts_ahead import Lookahead
 from rlhf.training.used_memory import used_memory
 
 
@@ -55,6 +56,7 @@ class Run:
         demonstrations: played beforehand for each supervised stage, by its index.
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         store_keeper: of the agent's store, or None where it has none.
+        lookahead: how far rollouts may run ahead; None where attempts and updates take turns.
         writer: of checkpoints that are written while training goes on.
         profiler: of some steps, or None where none are profiled.
         state: where the run stands; replaced, never changed.
@@ -73,6 +75,7 @@ class Run:
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
     store_keeper: StoreKeeper | None = None
+    lookahead: Lookahead | None = None
     writer: Writer = field(default_factory=Writer)
     profiler: Profiler | None = None
     _clock: float = field(default_factory=time.perf_counter)
