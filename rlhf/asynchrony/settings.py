@@ -133,11 +133,6 @@ class Asynchrony:
                 do="remove the key",
             )
 
-    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
-        """Refuse several processes."""
-        if self.is_on:
-            yield _not_yet(context.at("staleness"), f"{self.staleness} in {n} processes", context, "start one process")
-
 
 def _not_yet(where: str, got: str, context: CheckContext, do: str) -> Problem:
     return Problem(
