@@ -151,7 +151,7 @@ def trained(run: Path) -> tuple[list[list[str]], list[list[int]]]:
     tasks: dict[int, dict[str, int]] = {}
     for record in read_trajectories(run / "trajectories", phase="train"):
         tasks.setdefault(record.step, {})[record.task_id] = len(record.trajectory.turns)
-    return [sorted(tasks[k]) for k in sorted(tasks)], [list(tasks[k].values()) for k in sorted(tasks)]
+    return [list(tasks[k]) for k in sorted(tasks)], [list(tasks[k].values()) for k in sorted(tasks)]
 
 
 def overlap(folder: Path, steps: int, seconds: float) -> dict[str, float]:
@@ -165,14 +165,20 @@ def order(folder: Path, steps: int, seconds: float) -> dict[str, Any]:
     in_order, _ = trained(played(folder / "in_order", {"staleness": 2}, steps, seconds, 20.0))
     first = played(folder / "first", {"staleness": 2, "order": "first_finished"}, steps, seconds, 20.0)
     tasks, lengths = trained(first)
-    begun = [length for step in lengths for length in step]
-    early = [length for step in lengths[: steps // 4] for length in step]
+    turns = {task: n for step, of in zip(tasks, lengths, strict=True) for task, n in zip(step, of, strict=True)}
+
+    def mean_turns(steps: list[list[str]]) -> float:
+        """Mean over k of the mean turns of what the first k steps trained."""
+        means = [sum(turns[task] for step in steps[:k] for task in step) / sum(map(len, steps[:k])) for k in ends]
+        return sum(means) / len(means)
+
+    ends = range(1, len(tasks))
     return {
         "in_order_is_unchanged": in_order == plain,
         "first_finished_is_changed": tasks != plain,
         "steps_changed": sum(a != b for a, b in zip(tasks, plain, strict=True)),
-        "mean_turns_trained_early": sum(early) / len(early),
-        "mean_turns_begun": sum(begun) / len(begun),
+        "mean_turns_trained": mean_turns(tasks),
+        "mean_turns_begun": mean_turns(plain),
     }
 
 
