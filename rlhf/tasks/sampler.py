@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import ScoredGroup, Task, Trajectory
 
 
@@ -61,7 +61,7 @@ class TaskSampler(Protocol):
         ...
 
 
-class SamplerCapabilities(Declared):
+class SamplerCapabilities(CapabilityView):
     """Optional attributes of a sampler, with a default for each that it leaves out."""
 
     is_stream = Capability(False, bool)

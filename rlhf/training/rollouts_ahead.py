@@ -88,7 +88,7 @@ class RolloutsAhead(StageHook):
     # --- checkpoints ---
 
     @property
-    def is_torn(self) -> bool:  # type: ignore[override]
+    def is_incomplete(self) -> bool:  # type: ignore[override]
         """Whether a step is trained here and not yet counted by the run."""
         return self._run is not None and self.pipeline.step != self._run.state.step
 
@@ -188,13 +188,13 @@ class RolloutsAhead(StageHook):
                 await asyncio.wait([running])
             raise
 
-    async def deliver(self, run: RunContext) -> None:
+    async def publish(self, run: RunContext) -> None:
         """Note that the step is trained, and deliver it when the schedule says so."""
         self._ages = self.pipeline.train(self._due)
         while not self.pipeline.may_install:
             await self._change(run, "the weights wait for")
         self.pipeline.is_held = True  # until what is due between two steps is done
-        await run.deliver()
+        await run.publish()
         self.pipeline.install(_ENGINE, run.policy.version - self._base)
 
     async def before_cut(self, run: RunContext, *, is_checkpoint: bool) -> None:
@@ -213,7 +213,7 @@ class RolloutsAhead(StageHook):
         pipeline = self.pipeline
         oldest = min((*pipeline.running, *pipeline.returned, pipeline.n_begun)) // self.stage.tasks_per_step
         self._tasks = {number: tasks for number, tasks in self._tasks.items() if number >= oldest}
-        step.figures |= self._figures()
+        step.metrics |= self._figures()
 
     async def close(self) -> None:
         """End everything that runs."""
