@@ -71,6 +71,18 @@ sampling/p_hard                 | 1          | base of the chance that a hard ta
 sampling/level                  | 1          | level of the curriculum in the step, counted from 0
 sampling/level_mean             | 1          | what the level is judged by, mean over its last tasks
 sampling/n_review_tasks         | tasks      | tasks of the step that are of earlier levels
+asynchrony/age_mean             | versions   | mean age of the trained tokens: updates since their policy
+asynchrony/age_max              | versions   | age of the oldest of them
+asynchrony/n_stored             | groups     | groups that are finished and wait to be trained, after the step
+asynchrony/n_running            | groups     | groups that are being played, after the step
+asynchrony/n_given_back         | groups     | groups begun again because whoever played them was gone, in the stage
+asynchrony/length_bias          | 1          | mean tokens of a trained group over those of one that has begun
+tokens_of_age/*                 | share      | trained tokens that are so many versions old
+ledger/generated                | tokens     | sampled in the stage: the sum of the other four
+ledger/trained                  | tokens     | of these, of groups that were trained
+ledger/stored                   | tokens     | of these, of groups that are finished and wait
+ledger/running                  | tokens     | of these, of groups that are being played
+ledger/failed                   | tokens     | of these, of attempts that failed or were begun again
 replay/n_replayed               | episodes   | trajectories of earlier steps that were trained on again
 replay/n_kept                   | episodes   | trajectories of earlier steps that could have been
 replay/age_mean                 | steps      | mean age of the replayed trajectories
@@ -272,6 +284,8 @@ eval/n_errors                   | attempts   | evaluation attempts that ended by
 eval/return_mean                | 1          | mean total score of the evaluation episodes
 eval/n_turns_mean               | turns      | mean turns of an evaluation episode
 time/rollout_s                  | s          | making trajectories and scoring them
+time/trainer_idle_s             | s          | the trainer waiting for groups, where these are played ahead
+time/rollout_idle_s             | s          | no group being played, where these are played ahead
 time/train_s                    | s          | computing the loss and updating
 time/critic_s                   | s          | values of the critic and its updates, a part of time/train_s
 time/audit_s                    | s          | auditing a judge, the attempts that it is audited by among it

@@ -26,7 +26,7 @@ from rlhf.inference.vllm.local import LocalInstance
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.start import StartOptions
 from rlhf.recipe import Recipe
-from rlhf.recipe.view import shards_parameters
+from rlhf.recipe.view import copies_policy
 from rlhf.training.policy.lora import unadapted
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.publisher import Publisher, parameters
@@ -54,7 +54,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
     if not isinstance(settings, VllmSettings):
         engine_of: Any = TransformersEngine
         model = policy.model
-        if shards_parameters(recipe):
+        if copies_policy(recipe):
             engine_of, model = CopiedEngine, _whole_copy(policy).to("cuda" if torch.cuda.is_available() else "cpu")
         made: RolloutEngine = engine_of(
             model,

@@ -40,6 +40,7 @@ from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
+from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.report import write_report
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
@@ -63,6 +64,7 @@ from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import Policy, restore
 from rlhf.training.policy.model import resume as resume_policy
+from rlhf.training.rollouts_ahead import Lookahead
 from rlhf.training.run import Run
 from rlhf.training.stages import demonstrations
 from rlhf.training.stages.demonstrations import Demonstration
@@ -215,6 +217,7 @@ async def prepare(
         estimate=success_estimate,
         store_keeper=keeper,
         callbacks=callbacks,
+        lookahead=Lookahead(recipe.asynchrony, pack_groups, unpack_groups) if recipe.asynchrony.is_on else None,
     )
     return run
 

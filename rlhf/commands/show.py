@@ -179,7 +179,19 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
             f"a step has at most {stage['max_turns_per_step']:,} turns, {stage['max_sampled_tokens_per_step']:,} "
             f"sampled tokens, {stage['max_samples_per_step']:,} samples while contexts only grow",
         ),
+        *([("", _ahead_text(stage["asynchrony"]))] if "asynchrony" in stage else []),
     ]
+
+
+def _ahead_text(ahead: dict[str, Any]) -> str:
+    """What playing ahead comes to."""
+    repeated = "the run repeats itself to the bit" if ahead["schedule"] == "fixed" else "the clock says by which policy"
+    waits = "waits for them" if ahead["checkpoint"] == "drain" else "begins them again"
+    return (
+        f"attempts are made ahead: trained tokens are at most {_count(ahead['max_age'], 'update')} old, corrected by "
+        f"{ahead['correction']}; at most {_count(ahead['max_groups'], 'group')} run or wait, and a checkpoint {waits}; "
+        f"{repeated}"
+    )
 
 
 def _count(n: int, what: str) -> str:

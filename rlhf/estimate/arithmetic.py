@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from environments.base import Capabilities
+from rlhf.asynchrony.settings import Asynchrony
 from rlhf.checking import is_local_model
 from rlhf.errors import ModelError
 from rlhf.estimate.memory import estimates, largest
 from rlhf.estimate.meta import count, meta_model, parameters_of
 from rlhf.evaluation.statistics import share_interval
+from rlhf.losses.importance_correction import Bypass
 from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
 from rlhf.registry import kind_of
 from rlhf.tasks.selection import SelectionCapabilities
@@ -104,6 +106,19 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
         "episodes_per_update": episodes / stage.minibatches,
         "n_episodes": stage.steps * episodes,
         "n_updates": n_updating * stage.epochs * stage.minibatches,
+        **({"asynchrony": _ahead(stage, recipe.asynchrony)} if recipe.asynchrony.is_on else {}),
+    }
+
+
+def _ahead(stage: Any, asynchrony: Asynchrony) -> dict[str, Any]:
+    """How old tokens may be, how many groups are there at a time, and what corrects for their age."""
+    is_corrected = not isinstance(stage.correction, Bypass)
+    return {
+        "max_age": asynchrony.steps_ahead if asynchrony.order == "in_order" else asynchrony.staleness,
+        "max_groups": (asynchrony.steps_ahead + 1) * stage.tasks_per_step,
+        "correction": kind_of("correction", stage.correction) if is_corrected else "the ratio of the loss",
+        "schedule": asynchrony.schedule,
+        "checkpoint": asynchrony.checkpoint,
     }
 
 

@@ -301,11 +301,11 @@ def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
 
     The embedded one has none unless the policy is taken to pieces; that of servers lies with them.
     """
-    from rlhf.recipe.view import shards_parameters
+    from rlhf.recipe.view import copies_policy
 
     engine = recipe.engine
     if not isinstance(engine, VllmSettings):
-        return n_parameters * _SIZES[dtype] if shards_parameters(recipe) else 0
+        return n_parameters * _SIZES[dtype] if copies_policy(recipe) else 0
     return 0 if engine.servers else n_parameters * _engine_size(recipe, dtype) // engine.tensor_parallel
 
 

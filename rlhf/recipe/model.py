@@ -20,6 +20,7 @@ from rlhf.recipe.values import join
 if TYPE_CHECKING:
     from agents.base import Agent
     from environments.base import Environment
+    from rlhf.asynchrony.settings import Asynchrony
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.inference.settings import TransformersSettings, VllmSettings
     from rlhf.rollout.limits import Limits
@@ -53,6 +54,7 @@ class Recipe:
     agent: Agent
     rewards: Mapping[str, Weighted]
     engine: TransformersSettings | VllmSettings
+    asynchrony: Asynchrony
     limits: Limits
     evaluation: Evaluation
     stages: tuple[Supervised | Preference | RewardModel | PolicyGradient, ...]
@@ -67,17 +69,8 @@ class Recipe:
 
 #: Every key of a recipe, in the order in which they are written.
 KEYS = (
-    "name",
-    "seed",
-    "policy",
-    "environment",
-    "agent",
-    "rewards",
-    "engine",
-    "limits",
-    "evaluation",
-    "stages",
-    "trackers",
+    *("name", "seed", "policy", "environment", "agent", "rewards", "engine", "asynchrony", "limits", "evaluation"),
+    *("stages", "trackers"),
 )
 _REQUIRED = ("policy", "environment", "stages")
 
@@ -106,6 +99,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     agent = build_part("agent", with_defaults("agent", environment, values.get("agent", {})), "agent", base=base)
     limits = with_defaults("limits", environment, values.get("limits", {}))
 
+    from rlhf.asynchrony.settings import Asynchrony
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.rollout.limits import Limits
 
@@ -116,6 +110,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         agent=agent,
         rewards=deciding(rewards_of(values.get("rewards", {}), base), environment),
         engine=build_part("engine", values.get("engine", {}), "engine", base=base),
+        asynchrony=build(Asynchrony, values.get("asynchrony", {}), "asynchrony", base=base),
         limits=build(Limits, limits, "limits", base=base),
         evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
         policy=build_part("policy", values["policy"], "policy", base=base),
@@ -135,6 +130,7 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
         "agent": plain_part("agent", recipe.agent),
         "rewards": plain_rewards(recipe.rewards),
         "engine": plain_part("engine", recipe.engine),
+        "asynchrony": plain_part(None, recipe.asynchrony),
         "limits": plain_part(None, recipe.limits),
         "evaluation": plain_part(None, recipe.evaluation),
         "stages": [plain_part("stage", stage) for stage in recipe.stages],

@@ -63,6 +63,11 @@ def shards_parameters(recipe: Recipe) -> bool:
     return bool(_sharded(recipe))
 
 
+def copies_policy(recipe: Recipe) -> bool:
+    """True if an engine in this process has a copy of the policy, and cannot share the trainer's module."""
+    return shards_parameters(recipe) or recipe.asynchrony.is_on
+
+
 def _sharded(recipe: Recipe) -> Mapping[str, str]:
     from rlhf.training.backends.settings import key_that_shards, sharding_of
 
@@ -101,7 +106,7 @@ def view_of(recipe: Recipe) -> RecipeView:
         is_silent=any(agent.think == "off" for agent in chatting),
         without_tools=lambda: list(_without_tools("environment", recipe.environment)),
         sharded=sharded,
-        shares_policy=shares_policy(recipe.engine) and not sharded,
+        shares_policy=shares_policy(recipe.engine) and not copies_policy(recipe),
         kind_of=kind_of,
         is_listed=_is_listed,
     )
@@ -145,6 +150,7 @@ def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool =
         found.append(_place(stage, "stage", path, own))
         found += _held(stage, path, own)
     found += _within(recipe.engine, "engine", "engine", common)
+    found += _within(recipe.asynchrony, "", "asynchrony", common)
     found += _within(recipe.limits, "", "limits", common)
     return [*found, *_within(recipe.evaluation, "", "evaluation", common)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import ScoredGroup, Task, Trajectory
 
 
@@ -58,6 +59,13 @@ class TaskSampler(Protocol):
             seed: of the run; one seed gives one order.
         """
         ...
+
+
+class SamplerCapabilities(CapabilityView):
+    """Optional attributes of a sampler, with a default for each that it leaves out."""
+
+    is_stream = Capability(False, bool)
+    """Whether the tasks that it draws do not depend on how earlier ones went, so that later ones can be drawn ahead."""
 
 
 @runtime_checkable

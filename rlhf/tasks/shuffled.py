@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
@@ -31,6 +31,8 @@ def walk(total: int, seed: int | str, begin: int = 0) -> Iterator[int]:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Shuffled:
     """Every task once, in an order drawn from the seed; then every task again, in another."""
+
+    is_stream: ClassVar[bool] = True
 
     def start(self, tasks: Sequence[Task], seed: int) -> ShuffledTasks:
         """Return a source that stands before the first task."""

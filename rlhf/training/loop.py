@@ -57,22 +57,32 @@ async def train_policy(run: Run, stage: PolicyGradient) -> None:
         hook.open(run, parts)
     await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
-    with run.saved_if_stopped(parts):
-        await between(run, parts)  # where a run was stopped there
-        for number in range(run.state.step, stage.steps):
-            if any(hook.ends_stage(run, parts) for hook in parts.hooks):
-                break
-            with run.profiled(number):
-                await one_step(run, parts, number)
-                await between(run, parts)
-                is_due = stage.checkpoint_every and run.state.step % stage.checkpoint_every == 0
-                if is_due and run.state.step < stage.steps:
-                    run.save(parts, in_background=True)
+    async with parts.closing_ahead():
+        with run.saved_if_stopped(parts):
+            await make_steps(run, parts)
         run.save(parts)  # with all that more steps would need
     parts.trainer.close()
     for hook in parts.hooks:
         hook.on_stage_end(run)
     run.advance(finished=True, of_steps=stage.steps)
+
+
+async def make_steps(run: Run, parts: StageComponents) -> None:
+    """The steps of a stage that are left, with what is due between them."""
+    stage = parts.stage
+    await between(run, parts)  # where a run was stopped there
+    for number in range(run.state.step, stage.steps):
+        if any(hook.ends_stage(run, parts) for hook in parts.hooks):
+            break
+        with run.profiled(number):
+            await one_step(run, parts, number)
+            is_due = bool(stage.checkpoint_every) and run.state.step % stage.checkpoint_every == 0
+            is_due = is_due and run.state.step < stage.steps
+            if parts.ahead is not None:
+                await parts.ahead.before_cut(run, is_checkpoint=is_due)
+            await between(run, parts)
+            if is_due:
+                run.save(parts, in_background=True)
 
 
 async def one_step(run: Run, parts: StageComponents, number: int) -> None:
@@ -82,7 +92,8 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     step = Step(number, f"step {number + 1} of {label}", stage, rng)
     gathered = await sample_groups(run, parts, step)
     step.all_groups, step.groups = gathered.collected.groups, gathered.groups
-    await run.release_engine_memory()
+    if parts.ahead is None:
+        await run.release_engine_memory()
     start = time.perf_counter()
     expected = parts.expected(step)
     with span("credit"):
@@ -95,12 +106,12 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     for hook in parts.hooks:
         step.samples = hook.transform_samples(parts, step, step.samples)
     shares, hooks = run.collector.engine.shares_policy, parts.hooks if step.trains_policy else ()
-    step.values = update(stage, parts.trainer, step.samples, rng, shares, hooks)
+    step.values = await parts.work(update, stage, parts.trainer, step.samples, rng, shares, hooks)
     for hook in parts.hooks:
         await hook.after_update(run, parts, step)
     train_s = time.perf_counter() - start
     step.values |= parts.trainer.meter.rates(train_s)
-    await run.publish()
+    await (run.publish() if parts.ahead is None else parts.ahead.publish(run))
 
     step.metrics |= parts.source.learn(step.all_groups)
     for hook in parts.hooks:

@@ -79,6 +79,9 @@ async def sample_groups(run: Run, parts: StageComponents, step: Step) -> Trainin
     await run.check_stop()
     sampling = run.collector.limits.sampling(stage.temperature)
     collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
+    if parts.ahead is not None:
+        collected = await parts.ahead.collect(run, step)
+        selection, n_rounds = _selected(run, parts, collected, 1, step.number), 1
     async with parts.rollout(run) as players:
         while selection.n_more:
             collected = await run.collector.collect(

@@ -32,6 +32,7 @@ from rlhf.training.contrib.profiling import Profiler
 from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.policy.model import Policy
 from rlhf.training.publisher import Publisher
+from rlhf.training.rollouts_ahead import Lookahead
 from rlhf.training.used_memory import used_memory
 
 
@@ -56,6 +57,7 @@ class Run:
         demonstrations: played beforehand for each supervised stage, by its index.
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         store_keeper: of the agent's store, or None where it has none.
+        lookahead: how far rollouts may run ahead; None where attempts and updates take turns.
         writer: of checkpoints that are written while training goes on.
         profiler: of some steps, or None where none are profiled.
         callbacks: of the program that trains.
@@ -75,6 +77,7 @@ class Run:
     demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
     store_keeper: StoreKeeper | None = None
+    lookahead: Lookahead | None = None
     writer: Writer = field(default_factory=Writer)
     profiler: Profiler | None = None
     callbacks: Callbacks = field(default_factory=lambda: Callbacks(()))

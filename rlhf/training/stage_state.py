@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from environments.base import properties_of
 from rlhf.data import Task, Values
@@ -32,8 +33,11 @@ from rlhf.training.hooks.kl_controller import AdaptiveKL
 from rlhf.training.hooks.replay import ReplayBuffer
 from rlhf.training.hooks.reward_watch import Watches
 from rlhf.training.hooks.stopping import EarlyStop, EmptyStop
+from rlhf.training.rollouts_ahead import RolloutsAhead
 from rlhf.training.run import Run
 from rlhf.training.stages.policy_gradient import PolicyGradient
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -70,7 +74,11 @@ class StageComponents:
             critic.model.to(device_of(run.policy.model))
         if isinstance(critic, PrivilegedCritic):
             critic.meet(tasks)
-        return cls(stage, trainer, stage.sampler.start(tasks, run.seed), hooks_of(run, stage, tasks, critic))
+        source = stage.sampler.start(tasks, run.seed)
+        hooks: Sequence[StageHook] = hooks_of(run, stage, tasks, critic)
+        if run.lookahead is not None:  # the first, as it has to hear at once what the source has learned
+            hooks = [RolloutsAhead(run.lookahead, stage, source), *hooks]
+        return cls(stage, trainer, source, hooks)
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
@@ -97,6 +105,24 @@ class StageComponents:
     def expected(self, step: Step) -> Sequence[Values] | None:
         """Return what the first hook that has values expects of the states of a step; None without any."""
         return next((found for hook in self.hooks if (found := hook.expected(step)) is not None), None)
+
+    @property
+    def ahead(self) -> RolloutsAhead | None:
+        """What plays groups while others are trained; None where attempts and updates take turns."""
+        return next((hook for hook in self.hooks if isinstance(hook, RolloutsAhead)), None)
+
+    async def work(self, function: Callable[..., T], *args: Any) -> T:
+        """Return what `function` returns, which trains: while rollouts run ahead, beside them."""
+        return function(*args) if self.ahead is None else await self.ahead.work(function, *args)
+
+    @asynccontextmanager
+    async def closing_ahead(self) -> AsyncIterator[None]:
+        """End what is still played when what happens inside is over."""
+        try:
+            yield
+        finally:
+            if self.ahead is not None:
+                await self.ahead.close()
 
     @asynccontextmanager
     async def rollout(self, run: Run) -> AsyncIterator[Players | None]:

@@ -1,0 +1,144 @@
+"""Recipe key `asynchrony`: how far rollouts may run ahead of training, and what that asks of the other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.stores.remembering import Remembering
+from rewards.contrib.episodic_memory import remembering
+from rlhf.asynchrony.pipeline import Order, Rules
+from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.losses.importance_correction import Bypass
+from rlhf.losses.policy_loss import LossNeeds
+from rlhf.settings import STRICT
+from rlhf.tasks.sampler import SamplerCapabilities
+from rlhf.tasks.selection import SelectionCapabilities
+
+#: Keys of a stage whose parts act within rollouts, or learn from their order, and are not made for groups played ahead.
+_NOT_YET = ("critic", "replay", "expert", "imitate_failed", "reward_refresh", "judge_refresh", "opponents")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Asynchrony:
+    """Attempts are made while the policy is updated, by a policy that is at most `staleness` updates old."""
+
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("staleness", 0, ("depth", "order", "schedule", "checkpoint")),)
+
+    staleness: Annotated[int, Field(ge=0)] = 0
+    """The bound S: the most steps by which a policy that sampled a token may be behind the one that is trained on it. 0
+    makes attempts and updates in turn."""
+    depth: Annotated[int, Field(ge=1)] | None = None
+    """Steps whose attempts may be begun ahead of the one that is trained; at most `staleness`, which null takes."""
+    order: Order = "in_order"
+    """Which groups a step trains on: those whose tasks come next, whoever is slow; or those that finished first, which
+    favours short episodes by as much as `asynchrony/length_bias` says."""
+    schedule: Literal["clock", "fixed"] = "clock"
+    """When new weights reach the attempts that run: at once, or when all that began before have finished. `fixed` makes
+    group n with the policy of step max(0, n // tasks_per_step - depth), so that a run can be repeated."""
+    checkpoint: Literal["drain", "now"] = "drain"
+    """What a checkpoint does about attempts that run: wait for them, or begin them again when the run is resumed."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether attempts are made ahead."""
+        return self.staleness > 0
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are played ahead."""
+        return self.staleness if self.depth is None else self.depth
+
+    def rules(self, n_per_step: int, n_steps: int) -> Rules:
+        """Return the rules of a stage."""
+        is_fixed = self.schedule == "fixed"
+        return Rules(n_per_step, n_steps, self.staleness, self.steps_ahead, self.order, is_fixed)
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse bounds that contradict each other, and parts that cannot work with attempts made ahead."""
+        if not self.is_on:
+            return
+        if self.steps_ahead > self.staleness:
+            yield Problem(
+                "attempts would be made further ahead than they may be trained on",
+                where=context.at("depth"),
+                got=f"{self.depth} with staleness: {self.staleness}",
+                expected=f"1 to {self.staleness}",
+                do=f"lower it, or set {context.at('staleness')}: {self.depth}",
+            )
+        if self.schedule == "fixed" and self.order != "in_order":
+            yield Problem(
+                "which attempts finish first is said by the clock, so nothing of it is fixed",
+                where=context.at("order"),
+                got=f"{self.order} with schedule: fixed",
+                expected="in_order",
+                do="remove one of the two keys",
+            )
+        yield from self._of_parts(context)
+        for path, stage in context.recipe.learning:
+            yield from self._of_loss(path, stage, context)
+            yield from self._of_stage(path, stage, context)
+
+    def _of_loss(self, path: str, stage: Any, context: CheckContext) -> Iterator[Problem]:
+        """Yield a problem where nothing tells a token of an old policy from one of the present policy."""
+        if self.staleness > 1 and isinstance(stage.correction, Bypass) and LossNeeds(stage.loss).needs_fresh_samples:
+            yield Problem(
+                "tokens of old policies would count as if the present one had sampled them: the loss has no ratio, and "
+                "nothing corrects",
+                where=f"{path}.correction",
+                got=f"bypass with {context.kind_of('loss', stage.loss)}, {context.at('staleness')}: {self.staleness}",
+                expected="a correction, or a loss with a ratio",
+                do=f"write {path}.correction: {{kind: truncated}}, or {path}.loss: {{kind: ppo_clip}}",
+            )
+
+    def _of_stage(self, path: str, stage: Any, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with parts of a stage that are not made for this yet."""
+        said: list[tuple[str, str, str]] = [
+            (key, context.kind_of("critic", stage.critic) if key == "critic" else "set", "remove the key")
+            for key in _NOT_YET
+            if getattr(stage, key) is not None
+        ]
+        if not SamplerCapabilities(stage.sampler).is_stream:
+            kind = context.kind_of("sampler", stage.sampler)
+            said.append(("sampler", f"{kind}, which learns from each step what comes next", "use {kind: shuffled}"))
+        if SelectionCapabilities(stage.selection).max_rounds > 1:
+            kind = context.kind_of("selection", stage.selection)
+            said.append(("selection", f"{kind}, which draws more tasks within a step", "use {kind: all}"))
+        if context.recipe.sharded.get(path) or context.kind_of("trainer", stage.trainer) != "torch":
+            kind = context.kind_of("trainer", stage.trainer)
+            said.append(("trainer", kind, "use trainer: {kind: torch}"))
+        for key, got, do in said:
+            yield _not_yet(f"{path}.{key}", got, context, do)
+
+    def _of_parts(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with parts outside of the stages."""
+        recipe = context.recipe
+        if isinstance(recipe.agent, Remembering):
+            yield _not_yet(
+                "agent", "an agent with a store, which is written between steps", context, "use another agent"
+            )
+        if paths := [path for path, _ in remembering("", {n: w.reward for n, w in recipe.rewards.items()})]:
+            yield _not_yet(f"rewards.{paths[0]}", "a reward that remembers attempts", context, "remove the reward")
+        if recipe.policy.lora is not None and recipe.policy.lora.roles:
+            yield _not_yet("policy.lora.roles", str(recipe.policy.lora.roles), context, "remove the key")
+        if getattr(recipe.engine, "sleep", False):
+            yield Problem(
+                "the engine would sleep while attempts are made",
+                where="engine.sleep",
+                got="true",
+                expected=f"false with {context.at('staleness')} above 0",
+                do="remove the key",
+            )
+
+
+def _not_yet(where: str, got: str, context: CheckContext, do: str) -> Problem:
+    return Problem(
+        "this does not work yet with attempts that are made ahead",
+        where=where,
+        got=got,
+        expected=f"nothing of the kind while {context.at('staleness')} is above 0",
+        do=f"{do}, or set {context.at('staleness')}: 0",
+    )

@@ -1,0 +1,225 @@
+"""Whole runs whose attempts are made ahead: their ages, which tasks they train, and what a killed one is worth."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.asynchrony.settings import Asynchrony
+from rlhf.data import Generation
+from rlhf.errors import EngineError, RlhfError, TrainingError
+from rlhf.evaluation.groups import pack_groups, unpack_groups
+from rlhf.evaluation.store import read_trajectories
+from rlhf.inference.embedded.copied import CopiedEngine
+from rlhf.training.run import Interrupted
+from tests.asynchrony import slow_words
+from tests.test_resume import SUPERVISED, assert_equal
+from tests.training import children, runs, words
+
+STAGE = {
+    "kind": "policy_gradient",
+    "steps": 6,
+    "tasks_per_step": 3,
+    "group_size": 4,
+    "minibatches": 2,
+    "evaluate_every": 3,
+    "checkpoint_every": 1,
+    "optimizer": {"lr": 3.0e-3},
+}
+POLICY = runs.BASE["policy"] | {"hidden_size": 16}
+LABEL = "1-policy_gradient"
+FIXED = {"staleness": 1, "schedule": "fixed"}
+
+
+def recipe(folder: Path, asynchrony: dict[str, Any], stage: dict[str, Any] | None = None, **environment: Any) -> Path:
+    """A short imitation, then six steps; a run of a second."""
+    changes: dict[str, Any] = {"asynchrony": asynchrony} if asynchrony else {}
+    if environment:
+        changes["environment"] = {"kind": "./slow_words.py:SlowWords", **environment}
+    rewards = {**runs.BASE["rewards"], "varied": {"kind": "./slow_words.py:varied"}}
+    stages = [SUPERVISED, {**STAGE, **(stage or {})}]
+    path = runs.write(
+        folder, stages, policy=POLICY, rewards=rewards, evaluation={"n_tasks": 4, "watch_n_tasks": 4}, **changes
+    )
+    shutil.copy(slow_words.__file__, folder / "slow_words.py")
+    return path
+
+
+def tasks(folder: Path) -> list[list[str]]:
+    """The tasks of each step, in order."""
+    found: dict[int, dict[tuple[str, int], None]] = {}
+    for record in read_trajectories(folder / "trajectories", stage=LABEL, phase="train"):
+        found.setdefault(record.step, {})[record.task_id, 0] = None
+    return [[task for task, _ in found[step]] for step in sorted(found)]
+
+
+def ledger(folder: Path) -> dict[str, float]:
+    """The last line of the ledger."""
+    [*_, last] = [line for line in runs.log(folder) if "ledger/generated" in line]
+    return {name.partition("/")[2]: value for name, value in last.items() if name.startswith("ledger/")}
+
+
+def holds(folder: Path, bound: int) -> None:
+    """Look at ages and ledger of a finished run."""
+    assert max(runs.curve(folder, "asynchrony/age_max")) <= bound
+    found = ledger(folder)
+    assert found["generated"] == found["trained"] + found["failed"] and found["stored"] == found["running"] == 0
+    stored = read_trajectories(folder / "trajectories", stage=LABEL, phase="train")
+    assert sum(record.trajectory.n_tokens for record in stored) == found["trained"] > 0
+
+
+def test_a_bound_of_zero_equals_the_loop_without_asynchrony(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The whole machinery, with a copy of the weights and a thread for updates, held to no step ahead.
+    plain = runs.run(recipe(tmp_path / "plain", {}), tmp_path / "plain" / "run").folder
+    monkeypatch.setattr(Asynchrony, "is_on", True)
+    path = recipe(tmp_path / "ahead", {}, {"correction": {"kind": "bypass"}})
+    ahead = runs.run(path, tmp_path / "ahead" / "run").folder
+    assert runs.weights(runs.newest(ahead)) == runs.weights(runs.newest(plain))
+    assert max(runs.curve(plain, "optimizer/n_updates")) == 12
+    own = ("asynchrony/", "ledger/", "tokens_of_age/")
+    lines = [{k: v for k, v in line.items() if not k.startswith(own)} for line in runs.lines(ahead)]
+    assert lines == runs.lines(plain)
+    holds(ahead, 0)
+
+
+def test_ages_and_ledger_hold_while_tasks_take_unequally_long(tmp_path: Path) -> None:
+    made = recipe(tmp_path, {"staleness": 2}, most_s=0.1)
+    run = runs.run(made, tmp_path / "run").folder
+    holds(run, 2)
+    assert max(runs.curve(run, "asynchrony/age_max")) == 2 and max(runs.curve(run, "loss/sampler_kl_k3")) > 1e-6
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("salt", range(20))
+def test_ages_and_ledger_hold_in_twenty_runs(tmp_path: Path, salt: int) -> None:
+    draw = random.Random(salt)
+    staleness = draw.randint(1, 4)
+    order = draw.choice(["in_order", "first_finished"])
+    keys = {"staleness": staleness, "depth": draw.randint(1, staleness), "order": order}
+    keys["checkpoint"] = draw.choice(["drain", "now"])
+    world = {"most_s": 0.3 * draw.random(), "slow_s": draw.random(), "salt": salt}
+    path = recipe(tmp_path, keys, {"evaluate_every": draw.choice([2, 4]), "checkpoint_every": 2}, **world)
+    holds(runs.run(path, tmp_path / "run").folder, staleness)
+
+
+def test_slow_tasks_change_what_is_trained_only_where_the_first_finished_go_first(tmp_path: Path) -> None:
+    def trained(name: str, keys: dict[str, Any], **world: Any) -> list[list[str]]:
+        path = recipe(tmp_path / name, keys, {"checkpoint_every": 0}, n_turns=1, **world)
+        return tasks(runs.run(path, tmp_path / name / "run").folder)
+
+    even = trained("even", {}, most_s=0.0)
+    in_order = trained("in_order", {"staleness": 2}, slow_s=0.4)
+    first = trained("first", {"staleness": 2, "order": "first_finished"}, slow_s=0.4)
+    assert any(task.endswith("2") for step in even for task in step)
+    assert in_order == even != first
+    assert Counter(chain(*first)) == Counter(chain(*even)), "overtaken, but not left out"
+
+
+@pytest.mark.extended
+def test_ten_kills_equal_an_uninterrupted_run_where_the_schedule_is_fixed(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    assert kills(tmp_path, [draw.randrange(40, 160) for _ in range(10)]) >= 3
+
+
+def stop(path: Path, out: Path, checkpoint: str) -> None:
+    """Press Ctrl-C once, in the first step of an environment after a checkpoint is there."""
+    pressed: list[bool] = []
+
+    def press() -> None:
+        if not pressed and (out / "checkpoints" / checkpoint / "state.json").exists():
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    with words.on_every_step(path, press), pytest.raises(Interrupted):
+        runs.run(path, out)
+
+
+def kills(folder: Path, at: list[int]) -> int:
+    """Kill runs one after the other at these events of files, and compare; returns how many were killed."""
+    path = recipe(folder, FIXED | {"staleness": 2}, {"evaluate_every": 2}, most_s=0.03)
+    runs.run(path, folder / "whole")
+    n_killed = 0
+    for number in at:
+        begin = ["--resume"] if (folder / "run" / "recipe.yaml").exists() else [path, "--out"]
+        ended = children.run(folder, "train", *begin, folder / "run", kill_at=number)
+        n_killed += ended.code == -9
+    if not (folder / "run" / "result.json").exists():
+        assert children.run(folder, "train", "--resume", folder / "run").code == 0
+    assert n_killed
+    assert_equal(folder / "run", folder / "whole")
+    holds(folder / "run", 2)
+    return n_killed
+
+
+def test_a_stopped_run_trains_every_task_once_whatever_the_clock(tmp_path: Path) -> None:
+    path = recipe(tmp_path / "run", {"staleness": 2, "checkpoint": "now"}, most_s=0.1)
+    whole = runs.run(recipe(tmp_path / "whole", {}), tmp_path / "whole" / "run").folder
+    stop(path, tmp_path / "run" / "run", f"{LABEL}-000002")
+    runs.run(path, tmp_path / "run" / "run", resume=True)
+    assert tasks(tmp_path / "run" / "run") == tasks(whole)
+    holds(tmp_path / "run" / "run", 2)
+    assert ledger(tmp_path / "run" / "run")["failed"] > 0, "what ran was begun again"
+
+
+def test_a_stop_in_the_middle_changes_nothing_but_the_ledger_where_the_schedule_is_fixed(tmp_path: Path) -> None:
+    path = recipe(tmp_path, FIXED, most_s=0.05)
+    whole = runs.run(path, tmp_path / "whole").folder
+    stop(path, tmp_path / "stopped", f"{LABEL}-000002")
+    stopped = runs.run(path, tmp_path / "stopped", resume=True).folder
+    assert runs.weights(runs.newest(stopped)) == runs.weights(runs.newest(whole))
+    assert tasks(stopped) == tasks(whole)
+
+
+def test_an_engine_with_old_weights_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = CopiedEngine.generate
+
+    async def stale(self: Any, prompt: Any, params: Any, session: str = "") -> Generation:
+        found = await generate(self, prompt, params, session)
+        if session and found.policy_version > 3:  # the canary, which has no session, is told the truth
+            return Generation(found.prompt, found.token_ids, found.logprobs, found.finish, 3)
+        return found
+
+    monkeypatch.setattr(CopiedEngine, "generate", stale)
+    with pytest.raises(RlhfError, match="kept old weights"):
+        runs.run(recipe(tmp_path, {"staleness": 1}), tmp_path / "run")
+
+
+def test_too_many_failures_end_a_run_that_plays_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = CopiedEngine.generate
+
+    async def broken(self: Any, prompt: Any, params: Any, session: str = "") -> Generation:
+        if session and self.policy_version > 3:
+            raise EngineError("out of memory")
+        return await generate(self, prompt, params, session)
+
+    monkeypatch.setattr(CopiedEngine, "generate", broken)
+    with pytest.raises(TrainingError, match="failed for no fault of the policy"):
+        runs.run(recipe(tmp_path, {"staleness": 1}), tmp_path / "run")
+
+
+def test_the_user_is_told_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("rlhf.progress.RichProgress.note", lambda self, text: notes.append(text))
+    runs.run(recipe(tmp_path, {"staleness": 1}, slow_s=0.3), tmp_path / "run")
+    assert any(note.startswith("step 1 waits for words/") and "are stored" in note for note in notes)
+
+
+def test_groups_come_back_as_they_were_packed(tmp_path: Path) -> None:
+    from rlhf.data import Failure, Outcome, ScoredGroup
+
+    run = runs.run(recipe(tmp_path, {"staleness": 1}), tmp_path / "run").folder
+    records = list(read_trajectories(run / "trajectories", stage=LABEL, phase="train"))[:4]
+    trajectories = tuple(record.trajectory for record in records)
+    failure = Failure(9, Outcome.ENV_ERROR, "gone", True)
+    group = ScoredGroup(records[0].task_id, trajectories, tuple(r.score for r in records if r.score), (failure,))
+    only = ScoredGroup("lost", (), (), (failure,))
+    assert unpack_groups(pack_groups({7: group, 3: only})) == {7: group, 3: only}
+    assert list(unpack_groups(pack_groups({7: group, 3: only}))) == [7, 3]
+    assert unpack_groups(pack_groups({})) == {}
