@@ -16,7 +16,7 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
 from rlhf.gateway.asked import Answered, Asked, Refusal, Token
-from rlhf.gateway.conversation import Conversations, Said
+from rlhf.gateway.conversation import Conversations
 from rlhf.gateway.sampling import against, refuse
 from rlhf.gateway.session import SESSION, Session
 from rlhf.settings import STRICT
@@ -132,11 +132,10 @@ class _Answering:
             raise Refusal(400, str(error)) from error
         answered = answered_by(self._agent, asked, reply, self._tokens(asked, reply), session.counts["n_calls"])
         session.counts["n_calls"] += len(answered.calls)
-        said = Said(Role.ASSISTANT, answered.text, tuple(call for _, call in answered.calls))
         if place.fork is not None:
             session.forks.append(place.fork)
             session.counts[f"n_forks_{place.fork.reason}"] += 1
-        conversations.record(place, asked.tools, said, reply.generation.token_ids, reply.generation.finish)
+        conversations.record(place, asked.tools, answered.said, reply.generation.token_ids, reply.generation.finish)
         return answered, reply.generation, reply.text
 
     def _check(self, asked: Asked) -> None:

@@ -6,12 +6,12 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.tool_calls import Call
-from rlhf.data import Finish
+from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import Said
 
 
@@ -43,6 +43,8 @@ class Asked:
         logprobs: whether the reply says log-probs.
         options: what the wire itself has to know when it writes the reply.
         digest: of the body, by which a repeated request is known.
+        instructions: put before everything, and no part of what a later request goes on from.
+        previous: name of the reply that the messages go on from; empty where they are the whole history.
     """
 
     messages: tuple[Said, ...]
@@ -53,6 +55,13 @@ class Asked:
     logprobs: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
+    instructions: str = ""
+    previous: str = ""
+
+    def after(self, history: Sequence[Said]) -> Asked:
+        """The request with the history that it goes on from, and its instructions before that."""
+        first = (Said(Role.SYSTEM, self.instructions),) if self.instructions else ()
+        return replace(self, messages=(*first, *history, *self.messages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,6 @@ class Answered:
         n_prompt: tokens read.
         n_sampled: tokens sampled.
         tokens: each sampled token, for those who ask for log-probs.
-        model: name that the client asked for.
     """
 
     text: str
@@ -85,9 +93,13 @@ class Answered:
     n_prompt: int
     n_sampled: int
     tokens: tuple[Token, ...] = ()
-    model: str = "policy"
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:24])
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def said(self) -> Said:
+        """The reply as a message of a later request."""
+        return Said(Role.ASSISTANT, self.text, tuple(call for _, call in self.calls))
 
 
 def digest_of(wire: str, body: Mapping[str, Any]) -> str:

@@ -115,13 +115,17 @@ class Conversations:
         self._style: Style = style
         self._tools_as_text = tools_as_text
         self._roots: dict[str, _Node] = {}
+        self._sampled: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def place(self, messages: Sequence[Said], tools: Sequence[Mapping[str, Any]] = ()) -> Place:
         """Find the deepest path that the messages begin with; nothing is recorded yet."""
         name = json.dumps(list(tools), sort_keys=True)
         root = self._roots.get(name) or _Node(Said(Role.SYSTEM, ""))
         path = _deepest(root, [m.key for m in messages])
-        shown = tuple(self._message(m, path[i].ids if i < len(path) else None) for i, m in enumerate(messages))
+        on_path = [*(node.ids for node in path), *[None] * (len(messages) - len(path))]
+        shown = tuple(
+            self._message(m, ids, first=i == 0) for i, (m, ids) in enumerate(zip(messages, on_path, strict=True))
+        )
         return Place(shown, self._fork(name, root, path, messages), path, tuple(messages[len(path) :]), root)
 
     def record(
@@ -137,11 +141,15 @@ class Conversations:
                 path[-1].after.append(found)
             path.append(found)
         path[-1].after.append(_Node(reply, tuple(ids), was_cut=finish is not Finish.STOP))
+        if finish is Finish.STOP:
+            self._sampled[reply.key] = tuple(ids)
         for node in path:
             node.goes_on = True
 
-    def _message(self, said: Said, ids: tuple[int, ...] | None) -> Message:
+    def _message(self, said: Said, ids: tuple[int, ...] | None, *, first: bool) -> Message:
         text = said.text
+        if said.role is Role.ASSISTANT and ids is None and not first:  # said on another path, under another beginning
+            ids = self._sampled.get(said.key)
         if said.calls and ids is None:
             text = "\n".join(filter(None, [text, write_calls(said.calls, self._style)]))
         role = Role.USER if said.role is Role.TOOL and self._tools_as_text else said.role

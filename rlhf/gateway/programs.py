@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from typing import TYPE_CHECKING
 
+from rlhf.errors import EnvError
 from rlhf.gateway.program import Program
 from rlhf.gateway.server import Gateway
 from rlhf.gateway.session import Session
@@ -13,6 +15,8 @@ from rlhf.gateway.session import Session
 if TYPE_CHECKING:
     from rlhf.gateway.environment import External
 
+#: Variable of the environment with the key by which programs ask for attempts.
+KEY = "RLHF_GATEWAY_KEY"
 #: Programs that may end one after the other without an attempt between.
 _MOST_FAILED = 3
 
@@ -24,11 +28,14 @@ class Programs:
 
     Args:
         settings: whose attempts they make.
+
+    Attributes:
+        gateway: once the first attempt has begun.
     """
 
     def __init__(self, settings: External) -> None:
         self._settings = settings
-        self._gateway: Gateway | None = None
+        self.gateway: Gateway | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, Program] = {}
         self._attempts: dict[str, tuple[str, Session]] = {}
@@ -52,24 +59,33 @@ class Programs:
         """Serve a session no longer."""
         self._open.pop(session.id, None)
         self._attempts.pop(session.id, None)
-        if self._gateway is not None:
-            self._gateway.remove(session)
+        if self.gateway is not None:
+            self.gateway.remove(session)
 
     def close(self) -> None:
         """End the gateway; the programs have ended, or lose their address."""
         _of.pop(self._settings, None)
-        if self._gateway is not None:
-            self._gateway.close()
-            self._gateway = None
+        if self.gateway is not None:
+            self.gateway.close()
+            self.gateway = None
 
     async def _listening(self) -> Gateway:
         async with self._starting:
-            if self._gateway is None:
-                gateway = Gateway(self._settings.host, self._settings.port)
+            if self.gateway is None:
+                key = os.environ.get(KEY, "")
+                if not (self._settings.command or key):
+                    raise EnvError(
+                        "agents that come by themselves need the gateway's key",
+                        where="environment.command",
+                        got=f"no command, and no variable {KEY}",
+                        expected="one of them",
+                        hint=f"{KEY}=... rlhf train RECIPE, and give your agents the same",
+                    )
+                gateway = Gateway(self._settings.host, self._settings.port, key=key)
                 gateway.claimed = self._claimed
                 await asyncio.to_thread(gateway.start)  # its packages take their time
-                self._gateway = gateway
-        return self._gateway
+                self.gateway = gateway
+        return self.gateway
 
     def _claimed(self, session: Session, key: str) -> None:
         """Remember which program has an attempt; called on the server's thread."""
@@ -80,7 +96,7 @@ class Programs:
         gateway.keys.add(key)
         program = Program(
             settings.command,
-            dict(settings.variables) | {"RLHF_GATEWAY": gateway.url, "RLHF_GATEWAY_KEY": key},
+            dict(settings.variables) | {"RLHF_GATEWAY": gateway.url, KEY: key},
             memory_mb=settings.memory_mb,
             cpu_s=settings.cpu_s,
             folder=settings.folder,
@@ -92,16 +108,16 @@ class Programs:
     def _ended(self, key: str) -> None:
         """A program has ended: its attempts fail, and others wait for a new one."""
         program = self._running.pop(key, None)
-        if program is None or self._gateway is None:
+        if program is None or self.gateway is None:
             return
-        self._gateway.keys.discard(key)
+        self.gateway.keys.discard(key)
         own = [session for owner, session in self._attempts.values() if owner == key and not session.is_finished]
         self._n_failed = 0 if own else self._n_failed + 1
         for session in own if self._n_failed < _MOST_FAILED else list(self._open.values()):
             if not session.is_over:
                 session.end(failure=program.complaint)
         if self._n_failed < _MOST_FAILED and any(not s.has_ended for s in self._open.values()):
-            self._restarting = asyncio.create_task(self._start(self._gateway))
+            self._restarting = asyncio.create_task(self._start(self.gateway))
 
 
 def programs_of(settings: External) -> Programs:

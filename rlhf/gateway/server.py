@@ -16,10 +16,14 @@ from typing import Any
 from rlhf.errors import EngineError, MissingPackageError
 from rlhf.gateway.asked import Answered, Asked, Refusal
 from rlhf.gateway.session import Reward, Session
-from rlhf.gateway.wires import chat
+from rlhf.gateway.wires import chat, messages, responses
 
 #: Where each wire is served, behind the address of a session.
-WIRES: Mapping[str, ModuleType] = {"v1/chat/completions": chat}
+WIRES: Mapping[str, ModuleType] = {
+    "v1/chat/completions": chat,
+    "v1/responses": responses,
+    "v1/messages": messages,
+}
 #: Seconds for which a program that asks for an attempt is kept waiting, before it is told to ask again.
 _CLAIM_S = 5.0
 _MAX_BODY = 64 * 2**20
@@ -33,6 +37,7 @@ class Gateway:
     Args:
         host: to listen on; whoever reaches it and has a key can ask the policy.
         port: 0 takes a free one.
+        key: with which programs ask for attempts; empty makes one.
         opens: makes a session where a client names a task; None where attempts are the run's to begin.
         max_requests: at a time; more are told to come again.
 
@@ -42,9 +47,15 @@ class Gateway:
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = 0, *, opens: Opens | None = None, max_requests: int = 1024
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        key: str = "",
+        opens: Opens | None = None,
+        max_requests: int = 1024,
     ) -> None:
-        self.host, self.port, self.key = host, port, secrets.token_urlsafe(24)
+        self.host, self.port, self.key = host, port, key or secrets.token_urlsafe(24)
         self.waiting: deque[Session] = deque()
         self.claimed: Callable[[Session, str], None] = lambda session, key: None
         self.keys: set[str] = {self.key}
@@ -74,6 +85,7 @@ class Gateway:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.port))
+            listening.listen(2048)  # who comes before the server runs waits
         except OSError as error:
             listening.close()
             raise EngineError(
@@ -255,7 +267,7 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
         with gateway.room():
             answered = await _unless_gone(request, session, session.ask(asked, named, repeats=repeats))
     except Refusal as refusal:
-        body = wire.error(refusal) if hasattr(wire, "error") else _error(refusal)
+        body = messages.error(refusal) if wire is messages else _error(refusal)
         return JSONResponse(body, refusal.status, _headers(refusal))
     if asked.stream:
         return StreamingResponse(_streamed(wire, answered, asked), media_type="text/event-stream")

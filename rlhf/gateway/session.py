@@ -14,7 +14,7 @@ from typing import Any
 from rlhf.data import Generation, Role
 from rlhf.errors import AgentError, EngineError
 from rlhf.gateway.asked import Answered, Asked, Refusal
-from rlhf.gateway.conversation import Conversations, Fork
+from rlhf.gateway.conversation import Conversations, Fork, Said
 
 #: Seconds for which a request goes on whose client has gone: one that asks again gets the reply.
 GRACE_S = 3.0
@@ -88,6 +88,7 @@ class Session:
         self._pending: deque[_Call] = deque()
         self._known: dict[str, _Call] = {}
         self._changed = asyncio.Event()
+        self._stored: dict[str, tuple[Said, ...]] = {"": ()}
 
     # --- what the server asks -----------------------------------------------------------------------------------------
 
@@ -104,10 +105,14 @@ class Session:
         """
         if self.is_over or self.is_finished:
             raise self._refused_over()
+        if asked.previous not in self._stored:
+            known = "of this session" if self._stored.keys() - {""} else "that there is"
+            raise Refusal(404, f"no reply {known} is called {asked.previous!r}. Do: send the history.", "not_found")
         key = f"id:{name}" if name else asked.digest
         call = None if repeats is False and not name else self._known.get(key)
         if call is None:
-            call = self._known[key] = _Call(asked, self.loop.create_future())
+            whole = asked.after(self._stored[asked.previous])
+            call = self._known[key] = _Call(whole, self.loop.create_future())
             self._pending.append(call)
             self.counts["n_requests"] += 1
             self._changed.set()
@@ -115,7 +120,10 @@ class Session:
             self.counts["n_repeated_requests"] += 1
         call.n_waiting += 1
         try:
-            return await asyncio.shield(call.future)
+            answered = await asyncio.shield(call.future)
+            history = call.asked.messages[bool(asked.instructions) :]
+            self._stored.setdefault(f"resp_{answered.id}", (*history, answered.said))
+            return answered
         finally:
             call.n_waiting -= 1
             if not call.future.done():

@@ -105,7 +105,7 @@ def stream(answered: Answered, asked: Asked) -> Iterator[str]:
 
 
 def _head(answered: Answered, asked: Asked, kind: str) -> dict[str, Any]:
-    name = asked.options.get("model", answered.model)
+    name = asked.options.get("model", "policy")
     return {"id": f"chatcmpl-{answered.id}", "object": kind, "created": answered.created, "model": name}
 
 
