@@ -17,6 +17,7 @@ from rlhf.commands import (
     environments,
     evaluate,
     export,
+    gateway,
     memory_store,
     new,
     score,
@@ -86,6 +87,7 @@ app.command("export")(export.export)
 app.command("extrapolate")(extrapolate.extrapolate)
 app.command("serve")(serve.serve)
 app.command("serve-environment")(serve.serve_environment)
+app.command("gateway")(gateway.gateway)
 app.command("show")(show.show)
 app.command("check")(check.check)
 app.command("environments")(environments.environments)

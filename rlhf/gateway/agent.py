@@ -143,8 +143,7 @@ class _Answering:
         found = against(asked.sampling, temperature)
         if found and not self._agent.override_sampling:
             raise refuse(found, temperature)
-        for name in found:
-            self._session.counts[f"n_overridden_{name}"] += 1
+        self._session.overridden += [f"{name}={value!r}" for name, value in found.items()]
 
     def _tokens(self, asked: Asked, reply: Reply) -> tuple[Token, ...]:
         if not asked.logprobs or not isinstance(self._policy, Told):

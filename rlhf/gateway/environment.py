@@ -32,7 +32,7 @@ from environments.base import (
     after_end,
     properties_of,
 )
-from rlhf.checking import CheckContext, Problem
+from rlhf.checking import CheckContext, Problem, Silenced
 from rlhf.data import Finish, Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.gateway.asked import Answered, Asked
@@ -49,6 +49,7 @@ from rlhf.settings import STRICT
 class External:
     """Attempts made by a program outside of this process, with the policy behind an OpenAI-compatible address."""
 
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("n_programs", None, ("at_once",)),)
     offers_tools: ClassVar[bool] = True
     limits_defaults: ClassVar[Mapping[str, Any]] = {"step_timeout_s": 120.0}
 
@@ -58,6 +59,8 @@ class External:
     """The agent's program and its arguments; empty waits for agents that come by themselves and ask for attempts."""
     n_programs: Annotated[int, Field(ge=1)] | None = None
     """So many programs that ask for one attempt after the other; null starts one program for each attempt."""
+    at_once: Annotated[int, Field(ge=1)] = 1
+    """Attempts that one of these programs makes at a time."""
     folder: Path | None = None
     """Folder that the program is run in; null is the present one."""
     variables: Mapping[str, str] = Field(default_factory=dict)
@@ -86,6 +89,11 @@ class External:
     def __hash__(self) -> int:
         """Settings are hashed by their text, as `variables` cannot be."""
         return hash(repr(self))
+
+    @property
+    def max_episodes(self) -> int | None:
+        """As many as there are programs for: none waits for a program while its clock runs."""
+        return None if self.n_programs is None else self.n_programs * self.at_once
 
     @property
     def environment(self) -> Environment:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rlhf.errors import AgentError
+from environments.base import AgentFailed
 
 #: Processes that run, for the end of this one.
 _running: set[int] = set()
@@ -54,7 +54,7 @@ class Program:
         self.code: int | None = None
 
     async def start(self, stdin: bytes = b"") -> None:
-        """Start it, and give it what it reads. Raises AgentError where there is no such program."""
+        """Start it, and give it what it reads. Raises AgentFailed where there is no such program."""
         kept = {k: v for k, v in os.environ.items() if k not in _OWN and not k.startswith(_THEIRS)}
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -67,7 +67,7 @@ class Program:
                 start_new_session=True,
             )
         except OSError as error:
-            raise AgentError(
+            raise AgentFailed(
                 "the agent's program cannot be started",
                 where="environment.command",
                 got=f"{self._command[0]}: {error.strerror or error}",

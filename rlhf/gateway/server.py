@@ -17,6 +17,7 @@ from rlhf.errors import EngineError, MissingPackageError
 from rlhf.gateway.asked import Answered, Asked, Refusal
 from rlhf.gateway.session import Reward, Session
 from rlhf.gateway.wires import chat, messages, responses
+from rlhf.gateway.wires.parts import whole
 
 #: Where each wire is served, behind the address of a session.
 WIRES: Mapping[str, ModuleType] = {
@@ -43,6 +44,7 @@ class Gateway:
 
     Attributes:
         key: with which programs ask for attempts.
+        max_requests: at a time.
         waiting: sessions that no program has taken yet.
     """
 
@@ -59,7 +61,7 @@ class Gateway:
         self.waiting: deque[Session] = deque()
         self.claimed: Callable[[Session, str], None] = lambda session, key: None
         self.keys: set[str] = {self.key}
-        self._opens, self._max_requests, self._n_requests = opens, max_requests, 0
+        self._opens, self.max_requests, self._n_requests = opens, max_requests, 0
         self._sessions: dict[str, Session] = {}
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -136,8 +138,8 @@ class Gateway:
         """A session for a program that asks for one. Raises Refusal."""
         if not any(secrets.compare_digest(known.encode(), key.encode()) for known in tuple(self.keys)):
             raise Refusal(401, "the key is not the gateway's. Do: send that of RLHF_GATEWAY_KEY.", "wrong_key")
-        if self._opens is not None and body.get("task") is not None:
-            return await self._opens(body["task"], int(body.get("attempt") or 0))
+        if self._opens is not None:
+            return await self._opens(body.get("task"), whole(body, "attempt") or 0)
         deadline = asyncio.get_running_loop().time() + _CLAIM_S
         while asyncio.get_running_loop().time() < deadline:
             with contextlib.suppress(IndexError):
@@ -150,7 +152,7 @@ class Gateway:
     @contextlib.contextmanager
     def room(self) -> Any:
         """Room for one request. Raises Refusal where there is none."""
-        if self._n_requests >= self._max_requests:
+        if self._n_requests >= self.max_requests:
             raise Refusal(429, f"{self._n_requests} requests are under way. Do: ask again.", "busy", after_s=1.0)
         self._n_requests += 1
         try:
@@ -247,9 +249,10 @@ class _Routes:
     async def step(self, request: Any) -> Any:
         """Do an action in the world of the task."""
         session, body = self._session(request), await _body(request)
-        if session.step is None or not isinstance(body.get("action"), str):
-            raise Refusal(400, "there is no world to step in, or no action. Expected: {'action': '...'}.")
-        return await _on_run(session, session.step(body["action"]))
+        action = body.get("action")
+        if session.step is None or not isinstance(action, str | dict):
+            raise Refusal(400, "there is no world to step in, or no action. Expected: {'action': a text, or a call}.")
+        return await _on_run(session, session.step(action if isinstance(action, str) else json.dumps(action)))
 
     def _session(self, request: Any) -> Session:
         return self._gateway.session(request.path_params["name"], _key(request))

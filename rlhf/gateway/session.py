@@ -72,7 +72,8 @@ class Session:
         is_finished: whether the program said that it is done.
         step: plays the world of the task, where there is one.
         forks: rows begun anew, and why.
-        counts: requests, retries and overridden parameters.
+        overridden: parameters of sampling that were, since the last turn.
+        counts: of requests, and of what became of them.
     """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
@@ -83,6 +84,7 @@ class Session:
         self.failure, self.is_finished, self.is_over = "", False, False
         self.step: Callable[[str], Coroutine[Any, Any, Mapping[str, Any]]] | None = None
         self.forks: list[Fork] = []
+        self.n_told, self.overridden = 0, list[str]()
         self.counts: Counter[str] = Counter()
         self.conversations: Conversations | None = None
         self._pending: deque[_Call] = deque()
@@ -235,10 +237,12 @@ class Session:
             changed.cancel()
 
     def _notes(self) -> dict[str, str]:
-        """Forks since the last turn, as a reader is told."""
-        new = list(enumerate(self.forks, start=1))[self.counts["n_forks_told"] :]
+        """Forks and overridden parameters since the last turn, as a reader is told."""
+        new = list(enumerate(self.forks, start=1))[self.n_told :]
         found = {f"fork {i}": str(fork) for i, fork in new}
-        self.counts["n_forks_told"] = len(self.forks)
+        if self.overridden:
+            found["overridden"] = ", ".join(self.overridden)
+        self.n_told, self.overridden = len(self.forks), []
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import threading
@@ -10,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -83,22 +84,54 @@ def model(seed: int = 0) -> Any:
     return made
 
 
+class Delayed(TransformersEngine):
+    """An engine that takes its time, and remembers what was given up or released."""
+
+    delay_s = 0.0
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.given_up = self.begun = 0
+        self.names, self.released = set[str](), set[str]()
+
+    async def release(self, session: str) -> None:
+        await super().release(session)
+        self.released.add(session)
+
+    async def generate(self, prompt: Any, params: Any, session: str = "") -> Any:
+        self.begun += 1
+        self.names.add(session)
+        try:
+            await asyncio.sleep(self.delay_s)
+            return await super().generate(prompt, params, session)
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+
+
 @dataclass
 class World:
     """A model, its engine, and an environment that outside agents come to."""
 
-    limits: Limits = field(default_factory=lambda: Limits(max_turns=30, max_tokens=12, max_calls=4, start_timeout_s=30))
+    limits: Limits = field(
+        default_factory=lambda: Limits(max_turns=30, max_tokens=12, max_calls=4, start_timeout_s=90, max_concurrent=3)
+    )
     agent: ExternalAgent = field(default_factory=ExternalAgent)
     settings: dict[str, Any] = field(default_factory=dict)
     model: Any = field(default_factory=model)
+    delay_s: float = 0.0
+    engine: Any = None
+
+    @cached_property
+    def environment(self) -> External:
+        """That of the attempts."""
+        return External(world=Keyhole(), **self.settings)
 
     def play(
         self, work: Callable[[dict[str, Any]], None], n: int, *, n_threads: int = 3, **how: Any
     ) -> list[Trajectory]:
         """Have `work` make `n` attempts, each of which it is given as the gateway tells of it."""
-        import asyncio
-
-        environment = External(world=Keyhole(n_train=n), **self.settings)
+        environment = self.environment
         stopped = threading.Event()
         threads = [
             threading.Thread(target=_come, args=(environment, work, stopped), daemon=True) for _ in range(n_threads)
@@ -107,7 +140,8 @@ class World:
         async def body() -> list[list[Trajectory]]:
             for thread in threads:
                 thread.start()
-            engine = TransformersEngine(self.model, max_context=8192)
+            engine = self.engine = Delayed(self.model, max_context=8192)
+            engine.delay_s = self.delay_s
             tasks = list(environment.tasks("train"))[:n]
             parts = (environment, self.agent, engine, Renderer(tokenizer()), self.limits, SamplingParams())
             try:
@@ -210,6 +244,7 @@ class Talk:
 class ChatTalk(Talk):
     """Over chat completions, by the client of OpenAI."""
 
+    @cached_property
     def client(self) -> Any:
         import openai
 
@@ -229,13 +264,13 @@ class ChatTalk(Talk):
                 {"type": "function", "function": {"name": k, "description": v, "parameters": TOOLS[k]}}
                 for k, v in self.tools.items()
             ]
-        with self.client() as client:
-            if stream:
-                content, self.calls, finish = gathered(client.chat.completions.create(**given, stream=True))
-            else:
-                choice = client.chat.completions.create(**given).choices[0]
-                content, finish = choice.message.content, choice.finish_reason
-                self.calls = [(c.id, c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()]
+        client = self.client
+        if stream:
+            content, self.calls, finish = gathered(client.chat.completions.create(**given, stream=True))
+        else:
+            choice = client.chat.completions.create(**given).choices[0]
+            content, finish = choice.message.content, choice.finish_reason
+            self.calls = [(c.id, c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()]
         self.was_cut = finish == "length"
         assert bool(self.calls) == (finish == "tool_calls")
         message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -266,8 +301,13 @@ def gathered(chunks: Any) -> tuple[str, list[tuple[str, str, Any]], str]:
 class ResponsesTalk(Talk):
     """Over responses, by the client of OpenAI; now and then only what is new is sent."""
 
-    client = ChatTalk.client
     last, n_known = "", 0
+
+    @cached_property
+    def client(self) -> Any:
+        import openai
+
+        return openai.OpenAI(base_url=self.mine["base_url"], api_key=self.mine["key"])
 
     def say(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
@@ -289,13 +329,13 @@ class ResponsesTalk(Talk):
                 {"type": "function", "name": k, "description": v, "parameters": TOOLS[k], "strict": False}
                 for k, v in self.tools.items()
             ]
-        with self.client() as client:
-            if stream:
-                ends = (ResponseCompletedEvent, ResponseIncompleteEvent)
-                events = client.responses.create(**given, stream=True)
-                found = next(e.response for e in events if isinstance(e, ends))
-            else:
-                found = client.responses.create(**given)
+        client = self.client
+        if stream:
+            ends = (ResponseCompletedEvent, ResponseIncompleteEvent)
+            events = client.responses.create(**given, stream=True)
+            found = next(e.response for e in events if isinstance(e, ends))
+        else:
+            found = client.responses.create(**given)
         self.was_cut = found.status == "incomplete"
         items = [item.model_dump(exclude_none=True) for item in found.output]
         self.calls = [(i["call_id"], i["name"], i["arguments"]) for i in items if i["type"] == "function_call"]
@@ -310,6 +350,12 @@ class ResponsesTalk(Talk):
 class MessagesTalk(Talk):
     """Over messages, by the client of Anthropic."""
 
+    @cached_property
+    def client(self) -> Any:
+        import anthropic
+
+        return anthropic.Anthropic(base_url=self.mine["url"], api_key=self.mine["key"])
+
     def say(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
 
@@ -321,19 +367,17 @@ class MessagesTalk(Talk):
         self.history.append({"role": "user", "content": blocks})
 
     def ask(self, *, stream: bool) -> None:
-        import anthropic
-
         given: dict[str, Any] = {"model": "m", "messages": list(self.history), "max_tokens": 100}
         if self.first:
             given["system"] = self.first
         if self.tools:
             given["tools"] = [{"name": k, "description": v, "input_schema": TOOLS[k]} for k, v in self.tools.items()]
-        with anthropic.Anthropic(base_url=self.mine["url"], api_key=self.mine["key"]) as client:
-            if stream:
-                with client.messages.stream(**given) as events:
-                    found = events.get_final_message()
-            else:
-                found = client.messages.create(**given)
+        client = self.client
+        if stream:
+            with client.messages.stream(**given) as events:
+                found = events.get_final_message()
+        else:
+            found = client.messages.create(**given)
         self.was_cut = found.stop_reason == "max_tokens"
         self.calls = [(b.id, b.name, b.input) for b in found.content if b.type == "tool_use"]
         assert bool(self.calls) == (found.stop_reason == "tool_use")
