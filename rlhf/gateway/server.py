@@ -98,7 +98,13 @@ class Gateway:
             ) from error
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(
-            application(self), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, ws="none"
+            application(self),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            ws="none",
+            log_level="critical",
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listening],), name="gateway", daemon=True)
@@ -141,7 +147,7 @@ class Gateway:
         if self._opens is not None:
             return await self._opens(body.get("task"), whole(body, "attempt") or 0)
         deadline = asyncio.get_running_loop().time() + _CLAIM_S
-        while asyncio.get_running_loop().time() < deadline:
+        while asyncio.get_running_loop().time() < deadline and not self._server.should_exit:
             with contextlib.suppress(IndexError):
                 session = self.waiting.popleft()
                 self.claimed(session, key)
