@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.build.train import train
-from rlhf.evaluation.store import list_steps, read_trajectories
+from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.text import to_text
 from tests.gateway.talks import model, tokenizer
@@ -77,7 +77,6 @@ def test_an_agent_of_another_program_learns(tmp_path: Path) -> None:
 def test_a_run_trains_on_what_a_program_does(tmp_path: Path) -> None:
     told = run_with(tmp_path, steps=1, n_tasks=4)
     assert told["n_episodes"] == 32
-    step = next(s for s in list_steps(tmp_path / "run" / "trajectories") if s.phase == "train")
-    records = read_trajectories(step.path)
-    assert all(len(record.trajectory.generations) == 1 for record in records)
+    records = list(read_trajectories(tmp_path / "run" / "trajectories", phase="train"))
+    assert len(records) == 32 and all(len(record.trajectory.generations) == 1 for record in records)
     assert {record.score.parts["earned"].value for record in records} <= {0.0, 1.0}
