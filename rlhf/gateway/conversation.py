@@ -73,10 +73,11 @@ class Fork:
 
 @dataclass(slots=True)
 class _Node:
-    """A message on a path, with the ids of a sampled reply."""
+    """A message on a path, with the ids that stand for it in prompts; None for its text."""
 
     said: Said
     ids: tuple[int, ...] | None = None
+    is_sampled: bool = False
     was_cut: bool = False
     after: list[_Node] = field(default_factory=list)
     goes_on: bool = False
@@ -122,11 +123,11 @@ class Conversations:
         name = json.dumps(list(tools), sort_keys=True)
         root = self._roots.get(name) or _Node(Said(Role.SYSTEM, ""))
         path = _deepest(root, [m.key for m in messages])
-        on_path = [*(node.ids for node in path), *[None] * (len(messages) - len(path))]
-        shown = tuple(
-            self._message(m, ids, first=i == 0) for i, (m, ids) in enumerate(zip(messages, on_path, strict=True))
-        )
-        return Place(shown, self._fork(name, root, path, messages), path, tuple(messages[len(path) :]), root)
+        shown = [self._message(node.said, node.ids) for node in path]
+        for m in messages[len(path) :]:  # a reply that was sampled under another beginning keeps its ids too
+            known = self._sampled.get(m.key) if m.role is Role.ASSISTANT and shown else None
+            shown.append(self._message(m, known))
+        return Place(tuple(shown), self._fork(name, root, path, messages), path, tuple(messages[len(path) :]), root)
 
     def record(
         self, place: Place, tools: Sequence[Mapping[str, Any]], reply: Said, ids: Sequence[int], finish: Finish
@@ -134,22 +135,21 @@ class Conversations:
         """Put a request and its reply into the tree; a reply that was cut is never gone on from."""
         root = self._roots.setdefault(json.dumps(list(tools), sort_keys=True), place.root)
         path = [root, *place.path]
-        for said in place.rest:
-            found = next((n for n in path[-1].after if n.ids is None and n.key == said.key), None)
-            if found is None:  # another request at the same time may have put it there
-                found = _Node(said)
+        for said, shown in zip(place.rest, place.messages[len(place.path) :], strict=True):
+            same = (n for n in path[-1].after if not n.is_sampled and n.key == said.key and n.ids == shown.token_ids)
+            found = next(same, None)  # another request at the same time may have put it there
+            if found is None:
+                found = _Node(said, shown.token_ids)
                 path[-1].after.append(found)
             path.append(found)
-        path[-1].after.append(_Node(reply, tuple(ids), was_cut=finish is not Finish.STOP))
+        path[-1].after.append(_Node(reply, tuple(ids), is_sampled=True, was_cut=finish is not Finish.STOP))
         if finish is Finish.STOP:
             self._sampled[reply.key] = tuple(ids)
         for node in path:
             node.goes_on = True
 
-    def _message(self, said: Said, ids: tuple[int, ...] | None, *, first: bool) -> Message:
+    def _message(self, said: Said, ids: tuple[int, ...] | None) -> Message:
         text = said.text
-        if said.role is Role.ASSISTANT and ids is None and not first:  # said on another path, under another beginning
-            ids = self._sampled.get(said.key)
         if said.calls and ids is None:
             text = "\n".join(filter(None, [text, write_calls(said.calls, self._style)]))
         role = Role.USER if said.role is Role.TOOL and self._tools_as_text else said.role
@@ -158,7 +158,7 @@ class Conversations:
     def _fork(self, name: str, root: _Node, path: Sequence[_Node], messages: Sequence[Said]) -> Fork | None:
         if not self._roots:
             return None
-        n_kept = max((i + 1 for i, node in enumerate(path) if node.ids is not None), default=0)
+        n_kept = max((i + 1 for i, node in enumerate(path) if node.is_sampled), default=0)
         last = path[n_kept - 1] if n_kept else root
         keys = [m.key for m in messages]
         if not root.goes_on and (n := max(len(_deepest(other, keys)) for other in self._roots.values())):

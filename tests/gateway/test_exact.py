@@ -33,14 +33,18 @@ def recomputed_gap(model: Any, trajectory: Trajectory) -> float:
 
 
 def n_rows(trajectory: Trajectory) -> int:
-    """Rows: a generation goes on with one that was sampled before and that nothing else goes on with."""
+    """Rows: a generation goes on with one that was sampled before and that nothing else goes on with.
+
+    Of two answers to one prompt that happen to be the same, going on with one is going on with both.
+    """
     leaves: list[Any] = []
+    n = 0
     for g in trajectory.generations:
-        before = [leaf for leaf in leaves if g.prompt.extends(leaf)]
-        if before:
-            leaves.remove(max(before, key=lambda leaf: leaf.length))
+        before = max((leaf for leaf in leaves if g.prompt.extends(leaf)), key=lambda leaf: leaf.length, default=None)
+        n += before is None
+        leaves = [leaf for leaf in leaves if before is None or leaf.full_ids != before.full_ids]
         leaves.append(g)
-    return len(leaves)
+    return n
 
 
 def check_exact(wire: str, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
