@@ -10,22 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import (
-    browse,
-    check,
-    compare,
-    environments,
-    evaluate,
-    export,
-    gateway,
-    memory_store,
-    new,
-    score,
-    serve,
-    show,
-    train,
-)
-from rlhf.commands.contrib import extrapolate, play
+from rlhf.commands import check, compare, environments, evaluate, export, gateway, new, serve, show, train
+from rlhf.commands.contrib import browse, extrapolate, memory_store, play, score
 from rlhf.commands.output import STATE, report
 from rlhf.commands.usage import usage_error
 

@@ -74,7 +74,7 @@ async def _serve(
         collector = await make_collector(recipe, policy, progress)
         serving = Serving(collector, tasks_of(recipe.environment, split), out)
         try:
-            await make_publisher(recipe, policy, collector.engine).deliver()
+            await make_publisher(recipe, policy, collector.engine).publish()
             gateway = await serving.start()
             progress.say(f"gateway at {gateway.url}; {KEY}={gateway.key}; attempts go to {out}; Ctrl-C stops it")
             await asyncio.Event().wait()

@@ -138,7 +138,9 @@ def _events(answered: Answered, asked: Asked) -> Iterator[tuple[str, dict[str, A
     whole_ = reply(answered, asked)
     for index, item in enumerate(whole_["output"]):
         at = {"output_index": index, "item_id": item["id"]}
-        empty = {key: [] if key == "content" else "" if key == "arguments" else value for key, value in item.items()}
+        empty: dict[str, Any] = {
+            key: [] if key == "content" else "" if key == "arguments" else value for key, value in item.items()
+        }
         yield "response.output_item.added", {"output_index": index, "item": {**empty, "status": "in_progress"}}
         if item["type"] == "message":
             yield from _text_events(item["content"][0], {**at, "content_index": 0})
