@@ -49,6 +49,11 @@ class Call:
         """The call in JSON, which is what an environment is given, however it was written."""
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
+    @property
+    def json_arguments(self) -> str:
+        """The arguments alone in JSON, as OpenAI's wire has them."""
+        return json.dumps(self.arguments, ensure_ascii=False)
+
 
 class Unreadable(ValueError):
     """No call can be read; the message is a sentence for the policy."""

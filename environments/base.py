@@ -33,12 +33,32 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from rlhf.capabilities import Capability, CapabilityView
-from rlhf.data import Task
+from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
 
 
-class CallHung(EnvError):
+class EndedAs(EnvError):
+    """An environment's error whose attempt ends with an outcome of its own, and is not made again."""
+
+    outcome = Outcome.ENV_ERROR
+
+
+class CallHung(EndedAs):
     """A call took longer than it may: the attempt ends as a timeout and is not made again."""
+
+    outcome = Outcome.TIMEOUT
+
+
+class AgentFailed(EndedAs):
+    """An agent outside of this process failed: the attempt says nothing of the policy."""
+
+    outcome = Outcome.AGENT_ERROR
+
+
+class RewardMissing(EndedAs):
+    """An agent outside of this process ended without a reward: the attempt is a failure, and never a zero."""
+
+    outcome = Outcome.REWARD_ERROR
 
 
 #: Seconds that the present call may take, for environments that keep limits themselves and say so with an attribute

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import check, compare, environments, evaluate, export, new, serve, show, train
+from rlhf.commands import check, compare, environments, evaluate, export, gateway, new, serve, show, train
 from rlhf.commands.contrib import browse, extrapolate, memory_store, play, score
 from rlhf.commands.output import STATE, report
 from rlhf.commands.usage import usage_error
@@ -73,6 +73,7 @@ app.command("export")(export.export)
 app.command("extrapolate")(extrapolate.extrapolate)
 app.command("serve")(serve.serve)
 app.command("serve-environment")(serve.serve_environment)
+app.command("gateway")(gateway.gateway)
 app.command("show")(show.show)
 app.command("check")(check.check)
 app.command("environments")(environments.environments)

@@ -38,6 +38,7 @@ NEEDED = {
     ("reward", "of_part"): {"part": "a", "reward": {"kind": "outcome"}},
     ("environment", "mcp"): {"questions": "questions.jsonl", "command": ["server"]},
     ("environment", "openenv"): {"url": "http://127.0.0.1:1"},
+    ("environment", "external"): {"world": {"kind": "keyhole"}, "command": ["agent"]},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "outcome_model"): {"path": "somewhere"},
@@ -61,8 +62,8 @@ NEEDED = {
 }
 
 
-#: Environments that are a stranger's server; `test_mcp_tools.py` and `test_openenv.py` start some.
-SERVERS = ("mcp", "openenv")
+#: Environments that are a stranger's server; `test_mcp_tools.py`, `test_openenv.py` and `tests/gateway` start some.
+SERVERS = ("mcp", "openenv", "external")
 
 
 @pytest.mark.parametrize(("section", "kind", "entry"), ENTRIES)

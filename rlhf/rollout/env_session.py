@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from environments.base import CallHung, Environment, EpisodeCapabilities, StepResult
+from environments.base import EndedAs, Environment, EpisodeCapabilities, StepResult
 from environments.gate import checked_result
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
@@ -90,8 +90,10 @@ class EnvSession:
         except CallTimeout as error:
             raise Ended(Outcome.TIMEOUT, f"{name}: {error}") from error
         except CallError as error:
-            hung = isinstance(error.__cause__, CallHung)
-            raise Ended(Outcome.TIMEOUT if hung else Outcome.ENV_ERROR, f"{name}: {error}") from error
+            cause = error.__cause__
+            raise Ended(
+                cause.outcome if isinstance(cause, EndedAs) else Outcome.ENV_ERROR, f"{name}: {error}"
+            ) from error
         except EnvError as error:
             raise Ended(Outcome.ENV_ERROR, str(error)) from error
 

@@ -73,6 +73,15 @@ class EpisodePolicy:
         self._conversations = Conversations()
         self.generations: list[Generation] = []
 
+    @property
+    def temperature(self) -> float:
+        """Of what is sampled."""
+        return self._sampling.temperature
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Text of each token alone."""
+        return [self._renderer.decode((i,)) for i in ids]
+
     def begin_turn(self, turn: int, head: SharedPrefix | None = None, seat: str = "") -> None:
         """Forget the calls of the last turn; with a head, answer as it says first. All calls are those of a seat."""
         self._player = self._players.get(seat, OpponentEngine("", self._engine))

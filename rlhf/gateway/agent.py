@@ -1,0 +1,169 @@
+"""The agent that lives elsewhere: its requests are answered by the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from agents.base import History, PolicyHandle, Reply
+from agents.parsing import split_thoughts
+from agents.tool_calls import Call, Style, Unreadable, how_to_call, read_calls
+from rlhf.checking import CheckContext, Problem
+from rlhf.data import Action, Finish, Generation, Message, Role
+from rlhf.errors import AgentError, ContextFull, DataError
+from rlhf.gateway.asked import Answered, Asked, Refusal, Token
+from rlhf.gateway.conversation import Conversations
+from rlhf.gateway.sampling import against, refuse
+from rlhf.gateway.session import SESSION, Session
+from rlhf.settings import STRICT
+
+#: What a call begins with; what is said before it is the text of the reply.
+_OPENINGS: Mapping[Style, tuple[str, ...]] = {
+    "hermes": ("<tool_call>",), "xml": ("<tool_call>", "<function="), "mistral": ("[TOOL_CALLS]",),
+    "llama": ("<|python_tag|>", "{"), "json": ("```", "{", "[{"), "python": ("```", "["),
+}  # fmt: skip
+
+
+@runtime_checkable
+class Told(Protocol):
+    """A policy that says how it samples, and what its tokens read like."""
+
+    temperature: float
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Text of each token."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ExternalAgent:
+    """An agent in a program of its own, which asks the policy through the gateway."""
+
+    style: Style = "hermes"
+    """How the policy writes a call: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
+    through: Literal["template", "text"] = "template"
+    """Who tells the policy of the tools: the model's own chat template, or an instruction."""
+    override_sampling: bool = False
+    """Whether parameters of sampling that a client sends are overridden and counted; else such requests are refused."""
+    max_calls: Annotated[int, Field(ge=1)] = 16
+    """Most calls of one reply; more are taken for none."""
+
+    roles: ClassVar[tuple[str, ...]] = ("",)
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse environments whose episodes are not played through the gateway."""
+        recipe = context.recipe
+        kind = context.kind_of("environment", recipe.environment)
+        if kind != "external":
+            yield Problem(
+                "this agent lives in a program of its own, and the environment starts none",
+                where=context.at("kind"),
+                got=f"external in {kind}",
+                expected="environment: {kind: external}",
+                do="name the world there: environment: {kind: external, world: {kind: ...}}",
+            )
+
+    async def act(self, history: History, policy: PolicyHandle) -> Action:
+        """Answer the requests that wait, until the program has something to do again."""
+        session = SESSION.get(None)
+        if session is None:
+            raise AgentError(
+                "no session of the gateway belongs to this attempt",
+                where="agent: external",
+                expected="environment: {kind: external}",
+                hint="an external agent plays in no other environment, nor in worker processes",
+            )
+        if session.conversations is None:
+            session.conversations = Conversations(self.style, tools_as_text=self.through == "text")
+        turn = await session.turn(_Answering(self, session, policy))
+        return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
+
+    def read(self, text: str, asked: Asked, was_cut: bool) -> tuple[str, tuple[Call, ...]]:
+        """Text and calls of a reply without its thoughts; what is no call of an offered tool stays text."""
+        names = {tool["function"]["name"] for tool in asked.tools}
+        if not names or was_cut:
+            return text.strip(), ()
+        try:
+            calls = tuple(read_calls(text, self.style))
+        except Unreadable:
+            return text.strip(), ()
+        if len(calls) > self.max_calls or any(call.name not in names for call in calls):
+            return text.strip(), ()
+        begin = min((at for opening in _OPENINGS[self.style] if (at := text.find(opening)) >= 0), default=0)
+        return text[:begin].strip(), calls
+
+    def told(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+        """The messages, with the tools in the instruction where the template does not write them."""
+        import json
+
+        if not tools or self.through == "template":
+            return tuple(messages)
+        lines = ["Tools:", *(json.dumps(tool, ensure_ascii=False) for tool in tools), how_to_call(self.style)]
+        first = messages[0]
+        if first.role is Role.SYSTEM:
+            return (replace(first, content="\n".join([first.content, *lines])), *messages[1:])
+        return (Message(Role.SYSTEM, "\n".join(lines)), *messages)
+
+
+class _Answering:
+    """Answers the requests of one turn with the policy."""
+
+    def __init__(self, agent: ExternalAgent, session: Session, policy: PolicyHandle) -> None:
+        self._agent, self._session, self._policy = agent, session, policy
+
+    async def __call__(self, asked: Asked) -> tuple[Answered, Generation, str]:
+        """Sample a reply and record it. Raises Refusal, EngineError; AgentError where this turn has no call left."""
+        session, conversations = self._session, self._session.conversations
+        assert conversations is not None
+        self._check(asked)
+        place = conversations.place(asked.messages, asked.tools)
+        told = self._agent.told(place.messages, asked.tools)
+        tools = asked.tools if self._agent.through == "template" else ()
+        try:
+            reply = await self._policy.generate(told, max_tokens=asked.max_tokens, tools=tools)
+        except ContextFull as error:
+            session.counts["n_context_full"] += 1
+            raise Refusal(400, f"{error.what}. Got: {error.got}.", "context_length_exceeded") from error
+        except DataError as error:
+            raise Refusal(400, str(error)) from error
+        answered = answered_by(self._agent, asked, reply, self._tokens(asked, reply), session.counts["n_calls"])
+        session.counts["n_calls"] += len(answered.calls)
+        if place.fork is not None:
+            session.forks.append(place.fork)
+            session.counts[f"n_forks_{place.fork.reason}"] += 1
+        conversations.record(place, asked.tools, answered.said, reply.generation.token_ids, reply.generation.finish)
+        return answered, reply.generation, reply.text
+
+    def _check(self, asked: Asked) -> None:
+        temperature = self._policy.temperature if isinstance(self._policy, Told) else 1.0
+        found = against(asked.sampling, temperature)
+        if found and not self._agent.override_sampling:
+            raise refuse(found, temperature)
+        self._session.overridden += [f"{name}={value!r}" for name, value in found.items()]
+
+    def _tokens(self, asked: Asked, reply: Reply) -> tuple[Token, ...]:
+        if not asked.logprobs or not isinstance(self._policy, Told):
+            return ()
+        generation = reply.generation
+        texts = self._policy.token_texts(generation.token_ids)
+        return tuple(Token(text, logprob) for text, logprob in zip(texts, generation.logprobs, strict=True))
+
+
+def answered_by(agent: ExternalAgent, asked: Asked, reply: Reply, tokens: tuple[Token, ...], n_calls: int) -> Answered:
+    """A reply as a wire writes it; calls are numbered through the session."""
+    thoughts = split_thoughts(reply.text)
+    was_cut = reply.generation.finish is Finish.LENGTH
+    text, calls = agent.read(thoughts.answer, asked, was_cut)
+    return Answered(
+        text=text,
+        reasoning=thoughts.thought or ("" if thoughts.is_finished else reply.text.partition("<think>")[2].strip()),
+        calls=tuple((f"{n_calls + i}", call) for i, call in enumerate(calls)),
+        finish=reply.generation.finish,
+        n_prompt=reply.generation.prompt.n_tokens,
+        n_sampled=reply.generation.n_tokens,
+        tokens=tokens,
+    )

@@ -1,0 +1,302 @@
+"""Attempts that are made by a program outside: it asks the policy through the gateway and says what it earned.
+
+    environment:
+      kind: external
+      command: [/path/to/venv/bin/python, agent.py]
+      world: {kind: dataset, path: questions.jsonl}
+    agent: {kind: external}
+
+Each attempt has an address and a key of its own. A turn is what the policy said between two waits for the program, so
+that credit, losses, limits and reports work as with an agent of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from environments.base import (
+    AgentFailed,
+    Capabilities,
+    Environment,
+    Properties,
+    RewardMissing,
+    StepResult,
+    after_end,
+    properties_of,
+)
+from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.data import Finish, Outcome, Task
+from rlhf.errors import EnvError
+from rlhf.gateway.asked import Answered, Asked
+from rlhf.gateway.program import Program
+from rlhf.gateway.programs import Programs, programs_of
+from rlhf.gateway.session import SESSION, Session
+from rlhf.rollout.env_session import Ended, EnvSession
+from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.limits import Limits
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class External:
+    """Attempts made by a program outside of this process, with the policy behind an OpenAI-compatible address."""
+
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("n_programs", None, ("at_once",)),)
+    offers_tools: ClassVar[bool] = True
+    limits_defaults: ClassVar[Mapping[str, Any]] = {"step_timeout_s": 120.0}
+
+    world: Environment
+    """Where tasks come from: `{kind: dataset, path: tasks.jsonl}`, or any environment."""
+    command: tuple[str, ...] = ()
+    """The agent's program and its arguments; empty waits for agents that come by themselves and ask for attempts."""
+    n_programs: Annotated[int, Field(ge=1)] | None = None
+    """So many programs that ask for one attempt after the other; null starts one program for each attempt."""
+    at_once: Annotated[int, Field(ge=1)] = 1
+    """Attempts that one of these programs makes at a time."""
+    folder: Path | None = None
+    """Folder that the program is run in; null is the present one."""
+    variables: Mapping[str, str] = Field(default_factory=dict)
+    """Environment variables of the program, beside those that tell it of the gateway."""
+    reward: Literal["posted", "world", "recipe"] = "posted"
+    """Who says what an attempt earned: the program; the world, played through the gateway; or the recipe's rewards."""
+    solved_at: float = 1.0
+    """A posted reward of at least so much is a success, where the program does not say."""
+    reward_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    """How long a reward may come after the end of an attempt."""
+    memory_mb: Annotated[int, Field(ge=64)] | None = None
+    """Address space of the program."""
+    cpu_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Processor time of the program."""
+    host: str = "127.0.0.1"
+    """Where the gateway listens; another address lets other machines in."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Its port; 0 takes a free one."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> External:
+        if self.n_programs is not None and not self.command:
+            raise ValueError("n_programs starts programs, and there is no command")
+        return self
+
+    def __hash__(self) -> int:
+        """Settings are hashed by their text, as `variables` cannot be."""
+        return hash(repr(self))
+
+    @property
+    def max_episodes(self) -> int | None:
+        """As many as there are programs for: none waits for a program while its clock runs."""
+        return None if self.n_programs is None else self.n_programs * self.at_once
+
+    @property
+    def environment(self) -> Environment:
+        """The environment that the tasks are of."""
+        return self.world
+
+    @property
+    def demonstrates(self) -> bool:
+        """Nothing demonstrates what a program of others asks."""
+        return False
+
+    @property
+    def properties(self) -> Properties:
+        """What is promised: no more than is known of a stranger's program."""
+        found = properties_of(self.world)
+        return Properties(
+            inline=True,
+            splits=found.splits,
+            package=found.package,
+            repeats=found.repeats,
+            judged_by_rewards=self.reward == "recipe",
+        )
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse agents of this process: the program asks the policy itself."""
+        recipe = context.recipe
+        kind = context.kind_of("agent", recipe.agent)
+        if recipe.environment is self and kind != "external":
+            yield Problem(
+                "the agent of this environment lives in a program of its own",
+                where="agent.kind",
+                got=kind,
+                expected="external",
+                do="write agent: {kind: external}",
+            )
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """List the tasks of the world."""
+        return list(self.world.tasks(split))
+
+    def fingerprint(self) -> str:
+        """Digest of the data that the world reads."""
+        own = Capabilities(self.world).fingerprint
+        return own() if own else ""
+
+    async def start(self, task: Task) -> ExternalEpisode:
+        """Begin one attempt: wait for the first request of its program. Raises EnvError."""
+        episode = ExternalEpisode(self, task, programs_of(self))
+        SESSION.set(episode.session)
+        try:
+            await episode.begin()
+        except BaseException:
+            await episode.close()
+            raise
+        return episode
+
+    def close(self) -> None:
+        """End the programs and the gateway that its episodes share."""
+        programs_of(self).close()
+
+
+class ExternalEpisode:
+    """One attempt of a program."""
+
+    def __init__(self, settings: External, task: Task, programs: Programs) -> None:
+        self._settings, self._task, self._programs = settings, task, programs
+        self._world: EnvSession | None = None
+        self._lanes = lanes_of(settings.world)
+        self._now = StepResult("")
+        self._earned, self._is_valid, self._is_over = 0.0, True, False
+        self._program: Program | None = None
+        self.session = Session(payload(task, with_reference=settings.reward == "posted"))
+        self.opening = StepResult("")
+
+    async def begin(self) -> None:
+        """Start the program, or offer the attempt, and wait for its first request."""
+        settings, session = self._settings, self.session
+        if settings.reward == "world":
+            self._world = EnvSession(settings.world, self._task, Limits(), self._lanes.open())
+            self._now = await self._of_world(self._world.start())
+            session.task = {**session.task, "opening": self._now.reply}
+            session.step = self._step_world
+        gateway = await self._programs.begin(session)
+        if settings.command and settings.n_programs is None:
+            self._program = Program(
+                settings.command,
+                dict(settings.variables) | variables_of(gateway.url_of(session), session),
+                memory_mb=settings.memory_mb,
+                cpu_s=settings.cpu_s,
+                folder=settings.folder,
+                on_end=session.wake,
+            )
+            await self._program.start(json.dumps(session.task).encode())
+        self.opening = await self._next()
+
+    async def step(self, action: str) -> StepResult:
+        """Wait for what the program does with the replies; `action` is the last of them."""
+        if self._is_over:
+            raise after_end(self._task.id, action)
+        # Where another than the policy plays, such as at random, nobody has answered yet.
+        self.session.answer_with(action, _unsampled)
+        return await self._next()
+
+    async def close(self) -> None:
+        """End the session and the program."""
+        self.session.close()
+        self._programs.end(self.session)
+        if self._program is not None:
+            await self._program.close()
+        if self._world is not None:
+            await self._world.close([])
+        await self._lanes.close()
+
+    async def _next(self) -> StepResult:
+        session = self.session
+        while not (session.is_asking or session.has_ended or self._program_ended):
+            await session.changed()
+        if session.failure:
+            raise AgentFailed("the attempt failed, by the agent's own word", where=self._task.id, got=session.failure)
+        if session.is_asking and not session.is_finished:
+            return self._since(StepResult(session.said, state_key=self._now.state_key))
+        self._is_over = True
+        if not session.is_finished and self._program is not None and self._program.code:
+            raise AgentFailed("the agent's program failed", where=self._task.id, got=self._program.complaint)
+        return await self._end()
+
+    @property
+    def _program_ended(self) -> bool:
+        return self._program is not None and self._program.code is not None
+
+    async def _end(self) -> StepResult:
+        """The end of the attempt, with what it earned."""
+        settings, session = self._settings, self.session
+        if settings.reward == "world":
+            won = bool(self._now.success)
+            return self._since(StepResult(self._now.reply, terminated=True, success=won, state_key=self._now.state_key))
+        if session.reward is None and settings.reward == "posted":
+            try:
+                async with asyncio.timeout(settings.reward_timeout_s):
+                    while session.reward is None:
+                        await session.changed()
+            except TimeoutError:
+                raise RewardMissing(
+                    "the attempt ended without a reward, which is a failure and no zero",
+                    where=self._task.id,
+                    got=f"no reward within {settings.reward_timeout_s:g} s of the end",
+                    expected="POST .../reward with {'reward': number}",
+                    hint="post one, or let the recipe's rewards judge: environment.reward: recipe",
+                ) from None
+        reward = session.reward
+        if reward is None:
+            return StepResult("", terminated=True, success=False)
+        won = reward.value >= settings.solved_at if reward.success is None else reward.success
+        told = json.dumps({"reward": reward.value, "parts": dict(reward.parts)})
+        return StepResult(told, reward.value, terminated=True, success=won)
+
+    async def _step_world(self, action: str) -> Mapping[str, Any]:
+        """Do an action of the agent in the world."""
+        assert self._world is not None
+        if self._now.terminated or self._now.truncated:
+            return {"reply": "The episode is over.", "done": True, "valid": False, "success": bool(self._now.success)}
+        self._now = await self._of_world(self._world.step(action))
+        self._earned += self._now.reward
+        self._is_valid = self._is_valid and self._now.valid
+        done = self._now.terminated or self._now.truncated
+        return {"reply": self._now.reply, "done": done, "valid": self._now.valid, "success": self._now.success}
+
+    async def _of_world(self, work: Any) -> StepResult:
+        try:
+            found: StepResult = await work
+            return found
+        except Ended as ended:
+            self.session.end(failure=f"the world failed: {ended.outcome.value}: {ended.detail}")
+            kind = AgentFailed if ended.outcome is Outcome.AGENT_ERROR else EnvError
+            raise kind("the world of the attempt failed", where=self._task.id, got=ended.detail) from ended
+
+    def _since(self, result: StepResult) -> StepResult:
+        """The result with what the world gave since the last one."""
+        found = replace(result, reward=result.reward + self._earned, valid=self._is_valid)
+        self._earned, self._is_valid = 0.0, True
+        return found
+
+
+def payload(task: Task, *, with_reference: bool) -> dict[str, Any]:
+    """What the agent's program is told of a task."""
+    messages = [{"role": m.role.value, "content": m.content} for m in task.messages]
+    told = {"id": task.id, "seed": task.seed, "messages": messages, **dict(task.info)}
+    return told | ({"reference": task.reference} if with_reference else {})
+
+
+def variables_of(url: str, session: Session) -> dict[str, str]:
+    """Variables by which the clients of OpenAI and Anthropic find the session, and a program its task."""
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": session.key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": session.key,
+        "RLHF_SESSION": url,
+        "RLHF_KEY": session.key,
+        "RLHF_TASK": json.dumps(session.task),
+    }
+
+
+def _unsampled(text: str, asked: Asked) -> Answered:
+    """A reply that no policy sampled."""
+    return Answered(text, "", (), Finish.STOP, 0, 0)

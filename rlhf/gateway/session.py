@@ -1,0 +1,308 @@
+"""One attempt of an outside agent: its requests, its reward, and how it ended. It lives on the run's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf.data import Generation, Role
+from rlhf.errors import AgentError, EngineError
+from rlhf.gateway.asked import Answered, Asked, Refusal
+from rlhf.gateway.conversation import Conversations, Fork, Said
+
+#: Seconds for which a request goes on whose client has gone: one that asks again gets the reply.
+GRACE_S = 3.0
+_names = itertools.count(1)
+
+#: The session of the attempt that the present task plays; the environment sets it, the agent answers its requests.
+SESSION: ContextVar[Session] = ContextVar("SESSION")
+#: Answers one request with the policy, and says what was sampled.
+Answer = Callable[[Asked], Awaitable[tuple[Answered, Generation, str]]]
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    asked: Asked
+    future: asyncio.Future[Answered]
+    task: asyncio.Task[None] | None = None
+    n_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was sampled between two waits for the agent.
+
+    Attributes:
+        text: the last reply, as sampled.
+        generations: of all replies, in the order in which they ended.
+        notes: forks and overridden parameters, for the record.
+    """
+
+    text: str
+    generations: tuple[Generation, ...]
+    notes: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Reward:
+    """What an agent's program says of its attempt."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    success: bool | None = None
+
+
+class Session:
+    """One attempt, from its first request to its end.
+
+    Args:
+        task: what the agent's program is told, as plain JSON values.
+
+    Attributes:
+        id: in the address.
+        key: that every request of it carries.
+        reward: that was posted; None before.
+        failure: why the attempt says nothing of the policy; empty unless it failed.
+        is_finished: whether the program said that it is done.
+        step: plays the world of the task, where there is one.
+        forks: rows begun anew, and why.
+        overridden: parameters of sampling that were, since the last turn.
+        counts: of requests, and of what became of them.
+    """
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self.id, self.key = f"s{next(_names)}-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
+        self.task = task
+        self.loop = asyncio.get_running_loop()
+        self.reward: Reward | None = None
+        self.failure, self.is_finished, self.is_over = "", False, False
+        self.step: Callable[[str], Coroutine[Any, Any, Mapping[str, Any]]] | None = None
+        self.forks: list[Fork] = []
+        self.n_told, self.overridden = 0, list[str]()
+        self.counts: Counter[str] = Counter()
+        self.conversations: Conversations | None = None
+        self._pending: deque[_Call] = deque()
+        self._known: dict[str, _Call] = {}
+        self._changed = asyncio.Event()
+        self._stored: dict[str, tuple[Said, ...]] = {"": ()}
+
+    # --- what the server asks -----------------------------------------------------------------------------------------
+
+    async def ask(self, asked: Asked, name: str = "", *, repeats: bool | None = None) -> Answered:
+        """Answer a request; one that is repeated gets the reply that there is, or is being made.
+
+        Args:
+            asked: the request.
+            name: by which a client knows it again; empty for none.
+            repeats: whether the client says that it asks again; None where it does not say.
+
+        Raises:
+            Refusal: the session is over, or the request cannot be answered.
+        """
+        if self.is_over or self.is_finished:
+            raise self._refused_over()
+        if asked.previous not in self._stored:
+            known = "of this session" if self._stored.keys() - {""} else "that there is"
+            raise Refusal(404, f"no reply {known} is called {asked.previous!r}. Do: send the history.", "not_found")
+        key = f"id:{name}" if name else asked.digest
+        call = None if repeats is False and not name else self._known.get(key)
+        if call is None:
+            whole = asked.after(self._stored[asked.previous])
+            call = self._known[key] = _Call(whole, self.loop.create_future())
+            self._pending.append(call)
+            self.counts["n_requests"] += 1
+            self._changed.set()
+        else:
+            self.counts["n_repeated_requests"] += 1
+        call.n_waiting += 1
+        try:
+            answered = await asyncio.shield(call.future)
+            history = call.asked.messages[bool(asked.instructions) :]
+            self._stored.setdefault(f"resp_{answered.id}", (*history, answered.said))
+            return answered
+        finally:
+            call.n_waiting -= 1
+            if not call.future.done():
+                self.loop.call_later(GRACE_S, self._abandon, key, call)
+
+    def end(self, *, reward: Reward | None = None, finished: bool = False, failure: str = "") -> None:
+        """Note what the program posts. Raises Refusal where the session is over."""
+        if self.is_over:
+            raise self._refused_over()
+        if reward is not None:
+            self.reward = reward
+        self.failure = self.failure or failure
+        self.is_finished = self.is_finished or finished
+        self._changed.set()
+
+    def _refused_over(self) -> Refusal:
+        return Refusal(
+            409, "the session is over. Got: a request after its end. Do: open another session.", "session_over"
+        )
+
+    def _abandon(self, key: str, call: _Call) -> None:
+        """Give up a request that nobody waits for any more."""
+        if call.n_waiting or call.future.done():
+            return
+        self.counts["n_abandoned_requests"] += 1
+        if self._known.get(key) is call:
+            del self._known[key]
+        if call in self._pending:
+            self._pending.remove(call)
+        call.future.cancel()
+        if call.task is not None:
+            call.task.cancel()
+
+    # --- what the environment asks ------------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program said that it is done, or failed."""
+        return self.is_finished or bool(self.failure)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a request waits for the policy."""
+        return bool(self._pending)
+
+    async def changed(self) -> None:
+        """Wait until the agent's program does something."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def wake(self) -> None:
+        """Let those look again who wait for a change."""
+        self._changed.set()
+
+    @property
+    def said(self) -> str:
+        """What the request that waits has to say since the last reply."""
+        if not self._pending:
+            return ""
+        messages = self._pending[0].asked.messages
+        last = max((i + 1 for i, m in enumerate(messages) if m.role is Role.ASSISTANT), default=0)
+        return "\n".join(message.text for message in messages[last:])
+
+    def answer_with(self, text: str, answered: Callable[[str, Asked], Answered]) -> None:
+        """Answer the request that waits with a text that nobody sampled, where another than the policy plays."""
+        while self._pending:
+            call = self._pending.popleft()
+            call.future.set_result(answered(text, call.asked))
+
+    def close(self) -> None:
+        """End it: whoever still asks is refused."""
+        self.is_over = True
+        for call in self._known.values():
+            if call.task is not None:
+                call.task.cancel()
+            if not call.future.done():
+                call.future.set_exception(self._refused_over())
+                call.future.exception()  # perhaps nobody looks
+        self._pending.clear()
+        self._changed.set()
+
+    # --- what the agent asks ------------------------------------------------------------------------------------------
+
+    async def turn(self, answer: Answer) -> Turn:
+        """Answer requests until none is left and one was sampled, or the program is done.
+
+        Raises:
+            EngineError: the engine failed; the attempt is over.
+        """
+        work = _Work(answer, self._pending)
+        try:
+            while True:
+                work.begin()
+                if not work.running and (work.done or self.has_ended):
+                    break
+                await self._either(work.running)
+                work.look()
+        finally:
+            await work.stop()
+        last = work.done[-1][1] if work.done else ""
+        return Turn(last, tuple(generation for generation, _ in work.done), self._notes())
+
+    async def _either(self, running: set[asyncio.Task[None]]) -> None:
+        """Wait until a request has been answered, or something has changed."""
+        changed = asyncio.create_task(self.changed())
+        try:
+            await asyncio.wait({changed, *running}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+
+    def _notes(self) -> dict[str, str]:
+        """Forks and overridden parameters since the last turn, as a reader is told."""
+        new = list(enumerate(self.forks, start=1))[self.n_told :]
+        found = {f"fork {i}": str(fork) for i, fork in new}
+        if self.overridden:
+            found["overridden"] = ", ".join(self.overridden)
+        self.n_told, self.overridden = len(self.forks), []
+        return found
+
+
+class _Work:
+    """Requests that are being answered in one turn.
+
+    Args:
+        answer: answers one.
+        pending: those that wait.
+
+    Attributes:
+        done: generation and text of each reply.
+        running: those under way.
+    """
+
+    def __init__(self, answer: Answer, pending: deque[_Call]) -> None:
+        self._answer, self._pending, self._is_full = answer, pending, False
+        self.done: list[tuple[Generation, str]] = []
+        self.running: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        """Begin with those that wait, as far as the turn has calls for them."""
+        while self._pending and not self._is_full:
+            call = self._pending.popleft()
+            call.task = asyncio.create_task(self._one(call))
+            self.running.add(call.task)
+
+    def look(self) -> None:
+        """Forget those that are done; raise what one of them raised."""
+        for task in [task for task in self.running if task.done()]:
+            self.running.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+
+    async def _one(self, call: _Call) -> None:
+        try:
+            answered, generation, text = await self._answer(call.asked)
+        except Refusal as refusal:
+            _fail(call, refusal)
+        except AgentError:  # no more calls in this turn: it waits for the next
+            if not self.done and len(self.running) == 1:
+                raise
+            self._is_full = True
+            self._pending.appendleft(call)
+        except EngineError as error:
+            _fail(call, Refusal(503, f"the engine failed, and the attempt is over. {error}", "engine_error"))
+            raise
+        else:
+            self.done.append((generation, text))
+            if not call.future.done():
+                call.future.set_result(answered)
+
+
+def _fail(call: _Call, refusal: Refusal) -> None:
+    if not call.future.done():
+        call.future.set_exception(refusal)
+        call.future.exception()  # perhaps nobody looks

@@ -1,0 +1,169 @@
+"""The gateway beside any training: a policy for outside agents, whose attempts are scored and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf.build.engine import make_publisher
+from rlhf.build.processes import stopped_by_term
+from rlhf.build.train import device, make_collector, policy_of
+from rlhf.data import Task
+from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.asked import Refusal
+from rlhf.gateway.environment import External
+from rlhf.gateway.programs import KEY, programs_of
+from rlhf.gateway.server import Gateway
+from rlhf.gateway.session import Session
+from rlhf.progress import RichProgress
+from rlhf.recipe import Recipe
+from rlhf.rollout.episode import run_episode
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import score_group
+from rlhf.rollout.tasks import tasks_of
+from rlhf.terminal import CleanConsole
+
+#: The stage under which attempts are kept.
+STAGE = "gateway"
+
+
+def serve(
+    recipe: Recipe,
+    *,
+    checkpoint: Path | None,
+    out: Path,
+    split: str,
+    reward: Literal["posted", "world", "recipe"],
+    host: str,
+    port: int,
+    console: CleanConsole,
+) -> dict[str, Any]:
+    """Serve sessions until stopped; returns how attempts ended.
+
+    Args:
+        recipe: its environment is the world, its agent counts where it is an external one.
+        checkpoint: of the policy.
+        out: folder of the attempts.
+        split: tasks that are given to who names none.
+        reward: who says what an attempt earned, as in `environment.reward`.
+        host: to listen on.
+        port: 0 takes a free one.
+        console: for progress.
+
+    Raises:
+        RlhfError: the policy cannot be loaded, or the port is in use.
+    """
+    given: Any = recipe.environment
+    found = given if isinstance(given, External) else External(world=given, reward=reward)
+    environment: Any = replace(found, command=(), n_programs=None, host=host, port=port)
+    agent = recipe.agent if isinstance(recipe.agent, ExternalAgent) else ExternalAgent(through="text")
+    return asyncio.run(_serve(replace(recipe, environment=environment, agent=agent), checkpoint, out, split, console))
+
+
+async def _serve(
+    recipe: Recipe, checkpoint: Path | None, out: Path, split: str, console: CleanConsole
+) -> dict[str, Any]:
+    policy = policy_of(recipe, checkpoint)
+    policy.model.to(device())
+    with RichProgress(console) as progress, stopped_by_term():
+        collector = await make_collector(recipe, policy, progress)
+        serving = Serving(collector, tasks_of(recipe.environment, split), out)
+        try:
+            await make_publisher(recipe, policy, collector.engine).publish()
+            gateway = await serving.start()
+            progress.say(f"gateway at {gateway.url}; {KEY}={gateway.key}; attempts go to {out}; Ctrl-C stops it")
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+        finally:
+            await serving.close()
+            await collector.engine.close()
+    return {"attempts": dict(serving.outcomes), "out": str(out)}
+
+
+class Serving:
+    """Sessions that clients open by themselves.
+
+    Args:
+        collector: policy, rewards and limits of the attempts.
+        tasks: given out in turn to who names none.
+        out: folder of the attempts.
+
+    Attributes:
+        outcomes: of the attempts that are over.
+    """
+
+    def __init__(self, collector: RolloutRunner, tasks: list[Task] | tuple[Task, ...], out: Path) -> None:
+        self._collector, self._tasks = collector, list(tasks)
+        self._by_id = {task.id: task for task in self._tasks}
+        self._writer = TrajectoryWriter(out / "trajectories")
+        self._running: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._opening = asyncio.Lock()
+        self._n = 0
+        self._programs = programs_of(collector.environment)  # type: ignore[arg-type]
+        self.outcomes: Counter[str] = Counter()
+
+    async def start(self) -> Gateway:
+        """Listen."""
+        environment: Any = self._collector.environment
+        key = os.environ.get(KEY, "")
+        gateway = Gateway(environment.host, environment.port, key=key, opens=self._opens)
+        await asyncio.to_thread(gateway.start)
+        self._programs.gateway = gateway
+        return gateway
+
+    async def close(self) -> None:
+        """End what runs."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._collector.environment.close()  # type: ignore[attr-defined]
+
+    async def _opens(self, wanted: Any, attempt: int) -> Session:
+        """Open a session; called on the server's thread."""
+        future = asyncio.run_coroutine_threadsafe(self._open(wanted, attempt), self._loop)
+        return await asyncio.wrap_future(future)
+
+    async def _open(self, wanted: Any, attempt: int) -> Session:
+        if len(self._running) >= self._collector.limits.max_concurrent:
+            raise Refusal(429, f"{len(self._running)} sessions are open. Do: ask again.", "busy", after_s=1.0)
+        task = self._task(wanted)
+        async with self._opening:
+            running = asyncio.create_task(self._attempt(task, attempt))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+            gateway = self._programs.gateway
+            assert gateway is not None
+            while not gateway.waiting:
+                if running.done():
+                    raise Refusal(500, f"the attempt could not begin: {running.exception()}", "failed")
+                await asyncio.sleep(0.001)
+            session: Session = gateway.waiting.popleft()
+            return session
+
+    def _task(self, wanted: Any) -> Task:
+        """The task that is named, or given whole, or the next. Raises Refusal."""
+        self._n += 1
+        if wanted is None:
+            return self._tasks[(self._n - 1) % len(self._tasks)]
+        if isinstance(wanted, str) and wanted in self._by_id:
+            return self._by_id[wanted]
+        raise Refusal(
+            404, f"no task is called {str(wanted)[:80]!r}. Expected: such as {self._tasks[0].id!r}.", "no_task"
+        )
+
+    async def _attempt(self, task: Task, attempt: int) -> None:
+        found: Any = self._collector
+        number = self._n
+        limits = found.limits
+        parts = (found.environment, found.agent, found.engine, found.renderer, limits, limits.sampling(1.0))
+        played = await run_episode(task, *parts, attempt=attempt, seed=found.seed + number, session=f"gateway/{number}")
+        group = await score_group(task, [played], found.rewards, timeout_s=limits.reward_timeout_s)
+        self.outcomes[(group.failures[0].outcome if group.failures else group.trajectories[0].outcome).value] += 1
+        await asyncio.to_thread(self._writer.write_groups, STAGE, number, "eval", [group])

@@ -1,0 +1,85 @@
+"""Where requests stand in the tree of a session's conversations, and why they begin rows anew."""
+
+from __future__ import annotations
+
+from agents.tool_calls import Call
+from rlhf.data import Finish, Role
+from rlhf.gateway.conversation import Conversations, Said
+
+TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},)
+
+
+def user(text: str) -> Said:
+    return Said(Role.USER, text)
+
+
+def reply(text: str, *calls: Call) -> Said:
+    return Said(Role.ASSISTANT, text, calls)
+
+
+def told(known: Conversations, *messages: Said, says: Said, ids: tuple[int, ...], finish: Finish = Finish.STOP) -> str:
+    """Ask and be answered; returns the reason of the fork, empty without one."""
+    place = known.place(messages)
+    known.record(place, (), says, ids, finish)
+    return place.fork.reason if place.fork else ""
+
+
+def test_a_reply_keeps_its_ids_however_a_client_writes_it_again() -> None:
+    known = Conversations()
+    assert told(known, user("a"), says=reply("", Call("f", {"x": 1, "y": 2})), ids=(5, 6)) == ""
+    place = known.place([user("a"), reply(" ", Call("f", {"y": 2, "x": 1})), user("b")])
+    assert place.fork is None and place.messages[1].token_ids == (5, 6)
+
+
+def test_reasoning_that_a_client_strips_or_keeps_is_the_same_reply() -> None:
+    known = Conversations()
+    told(known, user("a"), says=reply("well"), ids=(5,))
+    for text in ("well", "<think>so</think>\n\nwell", "\nwell "):
+        assert known.place([user("a"), reply(text), user("b")]).messages[1].token_ids == (5,)
+
+
+def test_each_reason_of_a_fork_is_told_with_the_first_message_that_differs() -> None:
+    known = Conversations()
+    told(known, user("a"), says=reply("b"), ids=(1,))
+    told(known, user("a"), reply("b"), user("c"), says=reply("d"), ids=(2,))
+    changed = known.place([user("a"), reply("B"), user("c")]).fork
+    assert changed and (changed.reason, changed.at) == ("changed", 1)
+    assert "'b'" in changed.recorded and "'B'" in changed.got
+    fresh = known.place([user("x")]).fork
+    assert fresh and (fresh.reason, fresh.at) == ("fresh", 0)
+    again = known.place([user("a"), reply("b"), user("c")]).fork
+    assert again and (again.reason, again.at) == ("again", 3)
+    other = known.place([user("a"), reply("b"), user("c"), reply("d"), user("e")], TOOLS).fork
+    assert other and other.reason == "tools"
+
+
+def test_a_reply_that_was_cut_is_not_gone_on_from() -> None:
+    known = Conversations()
+    told(known, user("a"), says=reply("b"), ids=(1,), finish=Finish.LENGTH)
+    place = known.place([user("a"), reply("b"), user("c")])
+    assert place.fork and place.fork.reason == "cut" and place.messages[1].token_ids is None
+
+
+def test_replies_keep_their_ids_under_another_beginning() -> None:
+    known = Conversations()
+    told(known, user("a"), says=reply("b"), ids=(1,))
+    place = known.place([Said(Role.SYSTEM, "s"), user("a"), reply("b"), user("c")])
+    assert place.fork and place.messages[2].token_ids == (1,)
+
+
+def test_what_stands_for_a_message_never_changes_within_a_row() -> None:
+    known = Conversations()
+    told(known, user("x"), says=reply("y"), ids=(9,))
+    begun = (user("a"), reply("b"), user("c"))  # nobody has sampled "b" yet
+    assert told(known, *begun, says=reply("d"), ids=(2,)) == "fresh"
+    told(known, user("x"), reply("y"), user("z"), says=reply("b"), ids=(7,))
+    place = known.place([*begun, reply("d"), user("e")])
+    assert place.fork is None and [m.token_ids for m in place.messages] == [None, None, None, (2,), None]
+
+
+def test_two_conversations_of_one_session_go_on_side_by_side() -> None:
+    known = Conversations()
+    assert told(known, user("a"), says=reply("1"), ids=(1,)) == ""
+    assert told(known, user("b"), says=reply("2"), ids=(2,)) == "fresh"
+    assert told(known, user("a"), reply("1"), user("c"), says=reply("3"), ids=(3,)) == ""
+    assert told(known, user("b"), reply("2"), user("c"), says=reply("4"), ids=(4,)) == ""

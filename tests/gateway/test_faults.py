@@ -1,0 +1,298 @@
+"""Faults of agents outside, by the real client library: each has an outcome of its own, and none scores by accident."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from rlhf.data import Outcome, Trajectory
+from rlhf.gateway import session as sessions
+from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.programs import KEY, programs_of
+from rlhf.rollout.limits import Limits
+from tests.gateway.talks import World, post
+
+pytest.importorskip("uvicorn")
+HELLO: list[Any] = [{"role": "user", "content": "Begin."}]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "known")
+    monkeypatch.setattr(sessions, "GRACE_S", 1.5)
+
+
+def limits(**how: Any) -> Limits:
+    return Limits(**{"max_turns": 9, "max_tokens": 12, "start_timeout_s": 30, "max_retries": 0, **how})
+
+
+def client_of(mine: dict[str, Any], **how: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=mine["base_url"], api_key=mine["key"], **{"max_retries": 0, **how})
+
+
+def ask(client: openai.OpenAI, **how: Any) -> Any:
+    return client.chat.completions.create(**{"model": "m", "messages": HELLO, **how}).choices[0]
+
+
+def finish(mine: dict[str, Any], **how: Any) -> None:
+    post(f"{mine['url']}/finish", mine["key"], {"reward": 1.0, **how})
+
+
+def one(world: World, work: Any) -> Trajectory:
+    """The one attempt of `work`, whose own errors are the test's."""
+    errors: list[BaseException] = []
+
+    def watched(mine: dict[str, Any]) -> None:
+        try:
+            work(mine)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    (played,) = world.play(watched, 1, n_threads=1)
+    if errors:
+        raise errors[0]
+    return played
+
+
+def test_an_attempt_without_a_reward_is_a_failure_and_no_zero() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine))
+        post(f"{mine['url']}/finish", mine["key"])
+
+    played = one(World(limits(), settings={"reward_timeout_s": 0.2}), work)
+    assert played.outcome is Outcome.REWARD_ERROR and "without a reward" in played.detail
+
+
+def test_a_reward_may_come_after_the_end() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine))
+        post(f"{mine['url']}/finish", mine["key"])
+        time.sleep(0.3)
+        post(f"{mine['url']}/reward", mine["key"], {"parts": {"right": 0.5, "brief": 0.25}})
+
+    played = one(World(limits(), settings={"reward_timeout_s": 20}), work)
+    assert played.outcome is Outcome.FAILED and played.turns[-1].reward == 0.75
+
+
+def test_an_attempt_that_its_program_calls_failed_is_a_failure_of_the_agent() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine))
+        post(f"{mine['url']}/fail", mine["key"], {"message": "the browser crashed"})
+
+    played = one(World(limits()), work)
+    assert played.outcome is Outcome.AGENT_ERROR and "the browser crashed" in played.detail
+
+
+def test_an_attempt_that_nobody_takes_ends_as_a_timeout() -> None:
+    (played,) = World(limits(start_timeout_s=0.5)).play(lambda mine: None, 1, n_threads=0)
+    assert played.outcome is Outcome.TIMEOUT
+
+
+def test_a_session_that_its_client_abandons_ends_and_frees_its_cache() -> None:
+    world = World(limits(step_timeout_s=0.5))
+    played = one(world, lambda mine: ask(client_of(mine)))
+    assert played.outcome is Outcome.TIMEOUT
+    assert world.engine.released == world.engine.names and len(world.engine.names) == 1
+
+
+def test_a_request_whose_client_has_gone_is_given_up() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        with pytest.raises(openai.APITimeoutError):
+            ask(client_of(mine, timeout=0.3))
+        world.engine.delay_s = 0.0
+        ask(client_of(mine), messages=[{"role": "user", "content": "Again."}])
+        finish(mine)
+
+    world = World(limits(), delay_s=4.0)
+    played = one(world, work)
+    assert played.solved and len(played.generations) == 1 and world.engine.given_up == 1
+
+
+def test_a_request_that_is_sent_again_is_sampled_once() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine, timeout=1.0, max_retries=5))
+        finish(mine)
+
+    world = World(limits(), delay_s=2.5)
+    played = one(world, work)
+    assert played.solved and len(played.generations) == 1 and world.engine.begun == 1
+
+
+def test_the_same_question_asked_twice_is_answered_twice_unless_it_has_a_name() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        client = client_of(mine)
+        for _ in range(2):
+            ask(client)
+        named = [ask(client, extra_headers={"Idempotency-Key": "a"}).message.content for _ in range(2)]
+        assert named[0] == named[1]
+        finish(mine)
+
+    played = one(World(limits()), work)
+    assert played.solved and len(played.generations) == 3
+
+
+def test_two_requests_at_once_are_both_answered() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        said: list[Any] = []
+        both = [threading.Thread(target=lambda: said.append(ask(client_of(mine)))) for _ in range(2)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert len(said) == 2
+        finish(mine)
+
+    played = one(World(limits()), work)
+    assert played.solved and len(played.generations) == 2
+
+
+def test_a_request_after_the_end_is_refused() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine))
+        finish(mine)
+        try:
+            ask(client_of(mine, max_retries=3))
+        except openai.APIError as error:
+            refused.append(error)
+
+    refused: list[openai.APIError] = []
+    played = World(limits()).play(work, 2, n_threads=1)  # the gateway is there while the second is made
+    assert [attempt.solved for attempt in played] == [True, True]
+    first = refused[0]
+    assert isinstance(first, openai.APIStatusError) and first.status_code in (404, 409) and "over" in str(first)
+
+
+def test_a_wrong_key_is_refused() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        with pytest.raises(openai.AuthenticationError):
+            ask(client_of({**mine, "key": "another"}))
+        ask(client_of(mine))
+        finish(mine)
+
+    assert one(World(limits()), work).solved
+
+
+BREAKS = [
+    {"temperature": 0}, {"top_p": 0.9}, {"n": 2}, {"stop": ["."]}, {"logit_bias": {"5": 1}}, {"presence_penalty": 0.5},
+    {"frequency_penalty": 1}, {"response_format": {"type": "json_object"}}, {"tool_choice": "required"},
+    {"logprobs": True, "top_logprobs": 3},
+]  # fmt: skip
+
+
+def test_parameters_that_break_the_contract_of_log_probs_are_refused() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        for broken in BREAKS:
+            with pytest.raises(openai.BadRequestError, match="override_sampling"):
+                ask(client_of(mine), **broken)
+        harmless = {
+            "temperature": 1,
+            "top_p": 1,
+            "n": 1,
+            "seed": 3,
+            "user": "me",
+            "store": True,
+            "metadata": {"a": "b"},
+        }
+        said = ask(client_of(mine), **harmless, logprobs=True)
+        recorded.extend(token.logprob for token in said.logprobs.content)
+        finish(mine)
+
+    recorded: list[float] = []
+    played = one(World(limits()), work)
+    assert played.solved and list(played.generations[0].logprobs) == pytest.approx(recorded)
+
+
+def test_a_recipe_may_override_parameters_and_the_record_says_so() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine), temperature=0, top_p=0.5)
+        finish(mine)
+
+    played = one(World(limits(), ExternalAgent(override_sampling=True)), work)
+    assert played.solved and played.turns[0].action.notes["overridden"] == "temperature=0, top_p=0.5"
+
+
+def test_a_gateway_without_room_says_when_to_come_again() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        gateway = programs_of(world.environment).gateway
+        assert gateway is not None
+        gateway.max_requests = 0
+        with pytest.raises(openai.RateLimitError) as busy:
+            ask(client_of(mine))
+        assert busy.value.response.headers["retry-after"] == "1"
+        gateway.max_requests = 10
+        ask(client_of(mine))
+        finish(mine)
+
+    world = World(limits())
+    assert one(world, work).solved
+
+
+def test_a_reply_that_is_not_known_cannot_be_gone_on_from() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        with pytest.raises(openai.NotFoundError):
+            client_of(mine).responses.create(model="m", input="x", previous_response_id="resp_none")
+        ask(client_of(mine))
+        finish(mine)
+
+    assert one(World(limits()), work).solved
+
+
+@pytest.mark.parametrize("content", [[{"type": "image_url", "image_url": {"url": "x"}}], 5])
+def test_messages_that_are_no_text_are_refused(content: Any) -> None:
+    def work(mine: dict[str, Any]) -> None:
+        with pytest.raises(openai.BadRequestError, match="Expected"):
+            ask(client_of(mine), messages=[{"role": "user", "content": content}])
+        ask(client_of(mine))
+        finish(mine)
+
+    assert one(World(limits()), work).solved
+
+
+def test_a_prompt_that_fills_the_context_is_refused_and_the_agent_may_go_on() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(client_of(mine), messages=[{"role": "user", "content": "ab" * 9000}])
+        assert refused.value.code == "context_length_exceeded"
+        ask(client_of(mine))
+        finish(mine)
+
+    assert one(World(limits()), work).solved
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+task, key = json.loads(os.environ["RLHF_TASK"]), os.environ["RLHF_KEY"]
+def post(url, body):
+    head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)))
+if "crash" in sys.argv: raise SystemExit("out of luck")
+post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"messages": [{"role": "user", "content": task["id"]}]})
+if "silent" not in sys.argv: post(os.environ["RLHF_SESSION"] + "/reward", {"reward": 2.0})
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "says"),
+    [
+        ("well", Outcome.SOLVED, ""),
+        ("silent", Outcome.REWARD_ERROR, "without a reward"),
+        ("crash", Outcome.AGENT_ERROR, "out of luck"),
+        ("absent", Outcome.AGENT_ERROR, "cannot be started"),
+    ],
+)
+def test_a_program_of_each_attempt(how: str, outcome: Outcome, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(PROGRAM)
+    python = "no-such-program" if how == "absent" else sys.executable
+    settings = {"command": (python, str(path), how), "reward_timeout_s": 0.1}
+    (played,) = World(limits(), settings=settings).play(lambda mine: None, 1, n_threads=0)
+    assert played.outcome is outcome and says in played.detail
+    if how == "well":
+        assert played.turns[-1].reward == 2.0 and played.task_id in played.opening
