@@ -23,6 +23,7 @@ from rlhf.commands import (
     serve,
     show,
     train,
+    view,
 )
 from rlhf.commands.contrib import extrapolate, play
 from rlhf.commands.output import STATE, report
@@ -95,6 +96,8 @@ app.command("recipes")(browse.recipes)
 app.command("trajectories")(browse.trajectories)
 app.command("memory")(memory_store.memory)
 app.command("report")(browse.report)
+app.command("view")(view.view)
+app.command("top")(view.top)
 app.command("version")(browse.version)
 
 
