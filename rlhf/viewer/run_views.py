@@ -119,7 +119,7 @@ def _waits_for(data: RunData, last: LogLine | None, left: int | None) -> str:
         for n, words in names.items()
     }
     longest = max(recent, key=lambda words: statistics.fmean(recent[words]) if recent[words] else 0.0)
-    return f"step {last.step + 1}" + (f", most of it {longest}" if recent[longest] else "")
+    return f"step {last.step + 1}" + (f", mostly {longest}" if recent[longest] else "")
 
 
 def curves(data: RunData, names: Sequence[str], since: int = 0) -> dict[str, Any]:

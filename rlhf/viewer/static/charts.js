@@ -58,7 +58,7 @@ export class Chart {
     for (const line of lines) {
       const colour = css(line.colour || COLOURS[0]);
       series.push({ label: line.label, stroke: colour, width: line.points ? 0 : 2, spanGaps: true, dash: line.dash ? [5, 4] : undefined,
-        points: { show: line.points || ((u) => u.data[0].length < 3), size: line.points ? 8 : 6, fill: colour, stroke: css("--paper"), width: 1.5 }, paths: line.points ? () => null : undefined });
+        points: { show: line.points || ((u) => u.data[0].length < 3), size: line.points ? 11 : 6, fill: colour, stroke: css("--paper"), width: 1.5 }, paths: line.points ? () => null : undefined });
       if (line.band) {
         const high = series.length + 1, low = series.length;
         series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true }, { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
@@ -70,7 +70,7 @@ export class Chart {
       width: Math.max(this.box.clientWidth, 120), height: this.height, series, bands,
       legend: { show: false }, padding: [10, 12, 0, 0],
       cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false }, sync: { key: "steps" } },
-      scales: { x: { time: false }, y: this.share ? { range: (u, low, high) => [0, Math.max(0.05, Math.min(1.02, high > 0.5 ? 1.02 : high * 1.25 || 0.05))] } : { range: padded } },
+      scales: { x: { time: false, range: (u, low, high) => { const room = (high - low || 1) * 0.012; return [low - room, high + room]; } }, y: this.share ? { range: (u, low, high) => [0, Math.max(0.05, Math.min(1.02, high > 0.5 ? 1.02 : high * 1.25 || 0.05))] } : { range: padded } },
       axes: [
         { stroke: soft, grid: { show: false }, ticks: { show: false }, font, size: 26, gap: 4, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000, 1000000] },
         { stroke: soft, grid, ticks: { show: false }, font, size: 50, gap: 6, values: (u, splits) => splits.map((v) => this.text(v)) },

@@ -33,16 +33,25 @@ export class Curves {
     this.nLines = found.n_lines;
   }
 
-  // Points of some metrics: xs count steps from the first stage that has one of them.
-  series(names) {
-    const rows = this.lines.filter((line) => names.some((name) => name in line.values));
+  get stages() {
+    return [...new Set(this.lines.map((line) => line.stage))];
+  }
+
+  // Points of some metrics, of one stage or of all: xs count steps from the first stage that has one of them.
+  // An evaluation before the stage stands at its beginning.
+  series(names, stage = "") {
+    const rows = this.lines.filter((line) => names.some((name) => name in line.values) && (!stage || line.stage === stage || "eval/success" in line.values));
+    if (stage) {
+      const xs = rows.map((line) => (line.stage === stage ? line.step : 0));
+      return { xs, values: names.map((name) => rows.map((line) => (name in line.values ? line.values[name] : null))) };
+    }
     const most = new Map();
     for (const line of rows) most.set(line.stage, Math.max(most.get(line.stage) || 0, line.step));
     const begins = new Map();
     let at = 0;
     for (const [stage, n] of most) { begins.set(stage, at); at += n; }
     const xs = rows.map((line) => begins.get(line.stage) + line.step);
-    return { xs, stages: [...begins], values: names.map((name) => rows.map((line) => (name in line.values ? line.values[name] : null))) };
+    return { xs, values: names.map((name) => rows.map((line) => (name in line.values ? line.values[name] : null))) };
   }
 
   has(name) {

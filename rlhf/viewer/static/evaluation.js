@@ -7,14 +7,16 @@ export async function showEvaluation(main, at) {
   const points = found.evaluations.filter((one) => typeof one.success === "number");
   const sides = found.stored.map((name) => ({ run: at.id, name, words: `${at.id}, ${name}` }));
   for (const other of at.runs.filter((run) => run.id !== at.id).slice(0, 12)) {
-    const told = await get(of(other.id), {}, at.signal).catch(() => null);
-    if (told) sides.push(...told.stored.map((name) => ({ run: other.id, name, words: `${other.id}, ${name}` })));
+    const told = await get(`${of(other.id)}/steps`, {}, at.signal).catch(() => null);
+    const names = told ? told.stored.filter((one) => one.phase === "eval").map((one) => one.stage) : [];
+    sides.push(...names.map((name) => ({ run: other.id, name, words: `${other.id}, ${name}` })));
   }
   const result = h("section", { "aria-live": "polite" });
   put(main, h("div", { class: "heading" }, h("h1", null, "Evaluation"), h("p", { class: "soft" }, "Success on unseen tasks, with 95% intervals.")),
     points.length ? bars(points) : h("p", { class: "card" }, "This run has not been evaluated yet."),
     sides.length > 1 ? chooser(at, sides) : null, result);
   if (sides.length < 2) return;
+  put(result, h("p", { class: "soft" }, "Comparing…"));
   const { first, second } = chosen(at, sides);
   const told = await get("compare", { first: `${first.run}:${first.name}`, second: `${second.run}:${second.name}` }, at.signal);
   comparison(result, at, first, second, told);

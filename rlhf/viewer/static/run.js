@@ -31,6 +31,8 @@ export async function showRun(main, at) {
   const names = [...BASE, ...extra, ...wanted(found.metrics)];
   const curves = [at.id, ...others].map((id) => new Curves(id, names));
   await Promise.all(curves.map((one) => one.load(at.signal)));
+  const known = curves[0].stages, stage = at.params.stage === "all" ? "" : known.includes(at.params.stage) ? at.params.stage : "";
+  const ofStage = () => stage || (at.params.stage === "all" ? "" : curves[0].stages.at(-1) || "");
   const head = h("section", { class: "head" }), cautions = h("section", { class: "cautions" }), timeline = new Timeline();
   const success = new Chart({ title: "Success", unit: "share of episodes, with 95% intervals; dots are evaluations on unseen tasks", wide: true, share: true });
   const charts = CHARTS.map((spec) => ({ spec, chart: new Chart(spec) })).concat(extra.map((name) => {
@@ -38,11 +40,15 @@ export async function showRun(main, at) {
     return { spec, chart: new Chart({ ...spec, hint: found.metrics[name].meaning }) };
   }));
   at.closing(() => { success.close(); timeline.close(); charts.forEach(({ chart }) => chart.close()); });
-  put(main, head, overlay(at, others), cautions, h("div", { class: "charts" }, success.element, timeline.element, charts.map(({ chart }) => chart.element)), metrics(at, found, extra));
+  const picker = h("p", { class: "overlay" });
+  put(main, head, picker, cautions, h("div", { class: "charts" }, success.element, timeline.element, charts.map(({ chart }) => chart.element)), metrics(at, found, extra));
 
   const draw = () => {
-    success.update(successLines(curves));
-    for (const { spec, chart } of charts) chart.update(linesOf(spec, curves));
+    const shown = ofStage();
+    if (picker.dataset.stages !== curves[0].stages.join()) put(picker, stages(at, curves[0].stages, shown), overlay(at, others));
+    picker.dataset.stages = curves[0].stages.join();
+    success.update(successLines(curves, shown));
+    for (const { spec, chart } of charts) chart.update(linesOf(spec, curves, shown));
     timeline.update(curves[0].lines);
   };
   drawHead(head, found);
@@ -86,7 +92,17 @@ function drawHead(box, head) {
       tile("On unseen tasks", last ? [first !== last ? h("span", { class: "from" }, `${percent(first.success)} → `) : null, percent(last.success)] : "–", last ? `${last.name}, ${within(last.low, last.high)}` : "not evaluated"),
       tile("Sampled", head.tokens_per_s ? `${number(head.tokens_per_s)}` : "–", "tokens per second"),
       tile(head.state === "running" ? "Time left" : "Time a step", head.state === "running" ? left || "–" : head.pace_s ? duration(head.pace_s) : "–", head.state === "running" ? (head.pace_s ? `${duration(head.pace_s)} a step` : "after two steps") : "lately")),
-    head.waits_for ? h("p", { class: "waits", role: "status" }, h("span", { class: "pulse", "aria-hidden": "true" }), "Waits for ", head.waits_for, head.updated ? h("span", { class: "soft" }, ` · last line ${duration(Math.max(0, head.now - head.updated))} ago when this was said`) : null) : null);
+    head.waits_for ? h("p", { class: "waits" }, h("span", { class: "pulse", "aria-hidden": "true" }), "Waiting for ", head.waits_for, ticking(head)) : null);
+}
+
+// How long the present step has taken, counted on by the clock of this machine.
+function ticking(head) {
+  if (!head.updated) return null;
+  const began = Date.now() - 1000 * Math.max(0, head.now - head.updated), element = h("span", { class: "soft" });
+  const tell = () => { element.textContent = ` · ${duration(Math.floor((Date.now() - began) / 1000) + 0.001)} so far${head.pace_s ? `, a step takes ${duration(head.pace_s)}` : ""}`; };
+  tell();
+  const timer = setInterval(() => (element.isConnected ? tell() : clearInterval(timer)), 1000);
+  return element;
 }
 
 function tile(title, figure, words) {
@@ -106,31 +122,46 @@ function overlay(at, others) {
   const without = (id) => others.filter((other) => other !== id).join(",");
   const select = h("select", { ariaLabel: "Draw another run over this one", onchange: (event) => { if (event.target.value) location.hash = link("run", at.id, { ...at.params, with: [...others, event.target.value].join(",") }); } },
     h("option", { value: "" }, "Draw another run over it…"), rest.map((run) => h("option", { value: run.id }, run.id)));
-  return h("p", { class: "overlay" },
+  return [
     others.map((id, i) => h("span", { class: "chip" }, h("i", { class: "swatch", style: { background: `var(${COLOURS[i + 1]})` } }), id, h("a", { href: link("run", at.id, { ...at.params, with: without(id) }), ariaLabel: `Remove ${id}` }, "×"))),
     others.length < 3 && rest.length ? select : null,
-    others.length ? h("a", { href: link("evaluation", at.id, { other: others[0] }) }, "Compare their evaluations task by task") : null);
+    others.length ? h("a", { href: link("evaluation", at.id, { other: others[0] }) }, "Compare their evaluations task by task") : null];
 }
 
-function successLines(curves) {
+// The curves of one stage, by default the last one: losses of two stages have nothing to do with each other.
+function stages(at, known, shown) {
+  if (known.length < 2) return null;
+  return h("select", { ariaLabel: "Stage", onchange: (event) => { location.hash = link("run", at.id, { ...at.params, stage: event.target.value }); } },
+    known.map((name) => h("option", { value: name, selected: name === shown }, name)), h("option", { value: "all", selected: !shown }, "all stages"));
+}
+
+// Of another run the stage of the same kind.
+function same(curves, stage) {
+  return !stage || curves.stages.includes(stage) ? stage : curves.stages.find((one) => one.replace(/^\d+-/, "") === stage.replace(/^\d+-/, "")) || curves.stages.at(-1) || "";
+}
+
+function successLines(curves, stage) {
   const lines = [];
   curves.forEach((one, i) => {
-    const found = one.series(["rollout/success", "low", "high"]);
+    const found = one.series(["rollout/success", "low", "high"], same(one, stage));
     if (found.xs.length) lines.push({ label: curves.length > 1 ? one.id : "training", xs: found.xs, values: found.values[0], band: [found.values[1], found.values[2]], colour: COLOURS[i] });
   });
-  const first = curves[0].series(["rollout/success", "eval/success"]);
+  const first = curves[0].series(["rollout/success", "eval/success"], stage);
   if (first.values[1].some((v) => v !== null)) lines.push({ label: "evaluation", xs: first.xs, values: first.values[1], points: true, colour: curves.length > 1 ? COLOURS[0] : "--s3" });
   return lines;
 }
 
-function linesOf(spec, curves) {
+function linesOf(spec, curves, stage) {
   const lines = [];
   const names = Object.entries(spec.names).flatMap(([name, label]) => (name.endsWith("/") ? curves[0].matching(name).map((full) => [full, full.slice(name.length)]) : [[name, label]]));
+  const columns = [...names.map(([name]) => name), ...CUT];
   curves.forEach((one, i) => {
+    let n = 0;
+    const found = one.series(columns, same(one, stage));
     names.forEach(([name, label], k) => {
-      const isCut = name === "truncated", found = one.series(isCut ? CUT : [name]);
-      const values = isCut ? found.xs.map((x, j) => (found.values[2][j] ? ((found.values[0][j] || 0) + (found.values[1][j] || 0)) / found.values[2][j] : null)) : found.values[0];
-      if (!found.xs.length || (curves.length > 1 && k > 0)) return; // of several runs the first line of each chart
+      const [turns, tokens, all] = found.values.slice(names.length);
+      const values = name === "truncated" ? found.xs.map((x, j) => (all[j] ? ((turns[j] || 0) + (tokens[j] || 0)) / all[j] : null)) : found.values[k];
+      if (!values.some((value) => value !== null) || (curves.length > 1 && n++ > 0)) return; // of several runs the first line of each chart
       lines.push({ label: curves.length > 1 ? `${one.id}${names.length > 1 ? `, ${label}` : ""}` : label, xs: found.xs, values, colour: COLOURS[curves.length > 1 ? i : lines.length % COLOURS.length] });
     });
   });

@@ -57,7 +57,8 @@ export class Timeline {
       if (span.end - at > all * 0.002) { bar(rows.length - 1, at, span.end, "var(--idle)", `idle or other work for ${duration(span.end - at)} in step ${span.step}`); idle += span.end - at; }
       before = Math.max(span.end, at);
     }
-    for (let i = 0; i <= 4; i++) svg.append(s("text", { x: x(first + (all * i) / 4), y: rows.length * ROW + 16, class: "tick", "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, i ? `+${duration((all * i) / 4)}` : `step ${spans[0].step}`));
+    const ticks = room > 420 ? 4 : 1;
+    for (let i = 0; i <= ticks; i++) svg.append(s("text", { x: x(first + (all * i) / ticks), y: rows.length * ROW + 16, class: "tick", "text-anchor": i === 0 ? "start" : i === ticks ? "end" : "middle" }, i ? `+${duration((all * i) / ticks)}` : `step ${spans[0].step}`));
     const words = [...sums].map(([title, seconds]) => `${title.toLowerCase()} ${Math.round((100 * seconds) / all)}%`);
     words.push(`idle or other ${Math.round((100 * idle) / all)}%`);
     svg.setAttribute("aria-label", `Share of the time: ${words.join(", ")}`);

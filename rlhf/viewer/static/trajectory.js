@@ -98,7 +98,9 @@ function turnOf(turn, k, own, colour, scale, tokens) {
   for (const [name, note] of Object.entries(turn.notes)) text.append(h("div", { class: "note" }, h("b", null, name), long(note, "")));
   if (turn.error) text.append(h("div", { class: "note wrong" }, h("b", null, "not understood"), h("bdi", null, turn.error)));
   if (turn.thought && turn.thought !== turn.action) text.append(h("details", { class: "thought" }, h("summary", null, "Thought"), h("bdi", null, turn.thought)));
-  const steps = turn.parts.length ? turn.parts : [turn.action];
+  const bare = (words) => words.replace(/<\|[^|>]*\|>|<\/?s>|<(eos|pad)>/g, "").trim();
+  const isSaid = turn.generations.length === 1 && bare(turn.generations[0].tokens.piece.join("")) === turn.action.trim();
+  const steps = turn.parts.length ? turn.parts : isSaid ? [] : [turn.action];
   text.append(...steps.filter(Boolean).map((step) => h("div", { class: "act" }, h("span", { class: "soft", "aria-hidden": "true" }, "› "), h("span", { class: "hidden" }, "action "), long(step, ""))));
   text.append(h("div", { class: "reply" }, long(turn.reply, "obs")));
   return h("div", { class: "turn" }, gutter, text);
