@@ -11,10 +11,10 @@ from typing import Any
 from rlhf.errors import DataError, RlhfError
 from rlhf.evaluation.paired import compare
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.statistics import share_interval
 from rlhf.evaluation.store import read_successes
 from rlhf.metrics import describe
 from rlhf.sinks import LogLine
+from rlhf.stats import share_interval
 from rlhf.viewer.attempts import Attempts
 from rlhf.viewer.run_folder import RunFolder
 
