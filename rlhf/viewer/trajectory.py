@@ -94,7 +94,7 @@ def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction) -> dict[st
 def _verdicts(score: Score) -> dict[str, Any]:
     return {
         name: {
-            part: {"value": v.value, "why": v.why, "per_turn": None if v.per_turn is None else list(v.per_turn)}
+            part: {"value": v.value, "why": _cut(v.why), "per_turn": None if v.per_turn is None else list(v.per_turn)}
             for part, v in verdicts.items()
         }
         for name, verdicts in (("parts", score.parts), ("watched", score.watched))

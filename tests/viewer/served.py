@@ -43,7 +43,9 @@ class Viewer:
 
     def open(self, path: str = "", method: str = "GET", **headers: str) -> Any:
         """The answer to one request, which is not read yet."""
-        return urllib.request.urlopen(urllib.request.Request(self.url + path, method=method, headers=headers), timeout=20)
+        return urllib.request.urlopen(
+            urllib.request.Request(self.url + path, method=method, headers=headers), timeout=20
+        )
 
     def get(self, path: str, **query: Any) -> Any:
         """What an address of the API answers."""
@@ -92,9 +94,16 @@ def hostile_run(folder: Path, *, length: int = 1_000_000) -> Path:
             file.write(json.dumps(line | {"rollout/n_episodes": 4.0, "reward/<b>x</b>": 1.0}) + "\n")
     writer = TrajectoryWriter(folder / "trajectories")
     for step in (1, 2):
-        records = [_record(tokenizer, step, i, text) for i, text in enumerate((*HOSTILE, SECRET, "long " * (length // 5)))]
+        records = [
+            _record(tokenizer, step, i, text) for i, text in enumerate((*HOSTILE, SECRET, "long " * (length // 5)))
+        ]
         failure = Failure(len(records), Outcome.ENV_ERROR, f"{HOSTILE[0]} {SECRET}", False)
-        writer.write("0-policy_gradient", step, "train", [*records, FailureRecord(step, "0-policy_gradient", "train", "t", failure)])
+        writer.write(
+            "0-policy_gradient",
+            step,
+            "train",
+            [*records, FailureRecord(step, "0-policy_gradient", "train", "t", failure)],
+        )
     return folder
 
 

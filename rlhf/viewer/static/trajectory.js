@@ -60,7 +60,7 @@ function pane(own, colour, other) {
   const body = h("div", { class: "turns", tabIndex: 0, role: "group", ariaLabel: `Attempt ${own.attempt}: use the arrow keys to walk through the sampled tokens` });
   body.append(said("Opening", own.opening, ""));
   own.turns.forEach((turn, k) => body.append(turnOf(turn, k, own, colour, scale, tokens)));
-  body.append(h("div", { class: "turn" }, h("div", { class: "gutter" }, h("b", null, "End")), h("div", { class: "text" }, h("span", { class: `end ${outcomeClass(own.outcome)}` }, `${outcomeSign(own.outcome)} ${outcomeWords(own.outcome)}`), own.detail ? h("bdi", { class: "soft" }, ` ${own.detail}`) : null)));
+  body.append(h("div", { class: "turn" }, h("div", { class: "gutter" }, h("b", null, "End")), h("div", { class: "text" }, h("span", { class: `end ${outcomeClass(own.outcome)}` }, `${outcomeSign(own.outcome)} ${outcomeWords(own.outcome)}`), own.detail ? long(own.detail, "soft") : null)));
   walk(body, tokens, readout);
   box.append(body, readout);
   return box;
@@ -71,7 +71,7 @@ function summary(own) {
   const parts = own.score ? [...Object.entries(own.score.parts).map((part) => [...part, ""]), ...Object.entries(own.score.watched).map((part) => [...part, "watched"])] : [];
   return h("div", { class: "card summary" },
     h("div", { class: "row" }, h("span", { class: `end ${outcomeClass(own.outcome)}` }, `${outcomeSign(own.outcome)} ${outcomeWords(own.outcome)}`), h("b", null, `attempt ${own.attempt}`), own.score ? h("span", { class: "total" }, "score ", h("b", null, signed(own.score.total))) : null, h("bdi", { class: "soft" }, facts.filter(Boolean).join(" · "))),
-    parts.length ? h("dl", { class: "verdicts" }, parts.map(([name, verdict, kind]) => h("div", null, h("dt", null, name, kind ? h("small", null, kind) : null), h("dd", null, h("b", null, signed(verdict.value)), verdict.why ? h("bdi", { class: "soft" }, ` ${verdict.why}`) : null)))) : null);
+    parts.length ? h("dl", { class: "verdicts" }, parts.map(([name, verdict, kind]) => h("div", null, h("dt", null, name, kind ? h("small", null, kind) : null), h("dd", null, h("b", null, signed(verdict.value)), verdict.why ? [" ", long(verdict.why, "soft")] : null)))) : null);
 }
 
 function said(title, text, more) {
