@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Action, Generation, Message, Role, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy said.
+    """Reply of the policy to one call.
 
     Attributes:
         text: decoded for reading and parsing; never tokenised again.
@@ -62,7 +62,7 @@ class PolicyHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What an agent may look at when it acts.
+    """Past of an episode, as an agent may read it when it acts.
 
     Attributes:
         task: with `reference` removed.
@@ -98,7 +98,7 @@ class Agent(Protocol):
         ...
 
 
-class Capabilities(Declared):
+class Capabilities(CapabilityView):
     """Optional attributes and methods of an agent, with a default for each that it leaves out."""
 
     needs = Capability[Sequence[str]](())

@@ -155,7 +155,7 @@ class ChatAgent:
         return f"<think>\n{thought}\n</think>\n\n{text}" if self.think == "require" else text
 
     def written(self, action: str) -> str:
-        """How the policy writes an action of the environment."""
+        """Return an action of the environment as the policy writes it."""
         return f"<action>{action}</action>" if self.format == "tagged" else action
 
     def _how_to_answer(self) -> str:

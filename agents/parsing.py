@@ -19,7 +19,7 @@ _QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "‘": "’", "«": "»",
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What was read.
+    """Result of reading a reply.
 
     Attributes:
         text: the action; empty where there is an error.

@@ -93,7 +93,7 @@ class PlannerExecutor:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a demonstration has to show beside actions."""
+        """Things that a demonstration has to show beside actions."""
         return tuple(dict.fromkeys(("subgoal", *self.executor.needs)))
 
     @property

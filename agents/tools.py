@@ -104,7 +104,7 @@ class ToolAgent(ChatAgent):
         return Parsed("\n".join(texts), parts=texts if len(texts) > 1 else ())
 
     def written(self, action: str) -> str:
-        """How the policy writes an action of the environment; one that is no call stands as it is."""
+        """Return an action of the environment as the policy writes it; one that is no call stays as it is."""
         try:
             return write_calls(read_calls(action, "json"), self.style)
         except Unreadable:

@@ -24,7 +24,7 @@ import yaml
 from environments.base import Properties, StepResult
 from rlhf.build.train import train
 from rlhf.data import Task
-from rlhf.evaluation.reliability import reliability_chart
+from rlhf.evaluation.contrib.reliability import reliability_chart
 from rlhf.recipe import load
 from rlhf.training.checkpoints.store import latest
 

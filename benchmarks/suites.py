@@ -29,7 +29,7 @@ import yaml
 from rlhf.build.evaluate import evaluate
 from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.errors import RlhfError
-from rlhf.evaluation.leaderboard import COLUMNS, boards, cells, title_of
+from rlhf.evaluation.contrib.leaderboard import COLUMNS, boards, cells, title_of
 from rlhf.recipe import list_recipes
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest

@@ -29,16 +29,16 @@ from rlhf.registry import kind_of
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_watch import Watch
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal
+from rlhf.training.contrib.demonstrations_in_groups import Expert
+from rlhf.training.contrib.expert_iteration import Attempts
+from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
+from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
 from rlhf.training.contrib.node_merging import Merging
+from rlhf.training.contrib.opponent_settings import Opponents
+from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
-from rlhf.training.hooks.demonstrations_in_groups import Expert
-from rlhf.training.hooks.imitate_failed_tasks import Relift
-from rlhf.training.hooks.opponent_settings import Opponents
-from rlhf.training.hooks.reference_reset import ReferenceReset
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.policy.model import Lora
-from rlhf.training.stages.expert_iteration import Attempts
 from rlhf.training.stages.pairs import Pairs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,11 +59,11 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].attempts", Attempts),
     ("stages[i].pairs", Pairs),
     ("stages[i].expert", Expert),
-    ("stages[i].imitate_failed", Relift),
+    ("stages[i].imitate_failed", ImitateFailed),
     ("stages[i].replay", Replay),
     ("stages[i].reference_reset", ReferenceReset),
     ("stages[i].reward_refresh", RewardRefresh),
-    ("stages[i].judge_refresh", JudgeRenewal),
+    ("stages[i].judge_refresh", JudgeRefresh),
     ("stages[i].opponents", Opponents),
     ("stages[i].merge", Merging),
     ("policy.lora", Lora),

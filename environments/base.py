@@ -32,7 +32,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -176,7 +176,7 @@ def after_end(where: str, action: str) -> EnvError:
     return EnvError("the episode is over", where=where, got=action[:80], hint="start a new episode")
 
 
-class Capabilities(Declared):
+class Capabilities(CapabilityView):
     """Optional attributes and methods of an environment, with a default for each that it leaves out."""
 
     properties = Capability[Properties | None](None, Properties)
@@ -222,8 +222,8 @@ class Capabilities(Declared):
         return properties_of(self.part).inline or self.inline
 
 
-class EpisodeCapabilities(Declared):
-    """What is asked of an object that may be no episode."""
+class EpisodeCapabilities(CapabilityView):
+    """Optional methods of an episode."""
 
     opening = Capability[object](None)
     """See `Episode`."""
@@ -248,5 +248,5 @@ def inside(environment: object) -> list[tuple[str, object]]:
 
 
 def most_at_once(environment: object) -> int | None:
-    """How many episodes may be alive at a time, where the environment's attribute `max_episodes` says; else None."""
+    """Return how many episodes may be alive at a time (`max_episodes` of the environment), or None."""
     return Capabilities(environment).max_episodes

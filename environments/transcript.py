@@ -21,7 +21,7 @@ _N_IDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was done and answered in one episode.
+    """Actions and answers of one episode.
 
     Attributes:
         task: what was attempted.

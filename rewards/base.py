@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Task, Trajectory, Verdict
 
 
@@ -50,7 +50,7 @@ class GroupReward(Protocol):
         ...
 
 
-class Capabilities(Declared):
+class Capabilities(CapabilityView):
     """Optional attributes and methods of a reward or a verifier, with a default for each that it leaves out."""
 
     inline = Capability(False, bool)

@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a verifier made of a case.
+    """Judgement of a verifier on a case.
 
     Attributes:
         case: the case.

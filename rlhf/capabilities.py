@@ -1,9 +1,9 @@
 """Optional members of plug-ins, declared in one place with what stands for them where they are absent.
 
 A plug-in need not inherit from anything: it says what it can by attributes, and may leave each of them out. For each
-kind of part, such as environments, a subclass of `Declared` lists the attributes that anybody asks for:
+kind of part, such as environments, a subclass of `CapabilityView` lists the attributes that anybody asks for:
 
-    class Capabilities(Declared):
+    class Capabilities(CapabilityView):
         inline = Capability(False, bool)
         max_steps = Capability[int | None](None, int)
 
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Declared:
+class CapabilityView:
     """A part with every optional member of its kind: its own, or the default."""
 
     __slots__ = ("part",)
@@ -39,9 +39,9 @@ class Capability(Generic[T]):
     def __init__(self, default: T, of: Any = object) -> None:
         self._default, self._of, self._name = default, of, ""
 
-    def __set_name__(self, owner: type[Declared], name: str) -> None:
+    def __set_name__(self, owner: type[CapabilityView], name: str) -> None:
         self._name = name
 
-    def __get__(self, declared: Declared, owner: type[Declared]) -> T:
-        said = getattr(declared.part, self._name, self._default)
+    def __get__(self, view: CapabilityView, owner: type[CapabilityView]) -> T:
+        said = getattr(view.part, self._name, self._default)
         return said if isinstance(said, self._of) else self._default

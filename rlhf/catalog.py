@@ -33,28 +33,30 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "environment": {
         "textworld_express": Entry(
-            "environments.textworld_express.environment:TextWorldExpress",
+            "environments.contrib.textworld_express.environment:TextWorldExpress",
             "eight text games in one Java process",
             extra="twx",
         ),
         "babyai": Entry("environments.babyai.environment:BabyAI", "BabyAI grid worlds told in words", extra="babyai"),
         "keyhole": Entry("environments.games.key_door:Keyhole", "find the key, open the door, in houses drawn by seed"),
         "textworld": Entry(
-            "environments.textworld.environment:TextWorld",
+            "environments.contrib.textworld.environment:TextWorld",
             "cooking, coins, treasure: games by TextWorld",
             extra="textworld",
         ),
         "scienceworld": Entry(
-            "environments.scienceworld.environment:ScienceWorld", "30 tasks of science", extra="scienceworld"
+            "environments.contrib.scienceworld.environment:ScienceWorld", "30 tasks of science", extra="scienceworld"
         ),
         "bfcl": Entry(
-            "environments.bfcl.environment:BFCL", "multi-turn function calls of BFCL, to evaluate on", extra="bfcl"
+            "environments.contrib.bfcl.environment:BFCL",
+            "multi-turn function calls, to evaluate on",
+            extra="bfcl",
         ),
         "alfworld": Entry(
-            "environments.alfworld.environment:ALFWorld", "household tasks in ALFWorld's form", extra="alfworld"
+            "environments.contrib.alfworld.environment:ALFWorld", "household tasks in ALFWorld's form", extra="alfworld"
         ),
         "minihack": Entry(
-            "environments.minihack.environment:MiniHack", "NetHack's small levels in words", extra="minihack"
+            "environments.contrib.minihack.environment:MiniHack", "NetHack's small levels in words", extra="minihack"
         ),
         "sokoban": Entry("environments.games.sokoban:Sokoban", "push boxes onto goals, in rooms carved by seed"),
         "countdown": Entry("environments.games.countdown:Countdown", "make a target out of numbers by arithmetic"),
@@ -75,12 +77,12 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "environments.contrib.toy_text:ToyText", "Gymnasium's lake, taxi, cliff, Blackjack", extra="toytext"
         ),
         "textarena": Entry(
-            "environments.textarena.environment:TextArena",
+            "environments.contrib.textarena.environment:TextArena",
             "TextArena: puzzles, and games for two players",
             extra="textarena",
         ),
         "reasoning_gym": Entry(
-            "environments.tasks.reasoning_gym:ReasoningGym", "105 generators of problems", extra="reasoning-gym"
+            "environments.contrib.reasoning_gym:ReasoningGym", "105 generators of problems", extra="reasoning-gym"
         ),
         "dataset": Entry("environments.tasks.dataset:Dataset", "questions of a file of one's own, one reply each"),
         "mixed": Entry("environments.wrappers.mixed:Mixed", "several environments in given shares"),
@@ -100,9 +102,11 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "collaborate": Entry(
             "environments.contrib.collaborate:Collaborate", "ask a partner what is wanted, then submit"
         ),
-        "mcp": Entry("environments.remote.mcp_tools:McpTools", "questions for the tools of an MCP server", extra="mcp"),
+        "mcp": Entry(
+            "environments.contrib.remote.mcp_tools:McpTools", "questions for tools of an MCP server", extra="mcp"
+        ),
         "openenv": Entry(
-            "environments.remote.openenv:OpenEnv",
+            "environments.contrib.remote.openenv:OpenEnv",
             "episodes of a server that speaks OpenEnv's protocol",
             extra="servers",
         ),
@@ -168,8 +172,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "judge": Entry("rewards.judges.judge:Judge", "a language model compares the attempts, in both orders"),
         "grade": Entry("rewards.judges.judge:Grade", "a language model gives points, or says yes or no"),
         "principles": Entry("rewards.judges.judge:Principles", "log p(Yes) - log p(No) of a model, on each principle"),
-        "subgoals": Entry("rewards.shaping.guides:Subgoals", "subgoals named by a language model, paid when reached"),
-        "feedback": Entry("rewards.shaping.guides:Feedback", "new replies that a language model takes for progress"),
+        "subgoals": Entry("rewards.contrib.guides:Subgoals", "subgoals named by a language model, paid when reached"),
+        "feedback": Entry("rewards.contrib.guides:Feedback", "new replies that a language model takes for progress"),
         "episodic_memory": Entry(
             "rewards.contrib.episodic_memory:EpisodicMemory", "like past successes, unlike past failures"
         ),
@@ -184,16 +188,16 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "rewards.answers.choice:MultipleChoice", "1 if the answer names the right letter alone"
         ),
         "qa": Entry("rewards.answers.qa:QuestionAnswer", "exact match or F1 of words, as SQuAD counts them"),
-        "ranking": Entry("rewards.answers.ranking:Ranking", "NDCG, recall or reciprocal rank of a list"),
-        "sql": Entry("rewards.answers.sql:SqlResult", "1 if a query returns the rows of the right query"),
-        "rouge": Entry("rewards.answers.overlap:Rouge", "ROUGE of the answer against the reference", extra="rewards"),
-        "bleu": Entry("rewards.answers.overlap:Bleu", "BLEU of the answer against the reference", extra="rewards"),
-        "similarity": Entry("rewards.answers.similarity:Similarity", "share of characters in common, in order"),
+        "ranking": Entry("rewards.contrib.ranking:Ranking", "NDCG, recall or reciprocal rank of a list"),
+        "sql": Entry("rewards.contrib.sql:SqlResult", "1 if a query returns the rows of the right query"),
+        "rouge": Entry("rewards.contrib.overlap:Rouge", "ROUGE of the answer against the reference", extra="rewards"),
+        "bleu": Entry("rewards.contrib.overlap:Bleu", "BLEU of the answer against the reference", extra="rewards"),
+        "similarity": Entry("rewards.contrib.similarity:Similarity", "share of characters in common, in order"),
         "patch_similarity": Entry(
-            "rewards.answers.similarity:PatchSimilarity", "how alike edits of files are to right ones"
+            "rewards.contrib.similarity:PatchSimilarity", "how alike edits of files are to right ones"
         ),
         "json_schema": Entry(
-            "rewards.answers.json_schema:JsonSchema", "1 if an action is JSON of a shape", extra="rewards"
+            "rewards.contrib.json_schema:JsonSchema", "1 if an action is JSON of a shape", extra="rewards"
         ),
         "pattern": Entry("rewards.answers.pattern:Pattern", "1 if a regular expression matches"),
         "format": Entry("rewards.answers.tags:Format", "1 if what was said keeps to an order of tags"),
@@ -201,17 +205,17 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "rewards.answers.tags:FormatOutcome", "exact match, softened by the form of what was said"
         ),
         "search_efficiency": Entry(
-            "rewards.answers.search:SearchEfficiency", "right, with as few searches as possible"
+            "rewards.contrib.search:SearchEfficiency", "right, with as few searches as possible"
         ),
-        "tool_use": Entry("rewards.answers.search:ToolUse", "F1 of the answer, and a bonus for using all tools"),
-        "cost_aware": Entry("rewards.answers.search:CostAware", "right, and cheap"),
+        "tool_use": Entry("rewards.contrib.search:ToolUse", "F1 of the answer, and a bonus for using all tools"),
+        "cost_aware": Entry("rewards.contrib.search:CostAware", "right, and cheap"),
         "page_action": Entry(
-            "rewards.answers.page_action:PageAction", "part marks for a shopper's action", extra="rewards"
+            "rewards.contrib.page_action:PageAction", "part marks for a shopper's action", extra="rewards"
         ),
         "concise": Entry("rewards.shaping.length:Concise", "correct, and shorter than the group's other correct ones"),
         "budget": Entry("rewards.shaping.length:Budget", "minus the share by which a budget is exceeded"),
-        "repetition": Entry("rewards.shaping.fluency:Repetition", "minus the share of words said before"),
-        "language": Entry("rewards.shaping.fluency:LanguageConsistency", "share of letters in the script asked for"),
+        "repetition": Entry("rewards.contrib.fluency:Repetition", "minus the share of words said before"),
+        "language": Entry("rewards.contrib.fluency:LanguageConsistency", "share of letters in the script asked for"),
         "combine": Entry("rewards.combinators.combine:Combine", "several rewards, with schedules, gates and caps"),
         "of_part": Entry("rewards.combinators.of_part:OfPart", "another reward, for one part of a mixture alone"),
         "ranked": Entry("rewards.contrib.ranked:Ranked", "the first signal that tells two attempts apart decides"),
@@ -245,25 +249,31 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "retry": Entry("rlhf.rollout.group_structure:Retry", "attempts again, each shown the ones before it"),
     },
     "strategy": {
-        "best_of_n": Entry("rlhf.rollout.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"),
-        "self_consistency": Entry("rlhf.rollout.strategies:SelfConsistency", "the commonest of several answers"),
-        "tree_search": Entry("rlhf.rollout.strategies:TreeSearch", "the best leaf of attempts that branch"),
-        "reflect_and_retry": Entry("rlhf.rollout.strategies:ReflectAndRetry", "try again, shown what was tried"),
+        "best_of_n": Entry(
+            "rlhf.rollout.contrib.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"
+        ),
+        "self_consistency": Entry(
+            "rlhf.rollout.contrib.strategies:SelfConsistency", "the commonest of several answers"
+        ),
+        "tree_search": Entry("rlhf.rollout.contrib.strategies:TreeSearch", "the best leaf of attempts that branch"),
+        "reflect_and_retry": Entry(
+            "rlhf.rollout.contrib.strategies:ReflectAndRetry", "try again, shown what was tried"
+        ),
     },
     "sampler": {
         "shuffled": Entry("rlhf.tasks.shuffled:Shuffled", "every task once, in an order of its own each time"),
         "reverse_curriculum": Entry(
-            "rlhf.tasks.start_states.reverse_curriculum:ReverseCurriculum",
+            "rlhf.tasks.contrib.start_states.reverse_curriculum:ReverseCurriculum",
             "starts along demonstrations, the goal within reach",
         ),
-        "exit": Entry("rlhf.tasks.start_states.exit:ExIt", "starts from own partial histories of mixed success"),
-        "greso": Entry("rlhf.tasks.greso:GRESO", "skips what was too easy or too hard when it came last"),
-        "curriculum": Entry("rlhf.tasks.curriculum:Curriculum", "easy tasks first, level by level"),
+        "exit": Entry("rlhf.tasks.contrib.start_states.exit:ExIt", "starts from own histories of mixed success"),
+        "greso": Entry("rlhf.tasks.contrib.greso:GRESO", "skips what was too easy or too hard when it came last"),
+        "curriculum": Entry("rlhf.tasks.contrib.curriculum:Curriculum", "easy tasks first, level by level"),
     },
     "selection": {
         "all": Entry("rlhf.tasks.selection:All", "every group of one round"),
         "dynamic": Entry("rlhf.tasks.dynamic:Dynamic", "groups whose attempts differ, drawn until they are enough"),
-        "uncertain": Entry("rlhf.tasks.uncertain:Uncertain", "the groups whose attempts differ most"),
+        "uncertain": Entry("rlhf.tasks.contrib.uncertain:Uncertain", "the groups whose attempts differ most"),
     },
     "advantage": {
         "grpo": Entry("rlhf.credit.grpo:GRPO", "reward minus group mean, over the group's deviation"),
@@ -282,7 +292,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         ),
         "hrpo": Entry("rlhf.credit.contrib.hrpo:HRPO", "GRPO, plus a reward of each turn as it stands"),
         "stratified": Entry("rlhf.credit.contrib.stratified:Stratified", "GRPO among attempts with as many calls"),
-        "loop": Entry("rlhf.credit.loop:LOOP", "RLOO, negligible advantages set to 0"),
+        "loop": Entry("rlhf.credit.contrib.loop:LOOP", "RLOO, negligible advantages set to 0"),
         "lightning": Entry("rlhf.credit.contrib.lightning:Lightning", "GRPO for agents whose calls are single samples"),
         "grpo_lead": Entry("rlhf.credit.contrib.grpo_lead:GRPOLead", "GRPO with weights for length and difficulty"),
         "gae": Entry("rlhf.credit.gae:GAE", "what followed each token, against a critic's values"),
@@ -305,7 +315,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "duration_aware": Entry(
             "rlhf.credit.contrib.duration_aware:DurationAware", "another one, times the seconds of a turn"
         ),
-        "two_level": Entry("rlhf.credit.two_level:TwoLevel", "one estimator for subgoals, one for the actions within"),
+        "two_level": Entry("rlhf.credit.contrib.two_level:TwoLevel", "one estimator for subgoals, one for actions"),
         "seats": Entry("rlhf.credit.contrib.self_play:Seats", "another one, for each seat of a game alone"),
         "reviews": Entry(
             "rlhf.credit.contrib.actor_critic_agents:Reviews",
@@ -340,7 +350,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "nft": Entry("rlhf.losses.contrib.nft:NFT", "imitate right attempts, unlearn the implied wrong ones"),
         "shiq": Entry("rlhf.losses.contrib.shiq:ShiQ", "logits are Q-values that agree along each trajectory"),
         "rover": Entry("rlhf.losses.contrib.rover:ROVER", "log-ratios are Q-values of the random policy"),
-        "kdrl": Entry("rlhf.losses.kdrl:KDRL", "clipped ratio, and a teacher's log-probs on the samples"),
+        "kdrl": Entry("rlhf.losses.contrib.kdrl:KDRL", "clipped ratio, and a teacher's log-probs on the samples"),
         "luffy": Entry("rlhf.losses.contrib.luffy:LUFFY", "plain ratio; demonstrations by a shaped probability"),
         "min_entropy": Entry("rlhf.losses.contrib.min_entropy:MinEntropy", "more certainty, whatever the reward"),
     },
@@ -354,9 +364,6 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "bypass": Entry("rlhf.losses.importance_correction:Bypass", "the engine's log-probs are the old ones"),
     },
 }
-
-#: What is used where a recipe gives a section but no kind, or leaves the section out.
-DEFAULT_KIND: Mapping[str, str] = {"agent": "chat", "engine": "transformers", "trainer": "torch", "critic": "values"}
 
 #: Import names whose absence means that an extra is not installed.
 PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
@@ -374,43 +381,4 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "mcp": ("mcp",),
     "servers": ("aiohttp",),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
-}
-
-#: Members that a part of each section must have; the contracts say what they do.
-REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
-    "environment": ("tasks", "start"),
-    "agent": ("act",),
-    "memory": ("recall",),
-    "store": ("recollect", "learn"),
-    "extractor": ("__call__", "replaces"),
-    "reward": ("__call__",),
-    "advantage": ("__call__", "needs_values", "min_group"),
-    "critic": ("start",),
-    "loss": ("__call__",),
-    "correction": ("__call__",),
-    "trainer": ("start",),
-    "rollout": ("n_rounds", "n_from_start", "branches"),
-    "strategy": ("choose", "rollout"),
-    "sampler": ("start",),
-    "selection": ("__call__",),
-}
-
-#: A field with one of these types is a section of its own: its value has a kind.
-SECTION_OF_TYPE: Mapping[str, str] = {
-    "environments.base:Environment": "environment",
-    "agents.base:Agent": "agent",
-    "agents.memory.base:Memory": "memory",
-    "agents.stores.kind:StoreKind": "store",
-    "agents.stores.contrib.facts:Extractor": "extractor",
-    "rewards.base:Reward": "reward",
-    "rewards.base:GroupReward": "reward",
-    "rlhf.credit.estimator:AdvantageEstimator": "advantage",
-    "rlhf.training.critics.settings:CriticKind": "critic",
-    "rlhf.losses.policy_loss:PolicyLoss": "loss",
-    "rlhf.losses.importance_correction:Correction": "correction",
-    "rlhf.training.backends.settings:TrainerKind": "trainer",
-    "rlhf.rollout.group_structure:GroupStructure": "rollout",
-    "rlhf.rollout.strategies:Strategy": "strategy",
-    "rlhf.tasks.sampler:TaskSampler": "sampler",
-    "rlhf.tasks.selection:GroupSelection": "selection",
 }

@@ -23,7 +23,7 @@ Read = TypeVar("Read")
 
 
 class Later(Exception):
-    """What may go better the next time; `after_s` is what the server asked for."""
+    """Error after which a call may be tried again; `after_s` is what the server asked for."""
 
     def __init__(self, text: str, after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class Later(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How often and how long one reply is asked for.
+    """Retries and time limits of one call.
 
     Attributes:
         n_tries: in all.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.errors import RecipeError, nearest
 
 #: What goes with parts that need the policy's weights whole.
@@ -192,7 +192,7 @@ class ChecksSeats(Protocol):
 Scale = Literal["group_mean", "baseline"]
 
 
-class _Scaled(Declared):
+class _Scaled(CapabilityView):
     scale = Capability[Scale | None](None)
 
 

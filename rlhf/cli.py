@@ -10,22 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import (
-    browse,
-    check,
-    compare,
-    environments,
-    evaluate,
-    export,
-    memory_store,
-    new,
-    score,
-    serve,
-    show,
-    train,
-    view,
-)
-from rlhf.commands.contrib import extrapolate, play
+from rlhf.commands import check, compare, environments, evaluate, export, new, serve, show, train, view
+from rlhf.commands.contrib import browse, extrapolate, memory_store, play, score
 from rlhf.commands.output import STATE, report
 from rlhf.commands.usage import usage_error
 

@@ -40,7 +40,7 @@ class ProcessError(TrainingError):
 
 @dataclass
 class Processes:
-    """What one of them knows.
+    """Processes that share a stage, as one of them sees them.
 
     Attributes:
         rank: which one this is, from 0.
@@ -177,7 +177,7 @@ _current = Processes()
 
 
 def current() -> Processes:
-    """What this process is part of: itself alone, unless it has joined others."""
+    """Return the group that this process is part of: itself alone, unless it has joined others."""
     return _current
 
 
@@ -191,7 +191,7 @@ def reasons_in(folder: Path) -> dict[int, str]:
 
 
 def n_wanted() -> int:
-    """How many processes a launcher has started, by the environment; 1 where there was none."""
+    """Return how many processes a launcher has started, by the environment; 1 where there was none."""
     return _number("WORLD_SIZE", 1)
 
 

@@ -24,8 +24,9 @@ from typing import Any
 
 from environments.packages import how_to_install
 from rewards.base import GroupReward
-from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, SECTION_OF_TYPE
+from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA
 from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
+from rlhf.sections import REQUIRED_MEMBERS, SECTION_OF_TYPE
 
 
 def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:

@@ -19,7 +19,7 @@ from rlhf.metrics import describe
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """What was logged in one call.
+    """Metrics of one call.
 
     Attributes:
         step: optimiser step, counted as the caller counts.

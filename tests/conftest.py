@@ -43,7 +43,7 @@ ALONE = {
     "test_processes.py": "processes",
 }
 
-for name, n in {"fast": 10, "patient": 100, "thorough": 1000}.items():
+for name, n in {"fast": 10, "patient": 50, "thorough": 1000}.items():
     # The same examples each time but where there are many, so that neither a result nor the coverage is by chance.
     settings.register_profile(
         name,

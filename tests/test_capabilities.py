@@ -5,7 +5,7 @@ import pytest
 from agents import base as agents
 from environments.base import Capabilities, Properties, can_demonstrate, most_at_once, properties_of
 from rewards import base as rewards
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 
 
 class Bare:
@@ -57,7 +57,7 @@ def test_a_capability_is_read_when_it_is_asked_for_and_each_time():
             self.n += 1
             return self.n
 
-    class Sizes(Declared):
+    class Sizes(CapabilityView):
         size = Capability(0, int)
         other = Capability(5, int)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.catalog import CATALOG, DEFAULT_KIND, PACKAGES_OF_EXTRA, REQUIRED_MEMBERS, Entry
+from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA, Entry
 from rlhf.errors import RecipeError, RlhfError
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.keys import keys_of
 from rlhf.registry import kind_of, resolve
+from rlhf.sections import DEFAULT_KIND, REQUIRED_MEMBERS
 from tests import recipe_parts
 
 ROOT = Path(__file__).resolve().parent.parent

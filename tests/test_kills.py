@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.test_resume import POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal
+from tests.tiers import tiered
 from tests.training import children, runs
 from tests.training.test_archer_runs import CRITIC as ARCHER
 
@@ -46,7 +47,7 @@ def moments(name: str) -> Iterator[dict[str, Any]]:
         yield {"kill_after_s": draw.uniform(0.05, 1.0)}
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", tiered(STAGES, "grpo", "archer-in-background"))
 @pytest.mark.parametrize("n_kills", KILLS)
 def test_killed_many_times_a_run_equals_an_uninterrupted_one(tmp_path: Path, name: str, n_kills: int) -> None:
     path, out = recipe(tmp_path, name), tmp_path / "killed" / "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.combinations import (
     stage_of_loss,
 )
 from tests.environments import toytext
+from tests.tiers import tiered
 from tests.training import errands, runs
 
 #: Demonstrations of which most actions are random: the policy that comes of them knows the words and little else.
@@ -74,8 +76,10 @@ def success(done: runs.Done) -> list[float]:
     return runs.curve(done.folder, "rollout/success")
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("estimator", "loss"),
+    tiered(product(ESTIMATORS, LOSSES), ("grpo", "ppo_clip"), ("gigpo", "ppo_clip"), ("rloo", "reinforce")),
+)
 def test_every_estimator_learns_with_every_loss(start: Path, tmp_path: Path, estimator: str, loss: str) -> None:
     done = learn(start, tmp_path, advantage={"kind": estimator}, **LOSSES[loss])
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
@@ -155,7 +159,7 @@ def test_every_estimator_with_a_critic_learns(start: Path, tmp_path: Path, estim
     assert runs.curve(done.folder, "critic/loss")[-1] < runs.curve(done.folder, "critic/loss")[0]
 
 
-@pytest.mark.parametrize("estimator", WITH_TURN_CRITIC)
+@pytest.mark.parametrize("estimator", tiered(WITH_TURN_CRITIC))
 def test_every_estimator_with_a_critic_of_turns_learns(start: Path, tmp_path: Path, estimator: str) -> None:
     advantage = {"kind": estimator, **WITH_TURN_CRITIC[estimator]}
     stage = {**LOSSES["reinforce"], "steps": 18}
@@ -165,7 +169,7 @@ def test_every_estimator_with_a_critic_of_turns_learns(start: Path, tmp_path: Pa
     assert losses[-1] < 0.2 * losses[0] and explained[0] == 0.0 and sum(explained[-3:]) / 3 > 0.3, explained
 
 
-@pytest.mark.parametrize("estimator", WITH_TOLD_CRITIC)
+@pytest.mark.parametrize("estimator", tiered(WITH_TOLD_CRITIC))
 def test_every_estimator_with_a_critic_that_knows_the_answer_learns(
     start: Path, tmp_path: Path, estimator: str
 ) -> None:
@@ -242,6 +246,7 @@ def test_nothing_is_learnt_where_all_attempts_score_the_same(start: Path, tmp_pa
     assert done.result["success_before"] == done.result["success_after"]
 
 
+@pytest.mark.extended
 def test_a_frozen_lake_is_crossed_as_well_as_it_can_be(tmp_path: Path) -> None:
     rows, horizon = ("SFFF", "FHFF", "FFFG"), 12
     best = toytext.optimal_value(toytext.ToyText(rows=rows, horizon=horizon))

@@ -27,7 +27,7 @@ from rlhf.estimate.meta import Parameter, config_of, shaped
 from rlhf.recipe import Recipe, load
 from rlhf.rollout.scoring import Weighted
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
-from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal
+from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.policy.model import Pretrained
 from tests import recipe_parts
@@ -182,7 +182,7 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
     assert beside_of() == [tiny + weights, 0, 0, 0]
     assert beside_of(reward_refresh=RewardRefresh()) == [tiny + weights, 4 * weights, 0, 0]
     # Who judges and who is next, whole; what both are trained in is kept besides.
-    assert beside_of(judge_refresh=JudgeRenewal()) == [tiny + weights, 0, 2 * weights, 2 * weights]
+    assert beside_of(judge_refresh=JudgeRefresh()) == [tiny + weights, 0, 2 * weights, 2 * weights]
     assert beside_of(checkpoint_in_background=True)[3] == weights + moments
     deepspeed = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero=2))
     assert deepspeed[3] == weights + 3 * weights  # weights and two moments in float32, and the weights

@@ -12,8 +12,8 @@ from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.moved import RenamedWarning
 from rlhf.recipe.builder import build
+from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.critics.values import Critic
-from rlhf.training.hooks.reference_reset import ReferenceReset
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 

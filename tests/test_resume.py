@@ -187,6 +187,7 @@ def run_with_kills(path: Path, folder: Path, at: list[int]) -> int:
         pytest.param("gigpo", None, id="gigpo-full", marks=pytest.mark.extended),
     ],
 )
+@pytest.mark.extended
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, advantage: str, lora: dict[str, Any] | None) -> None:
     path = recipe(tmp_path, advantage, lora)
     whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")
@@ -199,6 +200,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, advantage: str
     assert_equal(tmp_path / "killed" / "run", tmp_path / "run")
 
 
+@pytest.mark.extended
 def test_a_killed_run_in_babyai(tmp_path: Path) -> None:
     pytest.importorskip("minigrid")
     path = recipe(

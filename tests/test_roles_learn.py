@@ -80,6 +80,7 @@ def test_a_planner_and_an_executor_learn(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.extended
 def test_an_actor_and_a_critic_learn(tmp_path: Path, seed: int) -> None:
     done = reviewed(tmp_path, seed)
     assert done.result["success_before"] < 0.7 and done.result["success_after"] > 0.9, done.result

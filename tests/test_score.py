@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
-from rlhf.evaluation.rescore import rank_correlation
+from rlhf.evaluation.contrib.rescore import rank_correlation
 from rlhf.evaluation.store import TrajectoryWriter
 from tests import recipe_parts
 from tests.commands import last_json, run

@@ -89,7 +89,7 @@ class ActorCritic:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a demonstration has to show beside actions."""
+        """Things that a demonstration has to show beside actions."""
         return self.actor.needs
 
     @property

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 from agents.base import PolicyHandle
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Generation, Message, Role
 
 #: Role of a call that asks for what is to be remembered; see `Generation.role`.
@@ -59,7 +59,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What a memory gives.
+    """Messages that a memory gives, and the notes it keeps.
 
     Attributes:
         messages: what the policy is shown, after the agent's instructions and the task's own messages.
@@ -74,7 +74,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a memory leaves of a reply for the reading of the action.
+    """Part of a reply that a memory leaves for reading the action.
 
     Attributes:
         text: the reply without what was meant for the memory.
@@ -89,7 +89,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a demonstration has for one turn.
+    """Things that a demonstration shows for one turn.
 
     Attributes:
         action: what is done.
@@ -114,7 +114,7 @@ class Shown:
 
 @runtime_checkable
 class Memory(Protocol):
-    """What of the past a policy is shown. A frozen dataclass: its fields are its recipe keys."""
+    """Selects the part of the past that a policy is shown; a frozen dataclass of recipe keys."""
 
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
         """Choose what is shown.
@@ -144,7 +144,7 @@ class Plain:
         return Read(text)
 
     def remembered(self, shown: Shown) -> str:
-        """What a demonstration says where the memory asks the policy."""
+        """Return the reply of a demonstration where the memory asks the policy."""
         return shown.recall
 
     def write(self, text: str, shown: Shown) -> str:
@@ -152,8 +152,8 @@ class Plain:
         return text
 
 
-class MemoryCapabilities(Declared):
-    """What a memory says of itself that need not inherit from `Plain`."""
+class MemoryCapabilities(CapabilityView):
+    """Optional attributes of a memory that does not inherit from `Plain`."""
 
     asks = Capability[object](True)
     """Whether it may ask the policy."""

@@ -115,7 +115,7 @@ class Subgoals(Plain):
     def _lines(
         past: Sequence[Exchange], finished: Sequence[Chunk], present: Chunk, wanted: set[int], known: Mapping[str, str]
     ) -> Iterator[str]:
-        """What stands before the turns of the present chunk, and its first observation."""
+        """Yield the lines before the turns of the present chunk, and its first observation."""
         if present.first:
             yield past[0].said
         for chunk in finished:

@@ -16,7 +16,7 @@ _MOST_WORDS = 8
 
 
 async def asked(policy: PolicyHandle, text: str) -> str:
-    """What the policy answers without its thoughts; nothing where the question is too long for it."""
+    """Return the policy's answer without its thoughts; nothing where the question is too long for it."""
     try:
         reply = await policy.generate((Message(Role.USER, text),), role=MEMORY)
     except ContextFull:
@@ -63,7 +63,7 @@ def transcript(of: Trajectory, max_chars: int) -> str:
 
 
 def actions_of(of: Trajectory) -> list[str]:
-    """What was done in an attempt, without what nobody could read."""
+    """Return the actions of an attempt, without those that could not be read."""
     return [turn.action.text for turn in of.turns if turn.action.error is None]
 
 

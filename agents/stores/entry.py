@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an entry comes from.
+    """Provenance of an entry.
 
     Attributes:
         task: id of the task whose episode left it.

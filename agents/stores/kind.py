@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from agents.base import History, PolicyHandle
 from agents.memory.base import Shown
 from agents.stores.store import Store
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Generation, ScoredGroup, Trajectory
 
 #: Notes of the turn in which an episode asked the store: what it was shown, and the ids of the entries behind that.
@@ -18,7 +18,7 @@ RECALLED, ENTRIES = "recalled", "recalled entries"
 
 @dataclass(frozen=True, slots=True)
 class Recollection:
-    """What a store says to one episode.
+    """Entries and text that a store gives to one episode.
 
     Attributes:
         text: shown in front of the opening; empty where there is nothing to say.
@@ -69,7 +69,7 @@ class Follows(Protocol):
         ...
 
     def say(self, shown: Shown) -> str | None:
-        """What a demonstration answers to a question of `follow`; None for a question of another."""
+        """Return a demonstration's answer to a question of `follow`; None for a question of another."""
         ...
 
 
@@ -109,8 +109,8 @@ class StoreKind(Protocol):
         ...
 
 
-class KindCapabilities(Declared):
-    """What a kind that can ask the policy says of whether it does."""
+class KindCapabilities(CapabilityView):
+    """Optional attributes of a kind of store that can ask the policy."""
 
     asks_policy = Capability[object](True)
     """See `Asks`."""
@@ -129,13 +129,13 @@ def asks_in_turns(kind: object) -> bool:
 
 
 def n_shown(groups: Sequence[ScoredGroup]) -> int:
-    """How many entries the attempts of a step were shown, in all."""
+    """Return the number of entries that the attempts of a step were shown, in all."""
     turns = (turn for group in groups for t in group.trajectories for turn in t.own_turns)
     return sum(len(turn.action.notes.get(ENTRIES, "").split()) for turn in turns)
 
 
 def recalled(trajectory: Trajectory) -> Recollection:
-    """What an episode was shown of its store."""
+    """Return the recollection that an episode was shown."""
     for turn in trajectory.turns:
         if RECALLED in turn.action.notes:
             entries = turn.action.notes.get(ENTRIES, "").split()

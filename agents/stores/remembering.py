@@ -69,7 +69,7 @@ class Remembering:
 
     @property
     def needs(self) -> Sequence[str]:
-        """What a demonstration has to show beside actions."""
+        """Things that a demonstration has to show beside actions."""
         return tuple(Capabilities(self.inner).needs)
 
     @property
@@ -124,7 +124,7 @@ class Bound:
 
     @property
     def needs(self) -> Sequence[str]:
-        """What a demonstration has to show beside actions."""
+        """Things that a demonstration has to show beside actions."""
         return self.agent.needs
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:

@@ -131,7 +131,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is changed inside is changed together, or not at all; one may stand within another."""
+        """Change the store atomically inside; transactions may be nested."""
         if self.split is None:
             raise StoreReadOnly(
                 "the store was opened for reading",
@@ -246,7 +246,7 @@ class Store:
         return [entry_of(row) for row in self._rows(f"SELECT {COLUMNS} FROM entry{condition} ORDER BY id", values)]
 
     def n_entries(self, kind: str | None = None) -> int:
-        """How many entries there are, or how many of a kind."""
+        """Return the number of entries, or of those of a kind."""
         condition, values = where(kind=kind)
         return int(self._rows(f"SELECT COUNT(*) FROM entry{condition}", values)[0][0])
 
@@ -262,7 +262,7 @@ class Store:
         return found
 
     def versions(self, number: int) -> list[str]:
-        """What an entry said, oldest first; the last is the present text unless it was deleted."""
+        """Return the texts of an entry, oldest first; the last is the present one unless it was deleted."""
         rows = self._rows("SELECT text FROM earlier WHERE id = ? ORDER BY version", (number,))
         return [row[0] for row in (*rows, *self._rows("SELECT text FROM entry WHERE id = ?", (number,)))]
 
@@ -318,7 +318,7 @@ class Store:
             self._base.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (f"kept/{name}", value))
 
     def kept(self, name: str) -> str:
-        """What was kept under a name; empty where nothing was."""
+        """Return the text kept under a name; empty where there is none."""
         return self._about(f"kept/{name}")
 
     def rows_of_all(self) -> Iterator[tuple[str, tuple[Any, ...]]]:

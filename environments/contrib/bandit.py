@@ -46,11 +46,11 @@ class Levers:
     noise: int
 
     def guest(self, pull: int) -> int:
-        """Which guest plays at a pull."""
+        """Return the guest that plays at a pull."""
         return random.Random(f"guest/{self.noise}/{pull}").randrange(len(self.means))
 
     def regret(self, pull: int, lever: int) -> float:
-        """What pulling a lever loses in expectation."""
+        """Return the expected loss of pulling a lever."""
         means = self.means[self.guest(pull)]
         return max(means) - means[lever]
 

@@ -52,7 +52,7 @@ _SET = re.compile(r"^\W*(?:set|choose|make)\b", re.IGNORECASE)
 
 @plain_dataclass(frozen=True, slots=True)
 class Wish:
-    """What one task draws.
+    """Random draw of one task.
 
     Attributes:
         thing: what it is about.

@@ -34,7 +34,7 @@ Form = Literal["is", "same", "and", "or", "if"]
 
 @plain_dataclass(frozen=True)
 class Statement:
-    """What somebody says of people, by their numbers.
+    """Statement of somebody about people, by their numbers.
 
     Attributes:
         form: `is` (first is `kind`), `same` (first and second are alike if `kind`, else different), `and`, `or` (both

@@ -59,7 +59,7 @@ _NEXT = frozenset({*words("next continue ok okay noted yes wait"), "go on", "rea
 
 @plain_dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """Question of an episode.
 
     Attributes:
         text: the question.
@@ -74,7 +74,7 @@ class Question:
 
 @plain_dataclass(frozen=True, slots=True)
 class Story:
-    """What one task draws.
+    """Random draw of one task.
 
     Attributes:
         said: what each turn says, before the questions.

@@ -11,7 +11,7 @@
     Right.
 
 Each task draws a world of its own, with people, companies, cities and countries that nobody has heard of, so that
-nothing can be known but what is found. The engine is BM25 (`environments.core.bm25`). A corpus and questions of
+nothing can be known but what is found. The engine is BM25 (`environments.contrib.bm25`). A corpus and questions of
 one's own
 may take the place of the drawn ones.
 """
@@ -32,7 +32,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
-from environments.core.bm25 import Index, installed
+from environments.contrib.bm25 import Index, installed
 from environments.core.normalise import NAMES, words
 from environments.core.procedural import Attempt, belongs_to, digest, draw_for
 from environments.core.seed_splits import Seeded
@@ -77,7 +77,7 @@ _UNKNOWN = "Unknown action. Say search[words], or answer[words]."
 
 @plain_dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """Question of a task.
 
     Attributes:
         text: the question.
@@ -94,7 +94,7 @@ class Question:
 
 @plain_dataclass(frozen=True)
 class Library:
-    """What can be found: texts, the names that each mentions, and their index."""
+    """Searchable texts, the names that each mentions, and their index."""
 
     texts: tuple[str, ...]
     names: tuple[tuple[str, ...], ...]

@@ -27,8 +27,8 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
+from environments.contrib.bm25 import Index, installed
 from environments.contrib.shop_catalogue import Goal, Product, draw, read_webshop, reward
-from environments.core.bm25 import Index, installed
 from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
 from rlhf.data import Task

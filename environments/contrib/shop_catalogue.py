@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from environments.core.bm25 import words_of
+from environments.contrib.bm25 import words_of
 from environments.core.normalise import words
 from rlhf.errors import EnvError
 
@@ -77,7 +77,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted: the thing it was made for, the instruction, and what counts."""
+    """Goal of a shopper: the thing it was made for, the instruction, and what counts."""
 
     asin: str
     instruction: str

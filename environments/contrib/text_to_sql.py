@@ -36,7 +36,7 @@ from environments.contrib.sql_queries import MOST, cost, is_quick
 from environments.core.normalise import NAMES, PLACES, words
 from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from rewards.answers.sql import is_ordered, query_of
+from rewards.contrib.sql import is_ordered, query_of
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -68,7 +68,7 @@ _UNKNOWN = "Unknown action. Write a query to try it, or submit and a query."
 
 @plain_dataclass(frozen=True, slots=True)
 class Domain:
-    """What a database is about: things with a text and a number each, and events of them with another of both."""
+    """Subject of a database: things with a text and a number each, and events of them with another of both."""
 
     things: str
     thing: str
@@ -104,7 +104,7 @@ DOMAINS = (
 
 @plain_dataclass(frozen=True, slots=True)
 class Problem:
-    """What one task draws.
+    """Random draw of one task.
 
     Attributes:
         question: what is asked.

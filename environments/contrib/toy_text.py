@@ -67,7 +67,7 @@ Table = tuple[tuple[tuple[tuple[float, int, float, bool], ...], ...], ...]
 
 @plain_dataclass(frozen=True)
 class Start:
-    """What a task draws: the lake, the first state, and where its chance starts."""
+    """Random draw of a task: the lake, the first state, and where its chance starts."""
 
     rows: tuple[str, ...]
     state: int
@@ -160,7 +160,7 @@ class ToyText(Drawn):
 
 
 class _Played(ABC):
-    """What both kinds of episodes share: actions are read, steps counted, and results put together."""
+    """Base of both kinds of episodes: reads actions, counts steps and makes results."""
 
     n_steps = 0
     solved = False

@@ -24,7 +24,7 @@ class CompositeEnvironment(ABC):
 
     @property
     def properties(self) -> Properties:
-        """What all of them promise."""
+        """Properties that all members promise."""
         found = [properties_of(member) for member in self.members()]
         return Properties(
             deterministic=all(p.deterministic for p in found),
@@ -47,12 +47,12 @@ class CompositeEnvironment(ABC):
 
     @property
     def agent_defaults(self) -> Mapping[str, Any]:
-        """What all of them suggest for an agent."""
+        """Keys that all members suggest for an agent."""
         return _alike([own.agent_defaults for own in self._declared()])
 
     @property
     def limits_defaults(self) -> Mapping[str, Any]:
-        """What all of them suggest for limits."""
+        """Keys that all members suggest for limits."""
         return _alike([own.limits_defaults for own in self._declared()])
 
     @property

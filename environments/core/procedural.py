@@ -119,7 +119,7 @@ class Drawn(SplitByContent):
         """Draw an instance; it must be hashable, and the same in every process."""
 
     def content(self, instance: Any) -> str:
-        """What makes an instance the problem it is; instances of the same content are duplicates."""
+        """Key of an instance; instances with the same one are duplicates."""
         return repr(instance)
 
     def told(self, instance: Any) -> str:
@@ -237,7 +237,7 @@ class Attempt(ABC):
 
 @plain_dataclass(frozen=True, slots=True)
 class Judged:
-    """What a world says of one answer.
+    """Judgement of a world on one answer.
 
     Attributes:
         feedback: what the agent reads.

@@ -46,7 +46,7 @@ class Numbers:
 
 @plain_dataclass(frozen=True)
 class Value:
-    """What an expression comes to: its value, or what is wrong with it; and the numbers it uses."""
+    """Value of an expression, or its error, and the numbers it uses."""
 
     value: Fraction | None
     numbers: tuple[int, ...]

@@ -59,7 +59,7 @@ _ROOMS = (
 
 @plain_dataclass(frozen=True, slots=True)
 class House:
-    """What one task draws.
+    """Random draw of one task.
 
     Attributes:
         rooms: name of each cell.

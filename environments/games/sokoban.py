@@ -57,14 +57,14 @@ _RULES = (
 
 @plain_dataclass(frozen=True)
 class Room:
-    """Where one can stand, and where boxes belong; sorted."""
+    """Floor and goals of a room; sorted."""
 
     floor: tuple[Cell, ...]
     goals: tuple[Cell, ...]
 
 
 class Position(NamedTuple):
-    """Where the player and the boxes are."""
+    """Cells of the player and of the boxes."""
 
     player: Cell
     boxes: Boxes

@@ -69,7 +69,7 @@ _TYPES = {key: {"type": "string"} for key in TOOLS} | {"answer": {"type": "numbe
 
 @plain_dataclass(frozen=True, slots=True)
 class Problem:
-    """What one task draws.
+    """Random draw of one task.
 
     Attributes:
         text: the question.

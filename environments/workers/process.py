@@ -28,7 +28,7 @@ _MOST_SAID = 500
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one worker may take.
+    """Memory and time limits of one worker.
 
     Attributes:
         call_timeout_s: of one call.

@@ -21,7 +21,7 @@ _FULL = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a pool is.
+    """Size of a pool.
 
     Attributes:
         n_workers: processes at most, beside the one that lists tasks and plans.

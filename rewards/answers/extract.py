@@ -1,4 +1,4 @@
-r"""Where in a text the answer stands: in a box, in tags, behind a phrase, or at its end.
+"""Finds the answer in a text: in a box, in tags, behind a phrase, or at its end.
 
 Every function here is linear in the length of the text, bounded in what it returns, and raises nothing.
 """

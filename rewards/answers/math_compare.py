@@ -32,7 +32,7 @@ _ENV = re.compile(r"\\begin\s*\{pmatrix\}(.*)\\end\s*\{pmatrix\}(\^T|\^\{T\}|\^\
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a formula is built.
+    """Structure of a formula.
 
     Attributes:
         kind: leaf, list (no order), set, tuple, matrix, or union (of intervals).

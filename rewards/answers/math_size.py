@@ -1,4 +1,4 @@
-r"""How large the numbers of a formula are, before any of them is worked out: `9^{9^{9}}` has 369 million digits.
+"""Bounds the numbers of a formula before it is worked out: `9^{9^{9}}` has 369 million digits.
 
 Numbers are replaced by their logarithms, and powers, factorials, products, sums and fractions of numbers by that of
 their result, from the inside out. What has variables stays; a power of a variable is as large as its exponent.

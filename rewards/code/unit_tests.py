@@ -124,7 +124,7 @@ class _Returns:
 
 @dataclass(frozen=True)
 class _Tests:
-    """What the reference of a task holds."""
+    """Tests in the reference of a task."""
 
     cases: tuple[tuple[str, str], ...]
     functions: tuple[Any, ...]

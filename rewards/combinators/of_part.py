@@ -15,7 +15,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OfPart:
-    """What another reward says of attempts at tasks of one part, and 0 for all others.
+    """Another reward for attempts at tasks of one part, and 0 for all others.
 
     A task of `environment: {kind: mixed}` has the name of its part in `Task.info["part"]`.
     """

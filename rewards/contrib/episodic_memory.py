@@ -116,7 +116,7 @@ class EpisodicMemory:
 
 
 class Episodes:
-    """What a stage remembers. Only `learn` changes it; it answers while `is_open`."""
+    """Episodes of a stage. Only `learn` changes them; it answers while `is_open`."""
 
     def __init__(self, settings: EpisodicMemory) -> None:
         self.settings, self.is_open = settings, False

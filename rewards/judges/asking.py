@@ -42,7 +42,7 @@ class Unreadable(Exception):
 
 @plain_dataclass(frozen=True)
 class Question:
-    """What a model is asked.
+    """Prompt for a judge model.
 
     Attributes:
         system: the rules.
@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class AsksModel:
-    """What rewards that ask a language model have in common: one at an OpenAI-compatible address, or a local one."""
+    """Base of rewards that ask a language model: one at an OpenAI-compatible address, or a local one."""
 
     url: str | None = None
     """Address of an OpenAI-compatible server, such as http://127.0.0.1:8000; the key is read from OPENAI_API_KEY."""

@@ -22,7 +22,7 @@ _YES, _NO = "yes", "no"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Judge(AsksModel):
-    """How much better a model finds an attempt than the others at its task: it reasons, and names the better of two.
+    """Pairwise judge: a model reasons about two attempts at a task, and names the better one.
 
     Each two attempts are compared twice, in both orders, and the verdicts (better 1, a tie 0, worse −1) are averaged:
     d_ij. A judge that always takes the first finds all attempts equal. Attempt i of G is worth mean_j d_ij, between −1
@@ -80,7 +80,7 @@ def preferred(d_GG: Sequence[Sequence[float]], *, normalised: bool = False) -> l
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Grade(AsksModel):
-    """How good a model finds an attempt by itself: it reasons, and gives 0 to 10 points, here 0 to 1; or yes or no.
+    """Pointwise judge: a model reasons, and gives 0 to 10 points, here 0 to 1; or yes or no.
 
     With `scale: yes_no` the value is 1 or 0, and with `unreadable: wrong` a reply without a verdict is a 0, as where a
     policy judges itself: verdicts yes, no and unreadable are 1, 0, 0. The judge then has to be an earlier policy, by

@@ -30,7 +30,7 @@ Row = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelReward:
-    """What rewards that are models have in common.
+    """Base of rewards that are models.
 
     The folder is that of a `reward_model` stage, `runs/NAME/reward_model/STAGE`, or of any sequence classifier with one
     label whose tokenizer is the policy's: what it reads are the ids that were sampled, never text. All attempts at a

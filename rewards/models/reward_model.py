@@ -37,7 +37,7 @@ class RewardModelScore(ModelReward):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OutcomeModelScore(ModelReward):
-    """How likely a model finds it that the attempt came out right: σ of its number at the last sampled token.
+    """Probability that the attempt came out right: σ of a model's number at the last sampled token.
 
     The folder is that of a `reward_model` stage with `learns: outcome`. What cannot be read, or a model that fails, is
     a failure of the reward, and never a zero.
@@ -48,13 +48,13 @@ class OutcomeModelScore(ModelReward):
 
     def verdict(self, trajectory: Trajectory, said: Sequence[Sequence[float]]) -> Verdict:
         """The probability."""
-        p = _sigmoid(said[-1][-1])
+        p = sigmoid(said[-1][-1])
         return Verdict(p, f"right with {p:.0%}, by {self.name}")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProcessModelScore(ModelReward):
-    """What each turn did to the probability that the attempt comes out right, as a model of steps sees it.
+    """Change of the probability of success with each turn, by a model of steps.
 
     The folder is that of a `reward_model` stage with `learns: steps`, read at the last sampled token of each turn:
     p_k = σ(number). With `credit: telescoped` turn k earns p_k − p_{k−1}, with p_0 = 0; the turns sum to the last p, so
@@ -108,7 +108,7 @@ class ProcessModelScore(ModelReward):
 
     def verdict(self, trajectory: Trajectory, said: Sequence[Sequence[float]]) -> Verdict:
         """Values per turn, or one number."""
-        p = [_sigmoid(x) for row in said for x in row]
+        p = [sigmoid(x) for row in said for x in row]
         why = f"{', '.join(f'{x:.2f}' for x in p[-12:])} by {self.name}"
         if self.credit != "telescoped":
             return Verdict(aggregated(p, self.credit), why)
@@ -119,5 +119,6 @@ class ProcessModelScore(ModelReward):
         return Verdict(math.fsum(earned), why, tuple(earned))
 
 
-def _sigmoid(x: float) -> float:
+def sigmoid(x: float) -> float:
+    """Return 1 / (1 + e⁻ˣ), without overflow."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

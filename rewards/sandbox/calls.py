@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What came of a call.
+    """Result of a call.
 
     Attributes:
         coded: a plain value as JSON; see `rewards.sandbox.harness.decode`.

@@ -28,7 +28,7 @@ _MB = 1 << 20
 
 
 class Ending(StrEnum):
-    """How a run ended."""
+    """Way in which a run ended."""
 
     OK = "ok"
     """By itself, with exit code 0."""
@@ -56,7 +56,7 @@ _COMPLAINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a run may use.
+    """Limits of a run.
 
     Attributes:
         cpu_s: processor time of all its processes together.
@@ -83,7 +83,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of a program.
+    """Result of a program.
 
     Attributes:
         ending: how it ended.
@@ -217,7 +217,7 @@ def _watched(order: IO[bytes], typed: IO[bytes], bounds: Bounds, way: Way, given
 
 
 class _Told:
-    """What came through the three pipes, and the one by which the warden knows that somebody waits."""
+    """Output of the three pipes, and the pipe by which the warden knows that somebody waits."""
 
     def __init__(self, hold: int) -> None:
         self.report, self.stdout, self.stderr = bytearray(), bytearray(), bytearray()

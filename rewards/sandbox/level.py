@@ -11,7 +11,7 @@ LevelName = Literal["rlimits", "namespaces", "bubblewrap"]
 
 
 class Level(IntEnum):
-    """What stands between a program and the machine; each level stops what the one before it stops, and more.
+    """Levels of isolation between a program and the machine; each adds to the one before it.
 
     docs/sandbox.md says which attack is stopped at which level.
     """
@@ -34,7 +34,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How programs are run on this machine at one level.
+    """Means to run programs on this machine at one level.
 
     Attributes:
         level: what it amounts to.

@@ -1,4 +1,4 @@
-"""Which level this machine reaches: each is tried for real, once for each process."""
+"""Finds the isolation level of this machine: each is tried for real, once for each process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a machine offers.
+    """Isolation that a machine offers.
 
     Attributes:
         ways: how programs can be run, the best first; at least one.

@@ -27,6 +27,13 @@ Layout = Literal["trajectory", "generation"]
 _Credited = tuple[Generation, Sequence[float], Sequence[float] | None]
 
 
+def placed(values: Floats, mask: Bools) -> Floats:
+    """Return a row `[L]` with `values` where the mask is True, in order, and 0 elsewhere."""
+    row = np.zeros(len(mask), np.float32)
+    row[mask] = values
+    return row
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """One row for the trainer; all arrays `[L]`.

@@ -111,7 +111,7 @@ def _whole_copy(policy: Policy) -> Any:
 
 
 def make_publisher(recipe: Recipe, policy: Policy, engine: RolloutEngine) -> Publisher:
-    """What delivers the policy to its engine."""
+    """Return the publisher that delivers the policy to its engine."""
     settings = recipe.engine
     if not isinstance(settings, VllmSettings):
         return Publisher(policy, engine)

@@ -12,7 +12,7 @@ from rlhf import processes
 from rlhf.digests import Mark, mark_of, write_listed
 from rlhf.errors import CheckpointError, RecipeError, RlhfError, disk
 from rlhf.evaluation.store import list_steps
-from rlhf.losses.kdrl import KDRL
+from rlhf.losses.contrib.kdrl import KDRL
 from rlhf.recipe import Recipe, dump, load
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints import store

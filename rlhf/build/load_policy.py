@@ -21,8 +21,8 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.evaluation_request import BASELINES
 from rlhf.recipe.evaluation_target import EvaluationTarget
 from rlhf.recipe.suites import Part
+from rlhf.rollout.contrib.strategies import StrategyCapabilities
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.strategies import StrategyCapabilities
 from rlhf.training.policy.model import Policy, restore
 
 
@@ -77,7 +77,7 @@ async def _model_at_play(
     try:
         for part in found.suite.parts:
             check_template(part.agent, collector.renderer)
-        await make_publisher(recipe, policy, collector.engine).deliver()
+        await make_publisher(recipe, policy, collector.engine).publish()
         yield lambda part: replace(
             collector,
             environment=part.environment,

@@ -13,7 +13,7 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Part, Suite
 from rlhf.registry import kind_of
 from rlhf.rollout.tasks import tasks_of
-from rlhf.training.hooks.memory_store import KIND, StoreKeeper, opened
+from rlhf.training.contrib.memory_store import KIND, StoreKeeper, opened
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 

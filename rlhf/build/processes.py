@@ -16,7 +16,7 @@ from rlhf.inference.fingerprint import fingerprint
 from rlhf.processes import Processes
 from rlhf.recipe import Recipe
 from rlhf.recipe.compatibility import check_processes
-from rlhf.training.backends.settings import spread_of
+from rlhf.training.backends.settings import sharding_of
 from rlhf.training.policy.model import Policy
 
 
@@ -27,7 +27,7 @@ def joined(recipe: Recipe) -> Iterator[Processes]:
     Raises:
         RecipeError: there are several, and a part of the recipe works in one only.
     """
-    wanted: list[Any] = [s.trainer for s in recipe.stages if spread_of(s.trainer).processes]
+    wanted: list[Any] = [s.trainer for s in recipe.stages if sharding_of(s.trainer).processes]
     n = processes.n_wanted()
     if processes.current().n > 1 or (n == 1 and not wanted):
         yield processes.current()

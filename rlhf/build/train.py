@@ -55,10 +55,10 @@ from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import State
+from rlhf.training.contrib.profiling import profiler_of
 from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import Policy, restore
 from rlhf.training.policy.model import resume as resume_policy
-from rlhf.training.profiling import profiler_of
 from rlhf.training.run import Run
 from rlhf.training.stages import demonstrations
 from rlhf.training.stages.demonstrations import Demonstration
@@ -89,7 +89,7 @@ def train(
     console: CleanConsole | None = None,
     profile: int | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any (`rlhf.training.profiling`).
+    """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any.
 
     Returns:
         plain values: success before and after with intervals, times, counts, the folder and the report.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlhf.commands.check_on import on_answers, on_attempts, refuse_absent, show_worst
+from rlhf.commands.contrib.check_on import on_answers, on_attempts, refuse_absent, show_worst
 from rlhf.commands.output import TO_MEND, AsJson, command, one_of, print_json, results
 from rlhf.errors import RecipeError
 
@@ -23,7 +23,7 @@ _N_TASKS = 3
 
 
 class What(StrEnum):
-    """What can be checked."""
+    """Parts that can be checked."""
 
     environment = "environment"
     reward = "reward"

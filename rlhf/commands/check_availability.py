@@ -51,12 +51,13 @@ def refuse_absent_models(recipe: Recipe) -> None:
     from rewards.combinators.parts import with_parts
     from rewards.judges.asking import AsksModel
     from rewards.models.model_folder import ModelReward
-    from rlhf.recipe.model_folders import refuse_no_model
+    from rlhf.checking import Problem, no_model
     from rlhf.training.policy.model import Pretrained
 
+    problems: list[Problem] = []
     if isinstance(recipe.policy, Pretrained):
         hint = "give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B"
-        refuse_no_model(recipe.policy.path, "policy.path", hint)
+        problems += no_model(recipe.policy.path, "policy.path", hint)
     hint = (
         "a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
         "checkpoints/NAME/policy"
@@ -64,7 +65,9 @@ def refuse_absent_models(recipe: Recipe) -> None:
     rewards = {name: weighted.reward for name, weighted in recipe.rewards.items()}
     for path, reward in with_parts("rewards", rewards):
         if isinstance(reward, ModelReward | AsksModel) and reward.path is not None:
-            refuse_no_model(reward.path, f"{path}.path", hint)
+            problems += no_model(reward.path, f"{path}.path", hint)
+    for problem in problems:
+        raise problem.error
 
 
 def refuse_unreachable_models(recipe: Recipe) -> None:
@@ -74,7 +77,7 @@ def refuse_unreachable_models(recipe: Recipe) -> None:
     """
     from huggingface_hub import hf_hub_download
 
-    from rlhf.recipe.model_folders import is_local_model
+    from rlhf.checking import is_local_model
 
     for where, named in models_of(recipe):
         if is_local_model(named):

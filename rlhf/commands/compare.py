@@ -20,7 +20,7 @@ from rlhf.terminal import CleanConsole
 
 
 class Metric(StrEnum):
-    """What evaluations are compared by."""
+    """Metrics that evaluations are compared by."""
 
     success = "success"
     score = "score"
@@ -81,7 +81,7 @@ def leaderboard(
     Examples: rlhf leaderboard evaluations; rlhf leaderboard evaluations/* --html leaderboard.html
     """
     from rlhf.evaluation.compare import evaluations_below
-    from rlhf.evaluation.leaderboard import boards, title_of, write_leaderboard
+    from rlhf.evaluation.contrib.leaderboard import boards, title_of, write_leaderboard
 
     folders = [one for folder in folders for one in evaluations_below(folder) or [folder]]
     found = boards(folders)
@@ -117,7 +117,7 @@ def _caution(said: Iterable[str]) -> None:
 
 def _show_board(title: str, rows: list[dict[str, Any]], console: CleanConsole) -> None:
     """Print a board; where the policies have no room beside the figures, with the folders of the evaluations."""
-    from rlhf.evaluation.leaderboard import COLUMNS, cells
+    from rlhf.evaluation.contrib.leaderboard import COLUMNS, cells
     from rlhf.viewer.terminal import whole_table
 
     console.print(Text(title, "bold"))
@@ -140,7 +140,7 @@ def _names(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _markdown(rows: list[dict[str, Any]]) -> list[str]:
-    from rlhf.evaluation.leaderboard import COLUMNS, cells
+    from rlhf.evaluation.contrib.leaderboard import COLUMNS, cells
 
     head = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     return head + [f"| {' | '.join(cells(row))} |" for row in rows]

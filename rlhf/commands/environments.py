@@ -18,7 +18,7 @@ from rlhf.terminal import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rlhf.commands.measure import Measured, Played
+    from rlhf.commands.contrib.measure import Measured, Played
 
 #: Of a list of kinds only those are measured that take no longer.
 _QUICK_S = 60.0
@@ -179,7 +179,7 @@ def _of_suite(kind: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _measures(values: Mapping[str, Any], splits: tuple[str, ...], n: int, limit_s: float) -> dict[str, Any]:
-    from rlhf.commands.measure import measured
+    from rlhf.commands.contrib.measure import measured
 
     split = "test" if "test" in splits else splits[-1]
     found: Measured = measured(values, split, n, limit_s=limit_s)

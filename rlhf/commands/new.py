@@ -24,7 +24,7 @@ _TAKEN = frozenset({"rlhf", "rewards", "environments", "agents"}) | sys.stdlib_m
 
 
 class Part(StrEnum):
-    """What can be written."""
+    """Parts that can be written."""
 
     reward = "reward"
     environment = "environment"

@@ -51,7 +51,7 @@ class Stopped(RlhfError):
 
 @dataclass
 class State:
-    """What the options before the command say."""
+    """Options before the command."""
 
     debug: bool = False
 

@@ -69,7 +69,7 @@ def serve_environment(
             expected="the extra 'servers'",
             hint="pip install 'rlhf-agents[servers]'",
         ) from error
-    from rlhf.serving.openenv import Server
+    from rlhf.serving.contrib.openenv import Server
 
     console = errors()
 

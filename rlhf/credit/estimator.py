@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.data.scoring import TokensGNT
@@ -45,7 +45,7 @@ class AdvantageEstimator(Protocol):
 
 @runtime_checkable
 class BatchEstimator(Protocol):
-    """What an estimator has whose numbers for one group depend on the other groups of the step."""
+    """Estimator whose numbers for one group depend on the other groups of the step."""
 
     @property
     def over_batch(self) -> Callable[..., list[Credit]]:
@@ -57,7 +57,7 @@ class BatchEstimator(Protocol):
         ...
 
 
-class EstimatorCapabilities(Declared):
+class EstimatorCapabilities(CapabilityView):
     """Optional attributes of an estimator, with a default for each that it leaves out."""
 
     inner = Capability[object](None)

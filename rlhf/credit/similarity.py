@@ -1,4 +1,4 @@
-"""Which texts are nearly the same."""
+"""Groups texts that are nearly the same."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _prompt_in(buffer: TokenBuffer, n: int, stop_ids: tuple[int, ...], adapter: 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample.
+    """Sampling parameters.
 
     Attributes:
         max_tokens: limit on new tokens.
@@ -142,7 +142,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Generation:
-    """What the model sampled for one prompt.
+    """Tokens sampled for one prompt.
 
     Attributes:
         prompt: exactly what the model was given.
@@ -298,7 +298,7 @@ setattr(Generation, "logprobs", property(lambda generation: tuple(generation._lo
 
 
 class Conversations:
-    """What one episode has read and sampled: calls whose prompts extend each other share one array.
+    """Tokens read and sampled in one episode: calls whose prompts extend each other share one array.
 
     So a generation of many turns costs the tokens that it adds, and not its whole prompt.
     """

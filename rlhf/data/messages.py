@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """Who speaks."""
+    """Roles of speakers."""
 
     SYSTEM = "system"
     USER = "user"

@@ -18,7 +18,7 @@ _CUT = frozenset({Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a reward says of one trajectory, or a verifier of one answer.
+    """Judgement of a reward on one trajectory, or of a verifier on one answer.
 
     Attributes:
         value: the reward of the whole trajectory.
@@ -126,7 +126,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a critic expects of the states of a group, in units of the reward, before anything is learnt from it.
+    """Values of the states of a group by a critic, in units of the reward, before anything is learnt from it.
 
     Attributes:
         tokens_GNT: `[G][N][T]` the value of the state before each sampled token; of a critic of turns, that of the

@@ -10,7 +10,7 @@ from rlhf.data.generation import DEMONSTRATED, Generation
 
 
 class Outcome(StrEnum):
-    """How an episode ended. The last five are failures of a part, not of the policy: nothing trains on them."""
+    """End of an episode. The last five are failures of a part, not of the policy: nothing trains on them."""
 
     SOLVED = "solved"
     FAILED = "failed"  #: the environment ended the episode without success
@@ -35,7 +35,7 @@ _PART_FAILURES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an agent decided in one turn.
+    """Decision of an agent in one turn.
 
     Attributes:
         text: what the environment is given.

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from environments.base import Capabilities
+from rlhf.checking import is_local_model
 from rlhf.errors import ModelError
 from rlhf.estimate.memory import estimates, largest
 from rlhf.estimate.meta import count, meta_model, parameters_of
-from rlhf.recipe.model_folders import is_local_model
 from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
 from rlhf.registry import kind_of
 from rlhf.stats import share_interval

@@ -19,7 +19,7 @@ from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameters_of, shaped
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
-from rlhf.training.backends.settings import DeepSpeed, Fsdp, spread_of
+from rlhf.training.backends.settings import DeepSpeed, Fsdp, sharding_of
 from rlhf.training.backends.token_stats import wanted_by
 from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.critics.value_model import backbone_of
@@ -38,7 +38,7 @@ _ZERO3_LIVE = 1_000_000_000
 #: What to change about each part of a stage; `{stage}` is its path as an override has it.
 _CHANGES = {
     "weights": "use a smaller model, policy.dtype=bfloat16 or '{stage}.trainer={{kind: deepspeed, zero: 3}}'",
-    "gradients": "train adapters, policy.lora={{}}, or spread them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
+    "gradients": "train adapters, policy.lora={{}}, or shard them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
     "masters": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
     "moments": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
     "buffers": "change {stage}.trainer: a lower bucket_mb, or reshard_after_forward: true, whichever it has",
@@ -148,7 +148,7 @@ def _estimate(
     recipe: Recipe, path: str, stage: Any, parameters: Sequence[Parameter], config: Any, n_processes: int
 ) -> Estimate:
     dtype = precision_of(recipe, stage)
-    if spread_of(stage.trainer).processes:
+    if sharding_of(stage.trainer).processes:
         parameters = [replace(p, size=_SIZES[dtype]) if p.size >= 1 else p for p in parameters]
     kept = trainer_bytes(parameters, stage.trainer, n_processes)
     on_host = _on_host(stage.trainer)
@@ -165,7 +165,7 @@ def _estimate(
     # Once more without logits to speak of.
     peaks = [_dry(model, asked), _dry(model, replace(asked, n_sampled=1))]
     whole, bare = (peak or 0 for peak in peaks)
-    loading = sum(p.n_bytes for p in parameters) - kept["weights"] if spread_of(stage.trainer).parameters else 0
+    loading = sum(p.n_bytes for p in parameters) - kept["weights"] if sharding_of(stage.trainer).parameters else 0
     passing = (
         (Part("activations", min(bare, whole)), Part("logits", max(whole - bare, 0))),
         (Part("critic_activations", _of_critic(stage, model, asked)),),
@@ -186,33 +186,33 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
         kind: of the trainer, a stage's `trainer`.
         n_processes: that share the stage.
     """
-    spread = spread_of(kind)
+    sharding = sharding_of(kind)
     trained = [p for p in parameters if p.is_trained]
     weights, of_trained = sum(p.n_bytes for p in parameters), 4 * sum(p.n for p in trained)
-    if not spread.optimizer:
+    if not sharding.optimizer:
         masters = 4 * sum(p.n for p in trained if p.size < 4)
         # The update takes a root of every mean square at once.
         return {
             "weights": weights, "gradients": of_trained, "masters": masters, "moments": 2 * of_trained,
             "update": of_trained,
         }  # fmt: skip
-    if spread.parameters:
-        sizes = [4 if p.is_trained and not spread.has_masters else p.size for p in parameters]
-        pieces = [p.n if p.n < spread.whole_below else -(-p.n // n_processes) for p in parameters]
+    if sharding.parameters:
+        sizes = [4 if p.is_trained and not sharding.has_master_weights else p.size for p in parameters]
+        pieces = [p.n if p.n < sharding.min_numel else -(-p.n // n_processes) for p in parameters]
         weights = int(sum(size * n for size, n in zip(sizes, pieces, strict=True)))
     n_trained = sum(p.n for p in trained)
     share = -(-n_trained // n_processes)
     of_one = 2 if kind.precision == "float16" else 4  # gradients of bfloat16 are added up in float32
-    gradients = of_one * (share if spread.gradients else n_trained)
+    gradients = of_one * (share if sharding.gradients else n_trained)
     # The update has the roots, and beside masters its gradients in float32 once more.
-    masters, update = (4 * share, 8 * share) if spread.has_masters else (0, 4 * share)
+    masters, update = (4 * share, 8 * share) if sharding.has_master_weights else (0, 4 * share)
     return {"weights": weights, "gradients": gradients, "masters": masters, "moments": 8 * share, "update": update}
 
 
 def _on_host(kind: Any) -> set[str]:
     """What lies in the machine's memory though the policy is on a GPU."""
     found = {"masters", "moments"} if isinstance(kind, DeepSpeed) and kind.offload_optimizer else set()
-    if found and spread_of(kind).gradients:
+    if found and sharding_of(kind).gradients:
         found.add("gradients")
     return found | ({"weights"} if isinstance(kind, DeepSpeed) and kind.offload_parameters else set())
 
@@ -228,18 +228,18 @@ def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
         kind: of the trainer.
         config: of the model.
     """
-    spread = spread_of(kind)
-    if not spread.optimizer:
+    sharding = sharding_of(kind)
+    if not sharding.optimizer:
         return 0
     size = max(p.size for p in parameters)
     n, n_trained = count(parameters)
-    if spread.bucket_bytes:
-        gathered = min(n, _ZERO3_LIVE) * size if spread.parameters else 0
-        return int(min(spread.bucket_bytes, n_trained * size) + gathered)
+    if sharding.bucket_bytes:
+        gathered = min(n, _ZERO3_LIVE) * size if sharding.parameters else 0
+        return int(min(sharding.bucket_bytes, n_trained * size) + gathered)
     text = config.get_text_config()
     ends = [p for p in parameters if p.n == text.vocab_size * text.hidden_size]
     (of_ends, trained_ends), n_layers = count(ends), text.num_hidden_layers
-    gathered = n if spread.keeps_gathered else min(n, of_ends + 2 * (n - of_ends) // n_layers)
+    gathered = n if sharding.keeps_full_weights else min(n, of_ends + 2 * (n - of_ends) // n_layers)
     a_layer = (n_trained - trained_ends) // n_layers
     return int((gathered + trained_ends + a_layer) * size + 4 * max(trained_ends, a_layer))
 
@@ -385,7 +385,7 @@ def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
 
 @dataclass(frozen=True)
 class _Model:
-    """What makes two models' passes the same."""
+    """Key of models whose passes need the same memory."""
 
     key: str
     dtype: str

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from rlhf.data import Failure, Generation, Outcome, Score, ScoredGroup, Task, Trajectory
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.errors import RewardError
-from rlhf.rollout.strategies import Strategy, unseen
+from rlhf.rollout.contrib.strategies import Strategy, unseen
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the candidates of one answer took together; what several of them share counts once.
+    """Cost of the candidates of one answer together; what several of them share counts once.
 
     Attributes:
         chosen: number of the candidate that is the answer, among those of its task.

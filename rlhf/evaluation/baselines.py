@@ -82,7 +82,7 @@ class WholeMessages(Renderer):
 
 
 class NoModel:
-    """What the engines below have in common: there is nothing to load."""
+    """Base of the engines below: there is nothing to load."""
 
     policy_version = 0
     weights_form: WeightsForm = "shared"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlhf.evaluation.contrib.reliability import reliability_charts
 from rlhf.evaluation.figures import Band, Series, line_chart, smooth
-from rlhf.evaluation.reliability import reliability_charts
 from rlhf.evaluation.run_data import Curve, RunData
 from rlhf.metrics import describe
 
@@ -16,7 +16,7 @@ _LONGEST = 58
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What one chart shows: metrics with the legend's word for each."""
+    """Metrics of one chart, with the legend's word for each."""
 
     title: str
     metrics: tuple[tuple[str, str], ...]

@@ -19,7 +19,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Evaluation:
-    """Which tasks success is reported on, and how the policy samples there."""
+    """Tasks that success is reported on, and the sampling there."""
 
     split: str = "test"
     """Tasks of the result; training never draws from it."""

@@ -66,7 +66,7 @@ class EvaluationData:
 
 @dataclass(frozen=True, slots=True)
 class HardTask:
-    """How a task went, of all its attempts that no part failed in."""
+    """Results of a task, of all its attempts that no part failed in."""
 
     task_id: str
     type: str

@@ -23,7 +23,7 @@ _TIE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """How two policies differ on the tasks that both attempted.
+    """Difference of two policies on the tasks that both attempted.
 
     Attributes:
         difference: mean over tasks of (second minus first), with its interval; `n` counts tasks.

@@ -12,11 +12,11 @@ from rlhf.evaluation.baselines import Planned
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
+from rlhf.rollout.contrib.strategies import Strategy
 from rlhf.rollout.group_structure import Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import check_failures
-from rlhf.rollout.strategies import Strategy
 
 #: Step number that keeps the seeds of evaluations apart from those of training, and equal between evaluations.
 STEP = -1

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf.evaluation import transcript
+from rlhf.evaluation.contrib.findings import compared, findings
 from rlhf.evaluation.curves import learning_curves
 from rlhf.evaluation.figures import interval_chart
-from rlhf.evaluation.findings import compared, findings
 from rlhf.evaluation.page import failures, render, write_page
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import TrajectoryRecord

@@ -19,7 +19,7 @@ class RolloutEngine(Protocol):
 
     @property
     def weights_form(self) -> WeightsForm:
-        """How `load` takes weights."""
+        """Form in which `load` takes weights."""
         ...
 
     @property

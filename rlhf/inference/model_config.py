@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 
 
-class ModelConfig(Declared):
+class ModelConfig(CapabilityView):
     """Hugging Face's configuration of a model, with None or the library's default for each field that it lacks."""
 
     num_attention_heads = Capability[int | None](None)
@@ -45,7 +45,7 @@ class ModelConfig(Declared):
         return int(self.head_dim or self.hidden_size // (self.num_attention_heads or 1))
 
 
-class ModelWrapper(Declared):
+class ModelWrapper(CapabilityView):
     """A model that may be wrapped by PEFT or by DeepSpeed, and may not be Hugging Face's."""
 
     config = Capability[Any](None)

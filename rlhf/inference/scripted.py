@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a scripted model says, with log-probs.
+    """Scripted reply, with log-probs.
 
     Attributes:
         content: text, or token ids.

@@ -36,7 +36,7 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where one tensor lies in the buffer: `n_bytes` from `offset`."""
+    """Place of one tensor in the buffer: `n_bytes` from `offset`."""
 
     name: str
     dtype: str

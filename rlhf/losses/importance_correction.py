@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.errors import DataError
 from rlhf.losses.mismatch import (
     CorrectionInputs,
@@ -50,7 +50,7 @@ class Correction(Protocol):
         ...
 
 
-class CorrectionCapabilities(Declared):
+class CorrectionCapabilities(CapabilityView):
     """Optional attributes of a correction, with a default for each that it leaves out."""
 
     per_token = Capability[object](False)
@@ -244,7 +244,7 @@ class Masked(_Bounded):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Criterion:
-    """What a token, or a whole trajectory, must fulfil to be kept.
+    """Condition under which a token, or a whole trajectory, is kept.
 
     `k1` is put as the ratio itself: `at_least` and `at_most` are bounds of w, of ∏ w (`sum`), or of the geometric mean
     (`mean`). verl puts k1 = −log w against the logarithms of the bounds, so asymmetric ones act on 1/w: with 0.5 and 5

@@ -28,7 +28,7 @@ Statistic = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True, slots=True)
 class CorrectionInputs:
-    """What a correction may look at. All `[N]`; log-probs in nats.
+    """Inputs of a correction. All `[N]`; log-probs in nats.
 
     Attributes:
         old_logprobs: as the trainer computes them, before the first update of the step; without gradient.
@@ -59,7 +59,7 @@ class CorrectionInputs:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionOutput:
-    """What becomes of each token, `[N]`.
+    """Result of a correction for each token, `[N]`.
 
     Attributes:
         weights: at least 0; multiplies the token's weight in the loss. A token of weight 0 teaches nothing and still

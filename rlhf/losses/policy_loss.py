@@ -12,14 +12,14 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.errors import DataError
 from rlhf.losses.trajectories import Trajectories
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a loss may look at. All `[N]`, N = policy tokens of the micro-batch; log-probs in nats.
+    """Inputs of a loss. All `[N]`, N = policy tokens of the micro-batch; log-probs in nats.
 
     Attributes:
         policy_logprobs: of the current policy; carries the gradient.
@@ -166,7 +166,7 @@ class PolicyLoss(Protocol):
         ...
 
 
-class LossNeeds(Declared):
+class LossNeeds(CapabilityView):
     """Optional attributes of a loss, see `PolicyLoss`, with a default for each that it leaves out."""
 
     needs_ref = Capability[object](False)

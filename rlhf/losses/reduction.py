@@ -36,7 +36,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Reduction:
-    """How the losses of single tokens become one number."""
+    """Way in which the losses of single tokens become one number."""
 
     kind: Kind = "token_mean"
     """Which coefficient a token gets."""

@@ -19,15 +19,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from rlhf.catalog import CATALOG, DEFAULT_KIND
+from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.recipe.aliases import ours
-from rlhf.recipe.declared import declared_by
 from rlhf.recipe.describe import expected, given
+from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.renamed import with_new_keys
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
+from rlhf.sections import DEFAULT_KIND
 
 
 def build(cls: Any, values: Any, path: str, *, base: Path, default: object = None) -> Any:
@@ -109,7 +110,7 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
 def build_environment(values: Any, path: str, *, base: Path) -> Any:
     """Make the environment that `values` describes, in worker processes if it declares that it needs them."""
     environment = build_part("environment", values, path, base=base)
-    if not declared_by(environment, path).isolated:
+    if not properties_declared_by(environment, path).isolated:
         return environment
     from environments.workers.pool import Processes
 

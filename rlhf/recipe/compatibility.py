@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from agents.base import Capabilities as agent_says
 from environments.base import Capabilities as environment_says
 from rewards.base import GroupReward
-from rlhf.catalog import CATALOG, DEFAULT_KIND
+from rlhf.catalog import CATALOG
 from rlhf.checking import Problem, RecipeView, no_effect, no_split
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.model import plain_rewards
 from rlhf.recipe.view import Place, places
 from rlhf.registry import resolve
+from rlhf.sections import DEFAULT_KIND
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe

@@ -15,7 +15,7 @@ BASELINES = ("random", "oracle")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """What the command line says, in plain values; an evaluation's folder keeps it.
+    """Arguments of the command line, in plain values; an evaluation's folder keeps them.
 
     Attributes:
         target: a recipe, run or checkpoint; a model, adapter or hub name; `random`, `oracle`, or an agent's kind.

@@ -1,4 +1,4 @@
-"""Which keys a class takes, and which types make objects of their own."""
+"""Recipe keys of a class, and the types that make objects of their own."""
 
 from __future__ import annotations
 

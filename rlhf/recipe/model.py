@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import RecipeError, nearest
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build, build_environment, build_part, plain, plain_part
-from rlhf.recipe.declared import declared_by, with_defaults
 from rlhf.recipe.describe import given
+from rlhf.recipe.environment_properties import properties_declared_by, with_defaults
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.values import join
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train, where, how it is scored and in which stages. Made by `load`, which has checked all of it.
+    """Policy, environment, rewards and stages of a run. Made by `load`, which has checked all of it.
 
     Attributes:
         name: names the run; letters, digits, dot, dash and underscore.
@@ -199,7 +199,9 @@ def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weight
     """
     from rewards.combinators.parts import compared_in
 
-    if not declared_by(environment).judged_by_rewards or any(w.solved_at is not None for w in rewards.values()):
+    if not properties_declared_by(environment).judged_by_rewards or any(
+        w.solved_at is not None for w in rewards.values()
+    ):
         return rewards
     scored = [name for name, w in rewards.items() if w.watch is None]
     comparing = [name for name in scored if any(compared_in(name, rewards[name].reward, None))]

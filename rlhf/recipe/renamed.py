@@ -22,7 +22,7 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
         "relift": "imitate_failed",
         "trains": "train_roles",
     },
-    "rlhf.training.hooks.reference_reset:ReferenceReset": {"kl_above": "max_kl"},
+    "rlhf.training.contrib.reference_reset:ReferenceReset": {"kl_above": "max_kl"},
     **{critic: {"trunk": "backbone"} for critic in _CRITICS},
 }
 

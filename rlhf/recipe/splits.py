@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from environments.base import Capabilities
 from rlhf.checking import no_split
 from rlhf.errors import RecipeError
-from rlhf.recipe.declared import declared_by
+from rlhf.recipe.environment_properties import properties_declared_by
 
 if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
@@ -19,13 +19,13 @@ def check_declared_split(split: str, environment: object, where: str) -> None:
     Of an environment that declares nothing, what it can list shows.
     """
     if Capabilities(environment).properties is not None:
-        for problem in no_split(split, declared_by(environment).splits, where):
+        for problem in no_split(split, properties_declared_by(environment).splits, where):
             raise problem.error
 
 
 def refuse_judging(recipe: Recipe) -> None:
     """Raise RecipeError where a stage draws from the split of the result, unless `evaluation.allow_overlap` is true."""
-    own, offered = recipe.evaluation, declared_by(recipe.environment).splits
+    own, offered = recipe.evaluation, properties_declared_by(recipe.environment).splits
     if (stages := drawing_from_the_judged(recipe)) and not own.allow_overlap:
         raise RecipeError(
             "tasks that judge the policy would be trained on",

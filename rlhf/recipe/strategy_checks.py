@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.declared import declared_by
+from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.text import parse
 from rlhf.registry import kind_of
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from environments.base import Environment
-    from rlhf.rollout.strategies import Strategy
+    from rlhf.rollout.contrib.strategies import Strategy
 
 
 def strategy_of(values: Any, base: Path) -> Strategy | None:
@@ -65,8 +65,8 @@ def check_strategy(
         policy: names it.
     """
     from rewards.base import reads_tokens
+    from rlhf.rollout.contrib.strategies import StrategyCapabilities
     from rlhf.rollout.group_structure import replays
-    from rlhf.rollout.strategies import StrategyCapabilities
 
     if strategy is None:
         return
@@ -89,7 +89,7 @@ def check_strategy(
             hint="judge: {kind: grade, url: ...} asks a language model",
         )
     for name, environment in environments.items():
-        if replays(strategy.rollout) and not declared_by(environment).replayable:
+        if replays(strategy.rollout) and not properties_declared_by(environment).replayable:
             raise RecipeError(
                 "candidates would begin with a replay, which this environment does not promise to repeat",
                 where=f"parts.{name}.environment",

@@ -28,8 +28,8 @@ from pydantic.dataclasses import dataclass
 from rewards.suite import names as suite_names
 from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
-from rlhf.recipe.declared import with_defaults
 from rlhf.recipe.describe import given
+from rlhf.recipe.environment_properties import with_defaults
 from rlhf.recipe.files import Listed, files_beside, listed_in
 from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
 from rlhf.recipe.splits import check_declared_split
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from agents.base import Agent
     from environments.base import Environment
     from rlhf.data import Task
+    from rlhf.rollout.contrib.strategies import Strategy
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.scoring import Weighted
-    from rlhf.rollout.strategies import Strategy
 
 _OF_PARTS = ("agent", "rewards", "limits", "tasks")
 _KEYS = ("name", "attempts", "seed", "metric", "sampling", "strategy", *_OF_PARTS, "parts")
@@ -52,7 +52,7 @@ _KEYS = ("name", "attempts", "seed", "metric", "sampling", "strategy", *_OF_PART
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Sampling:
-    """How a policy samples while it is judged."""
+    """Sampling of a policy while it is judged."""
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """0 takes the likeliest token."""
@@ -64,7 +64,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Tasks:
-    """Which tasks of an environment."""
+    """Selection of tasks of an environment."""
 
     split: str = "test"
     """A split that the environment knows."""
@@ -110,7 +110,7 @@ class Tasks:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Whole:
-    """What belongs to no part."""
+    """Keys of a suite that belong to no part."""
 
     attempts: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 20_000
@@ -141,7 +141,7 @@ class Part:
 
 @plain_dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What a policy is judged on.
+    """Suite of environments that a policy is judged on.
 
     Attributes:
         name: of its file, where it does not say.

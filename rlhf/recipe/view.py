@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import CATALOG
 from rlhf.checking import CheckContext, RecipeView
-from rlhf.recipe.declared import declared_by
+from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import holds_objects, keys_of, section_in
 from rlhf.recipe.values import join
 from rlhf.registry import kind_of
@@ -64,25 +64,25 @@ def shards_parameters(recipe: Recipe) -> bool:
 
 
 def _sharded(recipe: Recipe) -> Mapping[str, str]:
-    from rlhf.training.backends.settings import key_that_spreads, spread_of
+    from rlhf.training.backends.settings import key_that_shards, sharding_of
 
     stages = [(path, stage.trainer) for path, stage in _stages(recipe)]
     return {
-        path: key_that_spreads(trainer, kind_of("trainer", trainer))
+        path: key_that_shards(trainer, kind_of("trainer", trainer))
         for path, trainer in stages
-        if spread_of(trainer).parameters
+        if sharding_of(trainer).parameters
     }
 
 
 def view_of(recipe: Recipe) -> RecipeView:
     """The view of `recipe` that its parts check themselves against."""
     from agents.chat import ChatAgent
-    from agents.declared import roles_of
+    from agents.roles import roles_of
     from rewards.base import is_penalty
     from rewards.combinators.parts import with_parts
     from rlhf.inference.settings import shares_policy
 
-    properties, sharded = declared_by(recipe.environment), _sharded(recipe)
+    properties, sharded = properties_declared_by(recipe.environment), _sharded(recipe)
     chatting = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ChatAgent))
     return RecipeView(
         policy=recipe.policy,

@@ -36,7 +36,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where an attempt leaves another attempt at the same task.
+    """Point where an attempt leaves another attempt at the same task.
 
     Attributes:
         parent: number of that attempt.

@@ -35,7 +35,7 @@ _runs = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a rollout stands.
+    """Progress of a rollout.
 
     Attributes:
         n_episodes: attempts to make.
@@ -92,7 +92,7 @@ class Attempts:
 
 @dataclass(slots=True)
 class _Board:
-    """What is going on, for the progress."""
+    """Counts of a rollout in progress."""
 
     n_episodes: int
     n_done: int = 0
@@ -261,7 +261,7 @@ async def _either(event: asyncio.Event, playing: asyncio.Task[None]) -> None:
 
 
 class _Rollout:
-    """What all attempts have in common."""
+    """Settings that all attempts have in common."""
 
     def __init__(
         self,

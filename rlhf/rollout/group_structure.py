@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role, Trajectory
 from rlhf.data.generation import calls_of
@@ -46,7 +46,7 @@ class GroupStructure(Protocol):
         ...
 
 
-class _Replaying(Declared):
+class _Replaying(CapabilityView):
     replays = Capability[object](False)
 
 
@@ -265,7 +265,7 @@ class Retry:
 
 @plain_dataclass(frozen=True, slots=True)
 class _State:
-    """Where the policy was to act: before a turn of an attempt."""
+    """State in which the policy was to act: before a turn of an attempt."""
 
     attempt: Trajectory
     turn: int

@@ -17,7 +17,7 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Limits:
-    """How far an episode may go, and how much may go wrong."""
+    """Limits of an episode, and the share of errors that a run tolerates."""
 
     max_turns: Annotated[int, Field(ge=1)] = 20
     """Actions of one episode; those that could not be parsed count."""

@@ -23,7 +23,7 @@ from rlhf.rollout.renderer import Renderer
 
 
 class EpisodeStatus(StrEnum):
-    """What an episode waits for."""
+    """Things that an episode waits for."""
 
     ENVIRONMENT = "environment"
     AGENT = "agent"
@@ -32,7 +32,7 @@ class EpisodeStatus(StrEnum):
 
 @dataclass(slots=True)
 class EpisodeMonitor:
-    """What can be seen of a running episode from outside.
+    """State of a running episode, readable from outside.
 
     Attributes:
         phase: what it waits for.

@@ -158,7 +158,7 @@ def _reason(message: str, task_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Scorer:
-    """What the attempts of one group have in common."""
+    """Settings that the attempts of one group have in common."""
 
     task: Task
     rewards: Mapping[str, Weighted]

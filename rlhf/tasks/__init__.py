@@ -1,1 +1,1 @@
-"""Which tasks next."""
+"""Choice of the next tasks."""

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from pydantic.dataclasses import dataclass
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import ScoredGroup
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
@@ -20,7 +20,7 @@ from rlhf.settings import STRICT
 
 @plain_dataclass(frozen=True, slots=True)
 class Selection:
-    """What becomes of the groups drawn so far.
+    """Sampled groups to train on, and whether more tasks are to be sampled.
 
     Attributes:
         kept: indices of the groups to train on, ascending. Groups are kept whole: their baselines need all attempts.
@@ -74,7 +74,7 @@ class GroupSelection(Protocol):
         ...
 
 
-class SelectionCapabilities(Declared):
+class SelectionCapabilities(CapabilityView):
     """Optional attributes of a selection, with a default for each that it leaves out."""
 
     max_rounds = Capability(1, int)

@@ -14,7 +14,7 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 
 async def between(run: Run, parts: StageComponents) -> None:
     """Do what is due after a step, or was when a run was stopped there."""
-    success = await run.watch(parts.stage.evaluate_every, parts.stage.steps)
+    success = await run.evaluate_if_due(parts.stage.evaluate_every, parts.stage.steps)
     if success is not None:
         for hook in parts.hooks:
             hook.on_evaluation(run, success)
@@ -22,7 +22,7 @@ async def between(run: Run, parts: StageComponents) -> None:
         await hook.between_steps(run, parts)
 
 
-def serve_left(run: Run, stages: Sequence[Any]) -> None:
+def restore_refreshed_rewards(run: Run, stages: Sequence[Any]) -> None:
     """Score with what the stages have left that are over, as a run does that was never stopped."""
     for index, stage in enumerate(stages[: run.state.stage + run.state.finished]):
         if not isinstance(stage, PolicyGradient):

@@ -69,12 +69,12 @@ class StageKeys(Protocol):
 
     @property
     def loss(self) -> PolicyLoss:
-        """What is minimised."""
+        """Loss that is minimised."""
         ...
 
     @property
     def layout(self) -> Literal["trajectory", "generation"]:
-        """What becomes a row."""
+        """Unit that becomes a row."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class StageKeys(Protocol):
 
     @property
     def optimizer(self) -> AdamW:
-        """How the weights are updated."""
+        """Settings of the optimiser."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class StageKeys(Protocol):
 
     @property
     def keep_checkpoints(self) -> Keep:
-        """How many checkpoints of the stage stay."""
+        """Rule for the checkpoints of the stage that stay."""
         ...
 
     @property
@@ -128,7 +128,7 @@ class LiveStage(Protocol):
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
-        """What a checkpoint keeps besides policy and optimiser, by name."""
+        """Live parts whose state a checkpoint keeps besides policy and optimiser, by name."""
         ...
 
     @property
@@ -137,7 +137,7 @@ class LiveStage(Protocol):
         ...
 
     @property
-    def is_torn(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether something that is renewed between steps is half done, and no state to save."""
         ...
 
@@ -169,11 +169,11 @@ class RunContext(Protocol):
         ...
 
     def profiled(self, step: int) -> AbstractContextManager[None]:
-        """What happens inside is `step` of the present stage, counted from 0."""
+        """Profile `step` of the present stage, counted from 0."""
         ...
 
-    def deliver(self, *, again: bool = False) -> Awaitable[None]:
-        """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
+    def publish(self, *, same_version: bool = False) -> Awaitable[None]:
+        """Hand the policy's present weights to the engine under a new version unless `same_version`."""
         ...
 
     def replace_reward(self, name: str, reward: Any) -> None:
@@ -198,7 +198,7 @@ class RunContext(Protocol):
         """Keep the configuration that a trainer was given for this stage."""
         ...
 
-    def breathe(self) -> Awaitable[None]:
+    def check_stop(self) -> Awaitable[None]:
         """Hear whether the user wants to stop."""
         ...
 

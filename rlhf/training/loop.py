@@ -16,9 +16,9 @@ from rlhf.batching.samples import make_samples
 from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.spans import span
-from rlhf.training.between_steps import between, serve_left
+from rlhf.training.between_steps import between, restore_refreshed_rewards
 from rlhf.training.hooks.base import Step
-from rlhf.training.rollout_phase import gather
+from rlhf.training.rollout_phase import sample_groups
 from rlhf.training.run import Run
 from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.base import is_played, other_stage
@@ -29,15 +29,15 @@ from rlhf.training.update import update
 
 async def train(run: Run, stages: Sequence[Any]) -> None:
     """Run every stage from where `run.state` stands. Whatever stops a run, its last finished step is saved."""
-    serve_left(run, stages)
+    restore_refreshed_rewards(run, stages)
     for index in range(run.state.stage, len(stages)):
         stage = stages[index]
-        kind, work = other_stage(stage) or ("policy_gradient", improve)
+        kind, work = other_stage(stage) or ("policy_gradient", train_policy)
         if index > run.state.stage or not run.state.stage_kind:
             run.begin_stage(index, kind)
         if not run.state.finished:
             if "before" not in run.state.results and is_played(stage):
-                await run.deliver()
+                await run.publish()
                 await run.measure("before")
             await work(run, stage)
             run.save()
@@ -46,14 +46,14 @@ async def train(run: Run, stages: Sequence[Any]) -> None:
             run.save()
 
 
-async def improve(run: Run, stage: PolicyGradient) -> None:
+async def train_policy(run: Run, stage: PolicyGradient) -> None:
     """The policy-gradient stage."""
     start = run.checkpoints / replace(run.state, step=0).folder_name
     parts = StageComponents.of(run, stage, start if run.state.step else None)
-    run.take_up(parts)
+    run.restore_stage(parts)
     for hook in parts.hooks:
         hook.open(run, parts)
-    await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
+    await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
     with run.saved_if_stopped(parts):
         await between(run, parts)  # where a run was stopped there
@@ -69,7 +69,7 @@ async def improve(run: Run, stage: PolicyGradient) -> None:
         run.save(parts)  # with all that more steps would need
     parts.trainer.close()
     for hook in parts.hooks:
-        hook.leave(run)
+        hook.on_stage_end(run)
     run.advance(finished=True, of_steps=stage.steps)
 
 
@@ -78,9 +78,9 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     stage, label = parts.stage_at(run, number), run.state.label
     rng = np.random.default_rng([run.seed, run.state.stage, number])
     step = Step(number, f"step {number + 1} of {label}", stage, rng)
-    gathered = await gather(run, parts, step)
-    step.drawn, step.groups = gathered.collected.groups, gathered.groups
-    await run.rest()
+    gathered = await sample_groups(run, parts, step)
+    step.all_groups, step.groups = gathered.collected.groups, gathered.groups
+    await run.release_engine_memory()
     start = time.perf_counter()
     expected = parts.expected(step)
     with span("credit"):
@@ -98,16 +98,16 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
         await hook.after_update(run, parts, step)
     train_s = time.perf_counter() - start
     step.values |= parts.trainer.meter.rates(train_s)
-    await run.deliver()
+    await run.publish()
 
-    step.figures |= parts.source.learn(step.drawn)
+    step.metrics |= parts.source.learn(step.all_groups)
     for hook in parts.hooks:
         await hook.on_step_end(run, parts, step)
     run.say_once(step.cautions)
     run.record(label, number + 1, "train", gathered.recorded, gathered.of_all(credits))
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
-    metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **step.values, **step.figures}
+    metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **step.values, **step.metrics}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + gathered.collected.seconds}
     run.log(number + 1, metrics)
     n_updates = {"n_updates": parts.trainer.n_updates, "n_critic_updates": parts.n_critic_updates}

@@ -111,7 +111,7 @@ class Publisher:
     _last: dict[str, _Said] = field(default_factory=dict)
     _seen: dict[str, float] = field(default_factory=dict)
 
-    async def deliver(self) -> None:
+    async def publish(self) -> None:
         """Hand over the policy's present weights under its present version.
 
         Raises:
@@ -236,7 +236,7 @@ class Publisher:
 
 @dataclass(frozen=True)
 class _Said:
-    """What both sides say about the canary.
+    """Log-probs of both sides for the canary.
 
     The sampled tokens `[T]` and their log-probs `[T]` in nats, and the trainer's of the prompt's own tokens `[P - 1]`,
     which can be compared whatever the engine samples.

@@ -19,7 +19,7 @@ from rlhf.training.policy.model import Policy
 
 
 class OfTask(Protocol):
-    """What belongs to a task."""
+    """Protocol of things that belong to a task."""
 
     @property
     def task_id(self) -> str:

@@ -16,7 +16,7 @@ from rlhf.training.stage_state import StageComponents
 
 @dataclass(frozen=True)
 class TrainingGroups:
-    """What a step drew, and what it trains on.
+    """Groups that a step drew, and those it trains on.
 
     Attributes:
         collected: every group of every round, in the order their tasks were drawn in.
@@ -66,7 +66,7 @@ class TrainingGroups:
         }
 
 
-async def gather(run: Run, parts: StageComponents, step: Step) -> TrainingGroups:
+async def sample_groups(run: Run, parts: StageComponents, step: Step) -> TrainingGroups:
     """Return the scored groups of a step.
 
     Raises:
@@ -76,7 +76,7 @@ async def gather(run: Run, parts: StageComponents, step: Step) -> TrainingGroups
     stage = parts.stage
     for hook in parts.hooks:
         hook.before_step(run, step)
-    await run.breathe()
+    await run.check_stop()
     sampling = run.collector.limits.sampling(stage.temperature)
     collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
     async with parts.rollout(run) as players:

@@ -27,9 +27,9 @@ from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.checkpoints.writer import Writer
 from rlhf.training.context import LiveStage, Progress
-from rlhf.training.hooks.memory_store import StoreKeeper
+from rlhf.training.contrib.memory_store import StoreKeeper
+from rlhf.training.contrib.profiling import Profiler
 from rlhf.training.policy.model import Policy
-from rlhf.training.profiling import Profiler
 from rlhf.training.publisher import Publisher
 from rlhf.training.used_memory import used_memory
 
@@ -89,18 +89,18 @@ class Run:
         torch.manual_seed((self.seed * 1_000_003 + self.state.stage) * 1_000_003 + step)
 
     def profiled(self, step: int) -> AbstractContextManager[None]:
-        """What happens inside is `step` of the present stage, counted from 0, and is profiled where that is wanted."""
+        """Profile `step` of the present stage, counted from 0, where that is wanted."""
         if self.profiler is None:
             return nullcontext()
         return self.profiler.at(self.state.stage, self.state.label, step, self.progress.say)
 
-    async def deliver(self, *, again: bool = False) -> None:
-        """Hand the policy's present weights to the engine under a new version, or `again` under the present one."""
-        self.policy.version += not again
+    async def publish(self, *, same_version: bool = False) -> None:
+        """Hand the policy's weights to the engine, under a new version unless `same_version`."""
+        self.policy.version += not same_version
         with span("delivery"):
-            await self.publisher.deliver()
+            await self.publisher.publish()
 
-    async def rest(self) -> None:
+    async def release_engine_memory(self) -> None:
         """Let the engine make room in the GPU, until it is asked or delivered to again."""
         if isinstance(self.collector.engine, RestingEngine):
             with span("delivery"):
@@ -127,7 +127,7 @@ class Run:
 
     @contextmanager
     def off_the_clock(self) -> Iterator[None]:
-        """What happens inside does not count as training time."""
+        """Leave the time spent inside out of the training time."""
         self.advance()
         try:
             yield
@@ -197,13 +197,13 @@ class Run:
         if config is not None and current().is_main:
             (self.folder / f"deepspeed-{self.state.label}.json").write_text(json.dumps(config, indent=1))
 
-    async def breathe(self) -> None:
+    async def check_stop(self) -> None:
         """Between two updates: hear whether the user wants to stop. Several processes stop together or not at all."""
         await asyncio.sleep(0)
         if current().agree_to_stop():
             raise asyncio.CancelledError
 
-    def take_up(self, parts: LiveStage) -> None:
+    def restore_stage(self, parts: LiveStage) -> None:
         """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""
         self.note_trainer(parts.trainer)
         if self.state.step == 0:
@@ -238,7 +238,7 @@ class Run:
         if current().n > 1 and not current().stops_together:
             return store.latest(self.checkpoints)
         made = (parts.trainer.n_updates, parts.n_critic_updates)
-        is_whole = made == (self.state.n_updates, self.state.n_critic_updates) and not parts.is_torn
+        is_whole = made == (self.state.n_updates, self.state.n_critic_updates) and not parts.is_incomplete
         is_begun = self.state.step > 0  # before that, what the stage began with is all that a resumed run reads
         return self.save(parts) if is_whole and is_begun else store.latest(self.checkpoints)
 
@@ -268,7 +268,7 @@ class Run:
                 )
         return result
 
-    async def watch(self, every: int, n_steps: int) -> float | None:
+    async def evaluate_if_due(self, every: int, n_steps: int) -> float | None:
         """Measure between two steps where that is due: after each `every` of `n_steps`, but for the last.
 
         The policy whose interval has the highest lower end so far is the best: few attempts make it low.

@@ -14,24 +14,24 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import Stateful, TaskSource
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.contrib.demonstrations_in_groups import Demonstrating
+from rlhf.training.contrib.imitate_failed_tasks import FailedImitation, FailedTaskQueue
 from rlhf.training.contrib.judge_refresh import PolicyJudge
+from rlhf.training.contrib.league import League
+from rlhf.training.contrib.memory_store import StoreHook
+from rlhf.training.contrib.reference_reset import Reference, ResetClock
+from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
+from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.contrib.teacher import Teaching
 from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
 from rlhf.training.critics.values import CriticTrainer
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.collapse import Monitor
-from rlhf.training.hooks.demonstrations_in_groups import Demonstrating
-from rlhf.training.hooks.imitate_failed_tasks import FailedImitation, FailedTaskQueue
 from rlhf.training.hooks.kl_controller import AdaptiveKL
-from rlhf.training.hooks.league import League
-from rlhf.training.hooks.memory_store import StoreHook
-from rlhf.training.hooks.reference_reset import Reference, ResetClock
 from rlhf.training.hooks.replay import ReplayBuffer
-from rlhf.training.hooks.reward_memory import StatefulRewards
 from rlhf.training.hooks.reward_watch import Watches
 from rlhf.training.hooks.stopping import EarlyStop, EmptyStop
-from rlhf.training.hooks.task_demonstrations import Guide
-from rlhf.training.hooks.teacher import Teaching
 from rlhf.training.run import Run
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
@@ -74,7 +74,7 @@ class StageComponents:
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
-        """What a checkpoint keeps besides policy and optimiser, by name."""
+        """Live parts whose state a checkpoint keeps besides policy and optimiser, by name."""
         return {"sampler": self.source, **{hook.key: hook for hook in self.hooks if hook.key}}
 
     @property
@@ -83,9 +83,9 @@ class StageComponents:
         return sum(hook.n_critic_updates for hook in self.hooks)
 
     @property
-    def is_torn(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether something that is renewed between steps is half done, and no state to save."""
-        return any(hook.is_torn for hook in self.hooks)
+        return any(hook.is_incomplete for hook in self.hooks)
 
     def stage_at(self, run: Run, number: int) -> PolicyGradient:
         """Return the recipe keys with the coefficients of a step, counted from 0."""

@@ -10,7 +10,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.hooks.base import StageHook
-from rlhf.training.importance_correction import prepare
+from rlhf.training.old_logprobs import prepare
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
@@ -30,7 +30,7 @@ def update(
     samples, mismatch, correction = prepare(stage, trainer, samples, shares_policy=shares)
     totals = {name: [value] for name, value in mismatch.items()}
     for hook in hooks:
-        samples, filled = hook.fill(samples, rng)
+        samples, filled = hook.extend_samples(samples, rng)
         totals |= {name: [value] for name, value in filled.items()}
     for _ in range(stage.epochs if samples else 0):
         budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes

@@ -49,7 +49,7 @@ class Record(Protocol):
 
 
 class Spent(Protocol):
-    """What the candidates took that an attempt was chosen from."""
+    """Cost of the candidates that an attempt was chosen from."""
 
     @property
     def chosen(self) -> int: ...  # noqa: D102

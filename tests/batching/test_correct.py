@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlhf.batching.importance_correction import correct
+from rlhf.batching.corrected_rows import correct
 from rlhf.batching.pack import collate, minibatches, pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.errors import DataError

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from rlhf.credit.contrib.grpo_lead import GRPOLead
 from rlhf.credit.contrib.lightning import Lightning
+from rlhf.credit.contrib.loop import LOOP
 from rlhf.credit.contrib.stratified import Stratified
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.loop import LOOP
 from rlhf.credit.rloo import RLOO
 from tests.credit.credit_groups import group, group_of, outcome_group, per_trajectory, turn
 

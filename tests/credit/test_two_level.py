@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.two_level import PLAN, TwoLevel, options_of
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import credit_of
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.turn_gae import TurnGAE
-from rlhf.credit.two_level import PLAN, TwoLevel, options_of
 from rlhf.data import Generation, Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
 from rlhf.metrics import METRICS

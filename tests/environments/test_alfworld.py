@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from environments.alfworld import data
-from environments.alfworld.environment import ALFWorld
-from environments.alfworld.generate import TASK_TYPES, TREATMENTS, make, type_of
-from environments.alfworld.oracle import Goal, State, names_of, plan
 from environments.base import Environment, Oracle
+from environments.contrib.alfworld import data
+from environments.contrib.alfworld.environment import ALFWorld
+from environments.contrib.alfworld.generate import TASK_TYPES, TREATMENTS, make, type_of
+from environments.contrib.alfworld.oracle import Goal, State, names_of, plan
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
 from tests.environments.play import play, play_at_random, total
@@ -156,7 +156,8 @@ def test_scenes_are_those_of_the_split_and_rooms_those_of_the_task() -> None:
 
 
 def test_a_seed_is_one_game_in_every_process() -> None:
-    code = "from environments.alfworld.generate import *; print(*(fingerprint(make('test', i).game) for i in range(3)))"
+    module = "environments.contrib.alfworld.generate"
+    code = f"from {module} import *; print(*(fingerprint(make('test', i).game) for i in range(3)))"
     shown = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -256,7 +257,7 @@ def test_without_the_planner_a_game_says_what_to_install() -> None:
     code = """
 import sys
 sys.modules["fast_downward"] = None
-from environments.alfworld.environment import ALFWorld
+from environments.contrib.alfworld.environment import ALFWorld
 from rlhf.errors import MissingPackageError
 environment = ALFWorld(games="generated")
 try:

@@ -318,6 +318,7 @@ def test_a_bot_that_goes_in_circles_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("level", ["GoToLocal", "PickupLoc", "OpenDoor", "UnlockLocal", "PutNextLocal", "SynthS5R2"])
+@pytest.mark.extended
 def test_keeps_the_contract(level: str) -> None:
     report = check_environment(BabyAI(level=level), other_process=level == "GoToLocal")
     assert report.ok, str(report)

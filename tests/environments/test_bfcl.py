@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from environments.base import Environment, Oracle, StepResult, properties_of
-from environments.bfcl.apis import Apis
-from environments.bfcl.calls import Call, NoCall, decode
-from environments.bfcl.environment import BFCL, CATEGORIES, Category, _entries, _reference
 from environments.check import check_environment
+from environments.contrib.bfcl.apis import Apis
+from environments.contrib.bfcl.calls import Call, NoCall, decode
+from environments.contrib.bfcl.environment import BFCL, CATEGORIES, Category, _entries, _reference
 from environments.workers.pool import Processes
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError

@@ -36,6 +36,10 @@ KINDS = sorted(kind for kind in CATALOG["environment"] if kind not in SERVERS)
 QUICK = {"scienceworld": {"task": "find-plant"}}
 #: Kinds whose tasks can be listed without a module that takes minutes to compile, and that CI does without.
 TO_PLAY = {"alfworld": "fast_downward"}
+#: Kinds that play also in a worker process in the short version: one each of a package, of tables and of own worlds.
+IN_WORKER = {"babyai", "keyhole", "toy_text"}
+#: Kinds whose check takes half a minute or more.
+LONG_CHECK = {"minihack", "scienceworld", "textworld"}
 #: Strings of all kinds together, in the long version.
 N_STRINGS = 100_000
 #: Of the first split, tasks that are looked at.
@@ -57,6 +61,13 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield made
     if isinstance(made, Processes):
         made.close()
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """Name of the kind of `environment`."""
+    found: str = request.node.callspec.params["environment"]
+    return found
 
 
 def tasks(environment: Any, n: int, split: int = 0) -> list[Task]:
@@ -106,9 +117,9 @@ def replays(environment: Any, n_tasks: int, n_steps: int, other: Any) -> None:
     assert run(twice) == []
 
 
-def test_a_replay_gives_the_same_transcript_also_in_a_worker_process(environment: Any) -> None:
+def test_a_replay_gives_the_same_transcript(environment: Any, kind: str) -> None:
     # Workers have a fixed hash seed, these tests have one at random. What is served already is compared with itself.
-    other = environment if isinstance(environment, Processes) else Processes(environment=environment, n_workers=1)
+    other = Processes(environment=environment, n_workers=1) if kind in IN_WORKER else environment
     try:
         replays(environment, 2, 8, other)
         assert first_ids(other) == first_ids(environment)
@@ -301,12 +312,15 @@ def test_a_thousand_episodes_leave_nothing_open_and_no_memory(environment: Any) 
 
 def clean(environment: Any, **how: Any) -> None:
     report = check_environment(environment, call_limit_s=600, **how)
-    assert [(f.promise, f.detail) for f in report.findings if not f.ok] == []
+    # How long a step takes depends on what else this machine does: `benchmarks/environment_speed.py` measures it.
+    assert [(f.promise, f.detail) for f in report.findings if not f.ok and not f.promise.startswith("inline")] == []
 
 
-def test_the_check_is_clean(environment: Any) -> None:
-    # The other process is left to the replays above.
-    clean(environment, n_tasks=1, max_steps=6, other_process=False)
+def test_the_check_is_clean(environment: Any, kind: str) -> None:
+    if kind in LONG_CHECK:
+        pytest.skip("the whole check, which is extended, holds it")
+    # The other process is left to the replays above, most comparisons of splits to test_splits.py.
+    clean(environment, n_tasks=1, n_drawn=20, max_steps=6, other_process=False, enough_s=2)
 
 
 @pytest.mark.extended

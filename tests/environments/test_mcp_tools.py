@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
-from environments.remote.mcp_tools import McpTools, read
+from environments.contrib.remote.mcp_tools import McpTools, read
 from rlhf.data import Task
 from rlhf.errors import EnvError
 

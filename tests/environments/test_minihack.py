@@ -17,8 +17,8 @@ import pytest
 from pydantic import ValidationError
 
 from environments.base import Environment, can_demonstrate, most_at_once
-from environments.minihack.environment import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
-from environments.minihack.game import SHELF, Cells, View
+from environments.contrib.minihack.environment import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
+from environments.contrib.minihack.game import SHELF, Cells, View
 from environments.transcript import awaited
 from environments.workers.pool import SHARED, Processes
 from rlhf.data import Task

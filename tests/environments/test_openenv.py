@@ -22,11 +22,11 @@ from openenv.core.env_server.interfaces import Environment as TheirEnvironment
 from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.generic_client import GenericEnvClient
 
+from environments.contrib.remote.openenv import OpenEnv
 from environments.games.key_door import Keyhole
-from environments.remote.openenv import OpenEnv
 from rlhf.data import Outcome, SamplingParams
 from rlhf.errors import EnvError
-from rlhf.serving.openenv import Server
+from rlhf.serving.contrib.openenv import Server
 
 
 class Guess(Action):

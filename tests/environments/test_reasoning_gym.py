@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from environments.check import check_environment
-from environments.tasks.reasoning_gym import (
+from environments.contrib.reasoning_gym import (
     COUNTED,
     EVALUATED,
     NO_REFERENCE,

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from environments.base import Environment, Oracle
 from environments.check import check_environment
-from environments.scienceworld.environment import SPLITS, VARIATIONS, ScienceWorld
-from environments.scienceworld.sessions import AMBIGUOUS, State, close_all, give_back, take
+from environments.contrib.scienceworld.environment import SPLITS, VARIATIONS, ScienceWorld
+from environments.contrib.scienceworld.sessions import AMBIGUOUS, State, close_all, give_back, take
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
 from tests.environments.play import play, play_at_random, total

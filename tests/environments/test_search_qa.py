@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.check import check_environment
+from environments.contrib.bm25 import Index
 from environments.contrib.search_qa import (
     Library,
     Question,
@@ -22,7 +23,6 @@ from environments.contrib.search_qa import (
     read_action,
     ways,
 )
-from environments.core.bm25 import Index
 from rlhf.errors import EnvError
 from tests.environments.worlds import figures, is_shown, page, play, transcript
 
@@ -203,6 +203,7 @@ def test_the_transcript_of_the_page() -> None:
     assert plan is not None and is_shown(transcript(play(world, task, plan), plan))
 
 
+@pytest.mark.extended
 def test_all_promises_are_kept() -> None:
     report = check_environment(SearchQA(hops=2))
     assert report.ok, str(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from environments.core.instance_pool import InstancePool
+from environments.contrib.instance_pool import InstancePool
 
 
 @dataclass(eq=False)

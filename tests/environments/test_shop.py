@@ -260,6 +260,7 @@ def test_the_transcript_of_the_page() -> None:
     assert plan is not None and is_shown(transcript(play(world, task, plan), plan))
 
 
+@pytest.mark.extended
 def test_all_promises_are_kept() -> None:
     report = check_environment(Shop())
     assert report.ok, str(report)

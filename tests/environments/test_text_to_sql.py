@@ -17,7 +17,7 @@ from environments.check import check_environment
 from environments.contrib.sql_queries import cost, is_quick
 from environments.contrib.text_to_sql import Problem, TextToSql, TextToSqlEpisode, draw
 from environments.core.procedural import draw_for
-from rewards.answers.sql import SqlResult
+from rewards.contrib.sql import SqlResult
 from rlhf.errors import EnvError
 from tests.environments.worlds import is_shown, openings, oracle_figures, page, play, transcript
 

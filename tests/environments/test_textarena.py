@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("textarena")
 
-from environments.textarena.environment import SEATS, TextArena
-from environments.textarena.games import GAMES, Chance
+from environments.contrib.textarena.environment import SEATS, TextArena
+from environments.contrib.textarena.games import GAMES, Chance
 from rlhf.data import Task
 from tests.environments.play import play, play_at_random
 from tests.environments.worlds import random_play

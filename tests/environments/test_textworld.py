@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from environments.base import Environment, Oracle
 from environments.check import check_environment
-from environments.textworld import generate
-from environments.textworld.environment import PARAMETERS, TextWorld
-from environments.textworld.game import NOT_UNDERSTOOD, SHELF, Play, clean, readable
+from environments.contrib.textworld import generate
+from environments.contrib.textworld.environment import PARAMETERS, TextWorld
+from environments.contrib.textworld.game import NOT_UNDERSTOOD, SHELF, Play, clean, readable
 from environments.workers.pool import SHARED
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
@@ -167,6 +167,7 @@ def test_what_the_generator_says_is_in_the_message() -> None:
 @pytest.mark.parametrize(
     "environment", [COIN, *(pytest.param(one, marks=pytest.mark.extended) for one in (COOKING, TREASURE, SIMPLE))]
 )
+@pytest.mark.extended
 def test_the_contract_is_kept(environment: TextWorld) -> None:
     report = check_environment(environment, n_tasks=1, call_limit_s=300)
     assert report.ok, str(report)

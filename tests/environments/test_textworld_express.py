@@ -15,8 +15,14 @@ from pydantic import ValidationError
 
 from environments.base import Environment, Episode, Oracle, StepResult
 from environments.check import check_environment
-from environments.textworld_express.environment import PARAMETERS, SPLITS, Game, TextWorldExpress
-from environments.textworld_express.sessions import UNKNOWN_ACTION, Session, borrowed, close_jvm, package_version
+from environments.contrib.textworld_express.environment import PARAMETERS, SPLITS, Game, TextWorldExpress
+from environments.contrib.textworld_express.sessions import (
+    UNKNOWN_ACTION,
+    Session,
+    borrowed,
+    close_jvm,
+    package_version,
+)
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
 from tests.environments.play import play, play_at_random
@@ -277,6 +283,7 @@ def test_replaying_the_actions_is_a_snapshot() -> None:
         assert play(environment, task, actions[:n])[-1] == again[n]
 
 
+@pytest.mark.extended
 def test_the_contract_is_kept() -> None:
     report = check_environment(TextWorldExpress(game="sorting"), n_tasks=2)
     assert report.ok, str(report)

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from environments.core.jvm import Jvm, find_java
-from environments.textworld_express import sessions
-from environments.textworld_express.environment import TextWorldExpress
+from environments.contrib.jvm import Jvm, find_java
+from environments.contrib.textworld_express import sessions
+from environments.contrib.textworld_express.environment import TextWorldExpress
 from rlhf.errors import EnvError, MissingPackageError
 
 COIN = TextWorldExpress(game="coin", params={"numLocations": 3})
@@ -131,7 +131,7 @@ def test_a_hung_machine_raises_within_the_limit() -> None:
 def test_the_machine_dies_with_a_killed_parent() -> None:
     code = """
 import os, signal
-from environments.textworld_express import sessions
+from environments.contrib.textworld_express import sessions
 with sessions.borrowed("coin", ""):
     print(sessions.jvm_pid(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -147,7 +147,7 @@ with sessions.borrowed("coin", ""):
 def test_a_forked_process_gets_a_machine_of_its_own() -> None:
     code = """
 import os
-from environments.textworld_express import sessions
+from environments.contrib.textworld_express import sessions
 def look():
     with sessions.borrowed("coin", "") as session:
         session.begin(0, "train")
@@ -169,7 +169,7 @@ USE_IT = """
 import sys
 for name in sys.argv[1:]:
     sys.modules[name] = None  # as if it were not installed
-from environments.textworld_express.environment import TextWorldExpress
+from environments.contrib.textworld_express.environment import TextWorldExpress
 from rlhf.errors import MissingPackageError
 environment = TextWorldExpress(game="coin")
 try:

@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from environments.textworld_express import oracle
-from environments.textworld_express.environment import Game, TextWorldExpress
-from environments.textworld_express.sessions import borrowed, close_jvm
+from environments.contrib.textworld_express import oracle
+from environments.contrib.textworld_express.environment import Game, TextWorldExpress
+from environments.contrib.textworld_express.sessions import borrowed, close_jvm
 from tests.environments.play import play
 from tests.environments.textworld_games import FIVE_ROOMS, seed_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from environments.textworld_express.environment import TextWorldExpress
+from environments.contrib.textworld_express.environment import TextWorldExpress
 from rlhf.data import Task
 
 FIVE_ROOMS = TextWorldExpress(game="mapreader", params={"numLocations": 5, "maxDistanceApart": 2})

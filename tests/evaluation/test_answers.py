@@ -14,8 +14,8 @@ from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Scor
 from rlhf.evaluation.answers import Spent, answers_of, spent_on
 from rlhf.evaluation.attempts import read_attempts
 from rlhf.evaluation.store import read_trajectories
+from rlhf.rollout.contrib.strategies import Choice
 from rlhf.rollout.group_structure import GroupStructure, Independent, Tree
-from rlhf.rollout.strategies import Choice
 from rlhf.training.policy.tokenizer import train_tokenizer
 from rlhf.training.reward_model_training import save, scoring_model
 from tests.commands import last_json, run

@@ -14,7 +14,7 @@ import pytest
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.errors import CheckpointError, DataError
-from rlhf.evaluation.findings import Finding, findings
+from rlhf.evaluation.contrib.findings import Finding, findings
 from rlhf.evaluation.report import write_report
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import FailureRecord, TrajectoryRecord, TrajectoryWriter

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.losses.contrib.kdrl import KDRL
 from rlhf.losses.contrib.luffy import LUFFY
-from rlhf.losses.kdrl import KDRL
 from rlhf.losses.ppo_clip import PPOClip
 from tests.losses.loss_inputs import gradient, inputs
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rewards.answers.exact import ExactMatch
-from rewards.answers.page_action import PageAction
-from rewards.answers.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
 from rewards.answers.tags import SEARCH_R1, Format, FormatOutcome, well_formed
 from rewards.check import check_reward
-from rewards.shaping.fluency import LanguageConsistency, Repetition, in_script, repeated
+from rewards.contrib.fluency import LanguageConsistency, Repetition, in_script, repeated
+from rewards.contrib.page_action import PageAction
+from rewards.contrib.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
 from rewards.shaping.length import Budget, Concise, concise
 from rlhf.data import Outcome
 from rlhf.errors import RewardError

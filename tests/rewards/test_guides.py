@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rewards.contrib.guides import Feedback, Subgoals, named, reached
 from rewards.judges.asking import Unreadable
-from rewards.shaping.guides import Feedback, Subgoals, named, reached
 from rlhf.data import Action, Outcome, Trajectory, Turn
 from tests.rewards.test_judge import judged
 from tests.test_endpoint import completion, served

@@ -14,15 +14,15 @@ from pydantic import ValidationError
 
 from rewards.answers.choice import MultipleChoice
 from rewards.answers.denial import without_denied
-from rewards.answers.json_schema import JsonSchema
 from rewards.answers.numeric import Numeric
-from rewards.answers.overlap import Bleu, Rouge
 from rewards.answers.pattern import Pattern
 from rewards.answers.qa import QuestionAnswer, f1
-from rewards.answers.ranking import Ranking, items, ndcg
-from rewards.answers.similarity import PatchSimilarity, Similarity, diff_similarity, diffs, edited, ratio
-from rewards.answers.sql import SqlResult, is_ordered
 from rewards.check import check_reward
+from rewards.contrib.json_schema import JsonSchema
+from rewards.contrib.overlap import Bleu, Rouge
+from rewards.contrib.ranking import Ranking, items, ndcg
+from rewards.contrib.similarity import PatchSimilarity, Similarity, diff_similarity, diffs, edited, ratio
+from rewards.contrib.sql import SqlResult, is_ordered
 from rewards.verified import is_verifier
 from rlhf.errors import RecipeError, RewardError
 from tests.rewards.played import played, task

@@ -13,11 +13,11 @@ from rewards.shaping.outcome import Outcome as OutcomeReward
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
 from rlhf.evaluation.answers import answers_of
 from rlhf.inference.scripted import ScriptedEngine
+from rlhf.rollout.contrib.strategies import ReflectAndRetry, unseen
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.group_structure import Retry
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import Weighted, score_group
-from rlhf.rollout.strategies import ReflectAndRetry, unseen
 from tests.rollout.small_world import Corridor, tokenizer
 from tests.rollout.test_group import LIMITS, told
 

@@ -15,7 +15,7 @@ from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Task, Traject
 from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe.builder import build_part
 from rlhf.recipe.strategy_checks import strategy_said
-from rlhf.rollout.strategies import BestOfN, SelfConsistency, TreeSearch, mean_logprob, unseen
+from rlhf.rollout.contrib.strategies import BestOfN, SelfConsistency, TreeSearch, mean_logprob, unseen
 
 TASK = Task("sums/1", reference="4")
 
@@ -136,7 +136,7 @@ def test_keys_beside_a_kind_on_the_command_line_are_told_how_they_are_written(te
 def test_the_command_line_names_a_strategy_by_its_kind_or_with_keys(tmp_path):
     assert strategy_said("best_of_n") == BestOfN() and strategy_said("{kind: best_of_n, n: 3}") == BestOfN(n=3)
     mine = tmp_path / "my n=3.py"
-    mine.write_text("from rlhf.rollout.strategies import BestOfN as Mine\n")
+    mine.write_text("from rlhf.rollout.contrib.strategies import BestOfN as Mine\n")
     assert strategy_said(f"{mine}:Mine") == BestOfN()
     with pytest.raises(RecipeError, match="choose_by is vote") as caught:
         strategy_said("{kind: reflect_and_retry, choose_by: vote}")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import RecipeError
-from rlhf.tasks.curriculum import Curriculum, CurriculumTasks
+from rlhf.tasks.contrib.curriculum import Curriculum, CurriculumTasks
 from tests.tasks.groups import group
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DataError
-from rlhf.tasks.greso import GRESO, GresoTasks
+from rlhf.tasks.contrib.greso import GRESO, GresoTasks
 from tests.tasks.groups import group
 
 

@@ -32,6 +32,7 @@ from rlhf.training.run import Interrupted
 from tests.tasks import odds
 from tests.tasks.groups import groups
 from tests.test_resume import PressAt, everything, run_with_kills
+from tests.tiers import tiered
 from tests.training import children, runs
 from tests.training.tiny import Echoes, policy
 
@@ -228,7 +229,7 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", tiered(KEPT, "all", "uncertain"))
 def test_ctrl_c_and_resume_equal_an_uninterrupted_run(tmp_path: Path, name: str) -> None:
     path = recipe(tmp_path, KEPT[name])
     with on_every_step(path, counter := PressAt(-1)):
@@ -249,6 +250,7 @@ def test_ctrl_c_and_resume_equal_an_uninterrupted_run(tmp_path: Path, name: str)
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path = recipe(tmp_path, KEPT["all"] | KEPT["greso"])
     whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")

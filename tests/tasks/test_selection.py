@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from rlhf.data import ScoredGroup
 from rlhf.errors import DataError, RecipeError, TrainingError
+from rlhf.tasks.contrib.uncertain import Uncertain
 from rlhf.tasks.dynamic import Dynamic
 from rlhf.tasks.empty_steps import EmptySteps
 from rlhf.tasks.group_metric import measured
 from rlhf.tasks.selection import All, GroupSelection, Selection
-from rlhf.tasks.uncertain import Uncertain
 from tests.tasks.groups import group, groups
 
 #: Two attempts a step of √2 · u apart have the sample deviation u: (√2 u / 2)² · 2 / (2 − 1) = u².

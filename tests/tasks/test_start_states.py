@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import RecipeError
+from rlhf.tasks.contrib.start_states.base import is_due
+from rlhf.tasks.contrib.start_states.exit import ExIt, ExItTasks, variance
+from rlhf.tasks.contrib.start_states.reverse_curriculum import ReverseCurriculum
 from rlhf.tasks.sampler import DemonstratedSampler, TaskSampler, TaskSource
-from rlhf.tasks.start_states.base import is_due
-from rlhf.tasks.start_states.exit import ExIt, ExItTasks, variance
-from rlhf.tasks.start_states.reverse_curriculum import ReverseCurriculum
 
 
 def tasks(n: int) -> list[Task]:

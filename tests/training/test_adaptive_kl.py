@@ -54,4 +54,4 @@ def test_a_step_without_an_update_leaves_the_coefficient() -> None:
     now = replace(stage, loss=hook.loss_of(run, stage.loss, 1))
     step = Step(1, "step 2", now, np.random.default_rng(0))
     asyncio.run(hook.on_step_end(run, run, step))
-    assert step.state == {"kl_coef": 0.3} and step.figures == {"loss/kl_coef": 0.3}
+    assert step.state == {"kl_coef": 0.3} and step.metrics == {"loss/kl_coef": 0.3}

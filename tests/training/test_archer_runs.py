@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
+from tests.tiers import tiered
 from tests.training import runs, words
 
 CRITIC = {
@@ -45,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiered(CASES, "own"))
 def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, name: str) -> None:
     critic, lora = CASES[name]
     path = recipe(tmp_path, critic, lora)

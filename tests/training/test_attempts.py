@@ -14,7 +14,7 @@ from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, Scored
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.estimate.arithmetic import arithmetic
 from rlhf.recipe import load
-from rlhf.training.stages.expert_iteration import Attempts
+from rlhf.training.contrib.expert_iteration import Attempts
 from tests import test_resume as resume
 from tests.training import runs, words
 

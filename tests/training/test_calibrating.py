@@ -14,7 +14,7 @@ from rlhf.data import Action, Outcome, Score, ScoredGroup, Trajectory, Turn
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.rollout.limits import Limits
-from rlhf.training.stages.calibrated_trajectories import calibrated, first_bad_step
+from rlhf.training.contrib.calibrated_trajectories import calibrated, first_bad_step
 from tests.training import runs, words
 from tests.training.test_attempts import ROUNDS, START
 

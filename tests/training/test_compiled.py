@@ -31,7 +31,7 @@ def samples_of(n: int) -> list[Sample]:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.extended)])
-@pytest.mark.parametrize("lora", [None, Lora(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, pytest.param(Lora(rank=4), marks=pytest.mark.extended)], ids=["full", "lora"])
 def test_compiled_layers_make_the_same_update(
     lora: Lora | None, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -23,8 +23,8 @@ from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.importance_correction import prepare
 from rlhf.training.loop import update
+from rlhf.training.old_logprobs import prepare
 from rlhf.training.policy.model import Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.training.tiny import collect, credit, gradient, parameters, policy

@@ -15,7 +15,7 @@ from rlhf.inference.embedded.varlen import VarlenPlan
 from rlhf.spans import span
 from rlhf.training.backends import fused_head
 from rlhf.training.backends.token_stats import _Read
-from rlhf.training.profiling import Profiler
+from rlhf.training.contrib.profiling import Profiler
 from tests.rollout.test_varlen import rows_of_groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

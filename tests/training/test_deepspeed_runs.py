@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 
 from rlhf.processes import free_port
 from rlhf.training.run import Interrupted
+from tests.tiers import tiered
 from tests.training import runs, words
 from tests.training.alike import assert_alike
 from tests.training.together import together
@@ -78,15 +80,26 @@ def deepspeed(zero: int) -> Values:
     return {"kind": "deepspeed", "zero": zero, "keep_whole_below": 0, "timeout_s": 60.0}
 
 
+#: Writes a recipe for a trainer: the shortest, and those that take their time.
+RECIPES: dict[str, Callable[[Path, Values], Path]] = {
+    "zero2": recipe,
+    "zero1-lora": partial(recipe, involved=True, lora=True),
+    "zero2-roles": planning,
+    "zero3": partial(recipe, involved=True),
+}
+
+
 # --- what runs in each of the two processes ---------------------------------------------------------------------------
 
 
-def work(rank: int, folder: Path) -> dict[str, Any]:
-    said = {}
-    for name, path in sorted((p.parent.name, p) for p in folder.glob("*/recipe.yaml")):
-        if name != "stopped":
-            said[name] = runs.run(path, folder / f"{name}-run").said
-    path, out = folder / "stopped" / "recipe.yaml", folder / "stopped-run"
+def run_each(rank: int, folder: Path) -> dict[str, Any]:
+    names = sorted(path.parent.name for path in folder.glob("*/recipe.yaml"))
+    return {name: runs.run(folder / name / "recipe.yaml", folder / f"{name}-run").said for name in names}
+
+
+def run_and_stop(rank: int, folder: Path) -> dict[str, Any]:
+    said = run_each(rank, folder)
+    path, out = folder / "zero2" / "recipe.yaml", folder / "stopped-run"
     n = 0
 
     def stop() -> None:
@@ -109,12 +122,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> list[dict[str, str]]:
-    recipe(folder / "zero1-lora", deepspeed(1), involved=True, lora=True)
-    recipe(folder / "zero2", deepspeed(2))
-    recipe(folder / "zero3", deepspeed(3), involved=True)
-    planning(folder / "zero2-roles", deepspeed(2))
-    recipe(folder / "stopped", deepspeed(2))
-    return together(work, folder)
+    RECIPES["zero2"](folder / "zero2", deepspeed(2))
+    return together(run_and_stop, folder)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the runs in two processes that take long."""
+    folder = tmp_path_factory.mktemp("others")
+    for name in set(RECIPES) - {"zero2"}:
+        RECIPES[name](folder / name, deepspeed(int(name[4])))
+    together(run_each, folder)
+    return folder
 
 
 def figures(folder: Path) -> Iterator[tuple[str, Values]]:
@@ -125,16 +144,12 @@ def figures(folder: Path) -> Iterator[tuple[str, Values]]:
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["zero1-lora", "zero2", "zero2-roles", "zero3"])
-def test_a_run_in_two_processes_is_that_in_one(
-    said: list[dict[str, str]], folder: Path, tmp_path: Path, name: str
-) -> None:
-    if "roles" in name:
-        path = planning(tmp_path / "recipe", {"kind": "torch"})
-    else:
-        path = recipe(tmp_path / "recipe", {"kind": "torch"}, involved=name != "zero2", lora="lora" in name)
-    alone = runs.run(path, tmp_path / "run").folder
-    both = folder / f"{name}-run"
+@pytest.mark.parametrize("name", tiered(RECIPES, "zero2"))
+def test_a_run_in_two_processes_is_that_in_one(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+    alone = runs.run(RECIPES[name](tmp_path / "recipe", {"kind": "torch"}), tmp_path / "run").folder
+    if name == "zero2":
+        request.getfixturevalue("said")
+    both = request.getfixturevalue("folder" if name == "zero2" else "others") / f"{name}-run"
     assert len(runs.lines(both)) == len(runs.lines(alone)) > 40
     learnt = [line["loss/total"] for _, line in figures(alone) if "loss/total" in line]
     assert sum(map(bool, learnt)) >= 3
@@ -215,6 +230,7 @@ def dying(folder: Path, end: str) -> Path:
     return path
 
 
+@pytest.mark.extended
 def test_a_killed_process_ends_the_other_and_the_run_goes_on_exactly(
     said: list[dict[str, str]], folder: Path, tmp_path: Path
 ) -> None:
@@ -241,6 +257,7 @@ def test_a_process_that_fails_tells_the_other_why(tmp_path: Path) -> None:
 SMOKE = ROOT / "recipes" / "deepspeed" / "smoke-cpu.yaml"
 
 
+@pytest.mark.extended
 def test_the_recipe_that_shows_whether_it_works(tmp_path: Path) -> None:
     ended = command(SMOKE, "--out", tmp_path / "run", "--json")
     assert ended.returncode == 0, ended.stderr

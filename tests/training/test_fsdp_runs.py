@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 from rlhf.errors import RlhfError
 from rlhf.recipe import load
 from rlhf.training.run import Interrupted
+from tests.tiers import tiered
 from tests.training import children, runs, words
 from tests.training.alike import assert_alike
-from tests.training.test_deepspeed_runs import ROOT, command, figures, recipe
+from tests.training.test_deepspeed_runs import ROOT, command, figures, recipe, run_each
 from tests.training.together import together
 
 FSDP: runs.Values = {"kind": "fsdp", "timeout_s": 120.0}
@@ -45,8 +46,8 @@ RECIPES = {
 # --- what runs in each of the two processes ---------------------------------------------------------------------------
 
 
-def work(rank: int, folder: Path) -> dict[str, Any]:
-    said = {name: runs.run(folder / name / "recipe.yaml", folder / f"{name}-run").said for name in RECIPES}
+def run_and_stop(rank: int, folder: Path) -> dict[str, Any]:
+    said = run_each(rank, folder)
     path, out = folder / "full" / "recipe.yaml", folder / "stopped-run"
     n = 0
 
@@ -70,20 +71,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> list[dict[str, str]]:
-    for name, write in RECIPES.items():
-        write(folder / name, FSDP)
-    return together(work, folder, timeout_s=300.0)
+    RECIPES["full"](folder / "full", FSDP)
+    return together(run_and_stop, folder, timeout_s=300.0)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the runs in two processes that take long."""
+    folder = tmp_path_factory.mktemp("others")
+    for name in set(RECIPES) - {"full"}:
+        RECIPES[name](folder / name, FSDP)
+    together(run_each, folder, timeout_s=300.0)
+    return folder
 
 
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_run_in_two_processes_is_that_in_one(
-    said: list[dict[str, str]], folder: Path, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", tiered(RECIPES, "full"))
+def test_a_run_in_two_processes_is_that_in_one(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+    if name == "full":
+        request.getfixturevalue("said")
     alone = runs.run(RECIPES[name](tmp_path / "recipe", {"kind": "torch"}), tmp_path / "run").folder
-    both = folder / f"{name}-run"
+    both = request.getfixturevalue("folder" if name == "full" else "others") / f"{name}-run"
+    assert_every_update_reached_the_engine(both)
     assert len(runs.lines(both)) == len(runs.lines(alone)) > 40
     learnt = [line["loss/total"] for _, line in figures(alone) if "loss/total" in line]
     assert sum(map(bool, learnt)) >= 3
@@ -102,12 +113,11 @@ def test_a_run_in_two_processes_is_that_in_one(
             torch.testing.assert_close(found[key], value, atol=1e-4, rtol=0)
 
 
-def test_every_update_reaches_the_engine(said: list[dict[str, str]], folder: Path) -> None:
-    for name in RECIPES:
-        lines = runs.lines(folder / f"{name}-run")
-        gaps = [line["delivery/canary_gap"] for line in lines if "delivery/canary_gap" in line]
-        moved = [line["delivery/canary_moved"] for line in lines if "delivery/canary_moved" in line]
-        assert len(gaps) >= 4 and max(gaps) < 1e-3 < max(moved)
+def assert_every_update_reached_the_engine(run: Path) -> None:
+    lines = runs.lines(run)
+    gaps = [line["delivery/canary_gap"] for line in lines if "delivery/canary_gap" in line]
+    moved = [line["delivery/canary_moved"] for line in lines if "delivery/canary_moved" in line]
+    assert len(gaps) >= 4 and max(gaps) < 1e-3 < max(moved)
 
 
 def test_a_stopped_run_goes_on_exactly(said: list[dict[str, str]], folder: Path) -> None:
@@ -118,6 +128,7 @@ def test_a_stopped_run_goes_on_exactly(said: list[dict[str, str]], folder: Path)
     assert runs.weights(runs.newest(stopped)) == runs.weights(runs.newest(whole))
 
 
+@pytest.mark.extended
 def test_plain_torch_goes_on_where_fsdp_stopped(said: list[dict[str, str]], folder: Path, tmp_path: Path) -> None:
     """Moments are saved whole, so one process takes up what two have left."""
     path, out = recipe(tmp_path, FSDP, involved=True), tmp_path / "run"
@@ -145,6 +156,7 @@ def first(rank: int, folder: Path) -> None:
         runs.run(folder / "recipe.yaml", folder / "run")
 
 
+@pytest.mark.extended
 def test_the_recipe_that_shows_whether_it_works(tmp_path: Path) -> None:
     ended = command(SMOKE, "--out", tmp_path / "run", "--json")
     assert ended.returncode == 0, ended.stderr

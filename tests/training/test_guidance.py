@@ -24,7 +24,7 @@ from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.hooks.imitate_failed_tasks import FailedTaskQueue, Relift
+from rlhf.training.contrib.imitate_failed_tasks import FailedTaskQueue, ImitateFailed
 from tests import test_resume as resume
 from tests.credit.test_guided import group as guided_group
 from tests.training import runs, tiny, words
@@ -137,7 +137,7 @@ def test_a_task_without_a_demonstration_is_trained_on_as_it_is(tmp_path: Path) -
 
 def test_tasks_that_failed_wait_until_there_are_enough() -> None:
     # Groups [0, 0], [1, 0], [0, 0] of tasks a, b, c: a and c are imitated.
-    hard = FailedTaskQueue(Relift(size=2))
+    hard = FailedTaskQueue(ImitateFailed(size=2))
     assert hard.put(hard.candidates(["a", "c"])) == ["a", "c"]
     hard.learn(0)
     assert hard.waiting == []
@@ -153,10 +153,10 @@ def test_tasks_that_failed_wait_until_there_are_enough() -> None:
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"), max_size=4), max_size=8), st.integers(1, 4), st.integers(0, 8))
 def test_who_waits_is_remembered(failed: list[list[str]], size: int, stopped: int) -> None:
-    whole, resumed = FailedTaskQueue(Relift(size=size)), FailedTaskQueue(Relift(size=size))
+    whole, resumed = FailedTaskQueue(ImitateFailed(size=size)), FailedTaskQueue(ImitateFailed(size=size))
     for i, names in enumerate(failed):
         if i == stopped:
-            again = FailedTaskQueue(Relift(size=size))
+            again = FailedTaskQueue(ImitateFailed(size=size))
             again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
             resumed = again
         chosen = [hard.put(hard.candidates(names)) for hard in (whole, resumed)]

@@ -15,8 +15,8 @@ from rlhf.credit.grpo import GRPO
 from rlhf.losses.importance_correction import Bypass, Correction, Criterion, Masked, Rejection, Truncated
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.importance_correction import prepare
 from rlhf.training.loop import update
+from rlhf.training.old_logprobs import prepare
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.training.tiny import collect, credit, parameters, policy
 

@@ -12,16 +12,16 @@ import torch
 
 from rlhf.batching.samples import Sample
 from rlhf.training import stage_state as parts
+from rlhf.training.contrib.imitate_failed_tasks import FailedImitation
 from rlhf.training.contrib.judge_refresh import PolicyJudge
+from rlhf.training.contrib.league import League
+from rlhf.training.contrib.reference_reset import ResetClock
+from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.critics.settings import CriticHook
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.collapse import Monitor
-from rlhf.training.hooks.imitate_failed_tasks import FailedImitation
-from rlhf.training.hooks.league import League
-from rlhf.training.hooks.reference_reset import ResetClock
 from rlhf.training.hooks.replay import ReplayBuffer
-from rlhf.training.hooks.reward_memory import StatefulRewards
 from rlhf.training.hooks.reward_watch import Watches
 from rlhf.training.hooks.stopping import EmptyStop
 from tests.training import runs
@@ -73,7 +73,7 @@ class Recorder(StageHook):
         self.calls.append(f"{len(samples)} samples")
         return samples
 
-    def fill(self, samples: Sequence[Sample], rng: Any) -> tuple[Sequence[Sample], dict[str, float]]:
+    def extend_samples(self, samples: Sequence[Sample], rng: Any) -> tuple[Sequence[Sample], dict[str, float]]:
         self.calls.append("fill")
         return samples, {"custom/filled": 1.0}
 
@@ -84,7 +84,7 @@ class Recorder(StageHook):
     async def on_step_end(self, run: Any, parts: Any, step: Step) -> None:
         self.calls.append("on_step_end")
         self.n += 1
-        step.figures["custom/n"] = float(self.n)
+        step.metrics["custom/n"] = float(self.n)
         step.cautions["recorder"] = "caution: a word of the recorder"
 
     def on_evaluation(self, run: Any, success: float) -> None:
@@ -96,7 +96,7 @@ class Recorder(StageHook):
     def state_dict(self) -> dict[str, Any]:
         return {"n": self.n}
 
-    def leave(self, run: Any) -> None:
+    def on_stage_end(self, run: Any) -> None:
         self.calls.append("leave")
 
 

@@ -109,7 +109,7 @@ def test_it_is_delivered_merged_to_an_engine_of_its_own(trained: Policy) -> None
         try:
             trained.version += 1
             publisher = Publisher(trained, engine)
-            await publisher.deliver()  # the canary is asked on both sides
+            await publisher.publish()  # the canary is asked on both sides
             return publisher.figures
         finally:
             await engine.close()

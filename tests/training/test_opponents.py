@@ -31,8 +31,8 @@ from rlhf.rollout.opponent_engine import OpponentEngine
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.contrib.judge_refresh import learnt
-from rlhf.training.hooks.league import League, _Drawn
-from rlhf.training.hooks.opponent_settings import Opponents
+from rlhf.training.contrib.league import League, _Drawn
+from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.policy.model import Lora, Policy
 from tests import test_resume as resume
 from tests import test_self_play as self_play

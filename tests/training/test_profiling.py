@@ -18,9 +18,9 @@ from rlhf.errors import CheckpointError, RecipeError
 from rlhf.recipe import load
 from rlhf.spans import heard_by, span
 from rlhf.terminal import CleanConsole
-from rlhf.training import profiling
 from rlhf.training.checkpoints.store import State
-from rlhf.training.profiling import Profiler, StepClock, profiler_of
+from rlhf.training.contrib import profiling
+from rlhf.training.contrib.profiling import Profiler, StepClock, profiler_of
 from tests import commands
 from tests.test_resume import POLICY_GRADIENT, SUPERVISED, assert_equal, recipe
 from tests.training import runs

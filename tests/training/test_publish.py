@@ -65,13 +65,13 @@ def test_an_engine_that_shares_the_module_says_what_the_trainer_says():
     publisher = Publisher(policy, TransformersEngine(policy.model, max_context=policy.max_context))
 
     async def go():
-        await publisher.deliver()
+        await publisher.publish()
         assert "delivery/canary_moved" not in publisher.figures
         for seed in range(3):
             move(policy, seed)
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] < 1e-4 < 0.1 < publisher.figures["delivery/canary_moved"]
-        await publisher.deliver()  # the same version again: nothing has moved
+        await publisher.publish()  # the same version again: nothing has moved
         assert publisher.figures["delivery/canary_moved"] == 0.0
         assert publisher.figures["time/publish_s"] > 0
 
@@ -86,7 +86,7 @@ def test_an_engine_with_a_copy_follows_the_trainer_by_steps_of_any_size(by):
 
     async def go():
         for seed in range(4):
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] < 1e-4
             move(policy, seed, by)
 
@@ -100,12 +100,12 @@ def test_an_engine_that_loads_nothing_is_stale(by):
     publisher = Publisher(policy, engine)
 
     async def go():
-        await publisher.deliver()
+        await publisher.publish()
         engine.keeps = lambda name: True
         for seed in range(2):  # and is still stale the next time
             move(policy, seed, by)
             with pytest.raises(DeliveryError, match="the engine is stale, its figures have not moved"):
-                await publisher.deliver()
+                await publisher.publish()
 
     asyncio.run(go())
 
@@ -118,11 +118,11 @@ def test_a_trainer_that_computes_with_old_weights_is_stale(by):
     publisher = Publisher(trainer, engine)
 
     async def go():
-        await publisher.deliver()
+        await publisher.publish()
         move(policy, 0, by)
         trainer.version = policy.version
         with pytest.raises(DeliveryError, match="the trainer is stale, its figures have not moved"):
-            await publisher.deliver()
+            await publisher.publish()
 
     asyncio.run(go())
 
@@ -137,11 +137,11 @@ def test_an_engine_that_loads_all_but_one_tensor_disagrees(part):
     publisher = Publisher(policy, engine)
 
     async def go():
-        await publisher.deliver()
+        await publisher.publish()
         engine.keeps = lambda name: name.endswith(part)
         move(policy, 0)
         with pytest.raises(DeliveryError, match="trainer and engine disagree") as told:
-            await publisher.deliver()
+            await publisher.publish()
         assert "at most 0.001 nats" in told.value.expected
 
     asyncio.run(go())
@@ -153,7 +153,7 @@ def test_who_is_stale_cannot_be_told_at_the_first_delivery():
     engine.keeps = lambda name: True
     move(policy, 0)
     with pytest.raises(DeliveryError, match="cannot be told at the first delivery"):
-        asyncio.run(Publisher(policy, engine).deliver())
+        asyncio.run(Publisher(policy, engine).publish())
 
 
 def test_an_engine_that_samples_under_an_old_name_is_stale():
@@ -163,10 +163,10 @@ def test_an_engine_that_samples_under_an_old_name_is_stale():
     engine.calls_itself = 0
 
     async def go():
-        await publisher.deliver()
+        await publisher.publish()
         move(policy, 0)
         with pytest.raises(DeliveryError, match="another version: the engine is stale") as told:
-            await publisher.deliver()
+            await publisher.publish()
         assert (told.value.got, told.value.expected) == ("version 0", "version 1")
 
     asyncio.run(go())
@@ -182,7 +182,7 @@ def test_an_engine_that_does_not_answer_the_canary_is_given_up():
 
     begin = time.monotonic()
     with pytest.raises(DeliveryError, match="took the weights and does not answer"):
-        asyncio.run(Publisher(policy, Mute(policy), timeout_s=0.2).deliver())
+        asyncio.run(Publisher(policy, Mute(policy), timeout_s=0.2).publish())
     assert time.monotonic() - begin < 10
 
 
@@ -192,7 +192,7 @@ def test_the_tolerance_is_that_of_the_number_format_unless_given():
 
     async def gap_of(**settings: Any) -> float:
         publisher = Publisher(policy, engine, **settings)
-        await publisher.deliver()
+        await publisher.publish()
         return publisher.figures["delivery/canary_gap"]
 
     engine.keeps = lambda name: True
@@ -241,13 +241,13 @@ def test_what_is_allowed_follows_from_what_was_seen(monkeypatch, dtype, is_exact
 
     async def go():
         for seed, engine.by in enumerate(offs):
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] == pytest.approx(engine.by, abs=1e-5)
             assert publisher.figures["delivery/canary_gap"] <= publisher.figures["delivery/canary_tolerance"]
             move(policy, seed)
         engine.by = refused
         with pytest.raises(DeliveryError, match="disagree") as told:
-            await publisher.deliver()
+            await publisher.publish()
         assert f"at most {publisher.figures['delivery/canary_tolerance']:g} nats" in told.value.expected
 
     asyncio.run(go())
@@ -262,12 +262,12 @@ def test_tokens_of_the_canaries_are_drawn_anew_but_for_the_first():
         asked = []
         for seed in range(5):
             engine.asked = []
-            await publisher.deliver()
+            await publisher.publish()
             asked.append(engine.asked)
             if seed < 4:
                 move(policy, seed)
         engine.asked = []
-        await publisher.deliver()  # the same version again
+        await publisher.publish()  # the same version again
         assert engine.asked == asked[-1]
         assert {prompts[0] for prompts in asked} == {asked[0][0]}
         assert [len(prompts) for prompts in asked] == [4, 2, 2, 2, 2]
@@ -283,7 +283,7 @@ def test_rows_that_the_fixed_canary_does_not_read_are_read_sooner_or_later():
     publisher = Publisher(policy, engine)
 
     async def go():
-        await publisher.deliver()
+        await publisher.publish()
         read = set(engine.asked[0])
         unread = [i for i in range(len(policy.tokenizer)) if i not in read]
         rows = engine.copied.get_input_embeddings().weight
@@ -293,7 +293,7 @@ def test_rows_that_the_fixed_canary_does_not_read_are_read_sooner_or_later():
         with pytest.raises(DeliveryError, match="disagree"):
             for _ in range(20):
                 policy.version += 1
-                await publisher.deliver()
+                await publisher.publish()
 
     asyncio.run(go())
 
@@ -301,7 +301,7 @@ def test_rows_that_the_fixed_canary_does_not_read_are_read_sooner_or_later():
 def test_a_context_shorter_than_the_canary_is_enough():
     policy = tiny.policy(max_context=16)
     engine = TransformersEngine(policy.model, max_context=16)
-    asyncio.run(Publisher(policy, engine).deliver())
+    asyncio.run(Publisher(policy, engine).publish())
 
 
 def test_token_logprobs_are_those_of_a_plain_pass_and_leave_the_mode_alone():
@@ -379,7 +379,7 @@ def test_an_adapter_is_delivered_merged_to_an_engine_that_takes_full_weights():
 
     async def go():
         for seed in range(2, 5):
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] < 1e-4
             move(policy, seed)
 

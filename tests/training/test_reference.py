@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.recipe import load
 from rlhf.training.checkpoints.store import every
-from rlhf.training.hooks.reference_reset import ReferenceReset, ResetClock
+from rlhf.training.contrib.reference_reset import ReferenceReset, ResetClock
 from rlhf.training.policy.model import Lora
 from tests import test_resume as resume
 from tests.training import runs, tiny, words

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.errors import DataError
-from rlhf.evaluation.reliability import reliability_chart, reliability_charts
+from rlhf.evaluation.contrib.reliability import reliability_chart, reliability_charts
 from rlhf.evaluation.statistics import share_interval, success_estimate
-from rlhf.training.stages.calibration import Bin, bins_of, calibration_error, sureness, write_held_out
+from rlhf.training.contrib.calibration import Bin, bins_of, calibration_error, sureness, write_held_out
 
 
 def test_probabilities_are_put_together_with_what_happened() -> None:

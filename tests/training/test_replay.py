@@ -40,7 +40,7 @@ def rows(*advantages: float) -> list[Sample]:
 
 def finished(buffer: ReplayBuffer, samples: list[Sample], seed: int = 0) -> list[Sample]:
     """The rows that a step trains on, which is then over."""
-    found, _ = buffer.fill(samples, np.random.default_rng(seed))
+    found, _ = buffer.extend_samples(samples, np.random.default_rng(seed))
     buffer.learn()
     return found
 
@@ -51,7 +51,7 @@ def test_trajectories_are_drawn_by_the_size_of_their_advantage() -> None:
     finished(buffer, rows(0.2, 0.0, -0.8))
     drawn: Counter[float] = Counter()
     for seed in range(1000):
-        [again], figures = buffer.fill([], np.random.default_rng(seed))
+        [again], figures = buffer.extend_samples([], np.random.default_rng(seed))
         drawn[round(float(again.advantages.min() + again.advantages.max()), 6)] += 1
         assert figures == {"replay/n_replayed": 1.0, "replay/n_kept": 2.0, "replay/age_mean": 1.0}
     assert set(drawn) == {0.2, -0.8} and abs(drawn[-0.8] - 800) < 65
@@ -71,7 +71,7 @@ def test_the_size_of_an_advantage_is_the_mean_over_the_tokens_of_all_rows() -> N
 def test_a_step_is_filled_up_to_its_share(n_full: int, n_fresh: int, max_share: float, n: int) -> None:
     buffer = ReplayBuffer(Replay(max_share=max_share), n_full)
     finished(buffer, rows(1.0, -1.0, 0.5, -0.5))
-    found, figures = buffer.fill(rows(*[1.0] * n_fresh), np.random.default_rng(0))
+    found, figures = buffer.extend_samples(rows(*[1.0] * n_fresh), np.random.default_rng(0))
     assert figures["replay/n_replayed"] == n
     assert len({s.sequence for s in found}) == len({s.group for s in found}) == n_fresh + n
 
@@ -99,7 +99,7 @@ def test_a_step_that_is_not_finished_changes_nothing() -> None:
     buffer = ReplayBuffer(Replay(), 4)
     finished(buffer, rows(1.0))
     before = buffer.state_dict()
-    buffer.fill(rows(2.0, 3.0), np.random.default_rng(0))
+    buffer.extend_samples(rows(2.0, 3.0), np.random.default_rng(0))
     assert str(buffer.state_dict()) == str(before)
 
 
@@ -173,7 +173,7 @@ def test_old_log_probs_stay_those_of_the_policy_that_sampled(shares: bool, keys:
     update(stage, trainer, samples, np.random.default_rng(0), shares, [buffer])
     buffer.learn()
     assert trainer.n_updates == keys.get("epochs", 1)
-    again, _ = buffer.fill([], np.random.default_rng(1))
+    again, _ = buffer.extend_samples([], np.random.default_rng(1))
     by_ids = {row.token_ids.tobytes(): old for row, old in zip(samples, before, strict=True)}
     assert again
     now = trainer.score(again, temperature=1.0, max_tokens=999)
@@ -194,7 +194,7 @@ def test_the_ratio_of_replayed_tokens_is_that_to_the_policy_that_sampled(shares:
     first = update(stage, trainer, samples, np.random.default_rng(0), shares, [buffer])
     assert first["loss/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     buffer.learn()
-    again, _ = buffer.fill([], np.random.default_rng(1))
+    again, _ = buffer.extend_samples([], np.random.default_rng(1))
     logp = trainer.score(again, temperature=1.0, max_tokens=999)
     ratios = np.concatenate([np.exp(x - s.old_logprobs[s.mask]) for x, s in zip(logp, again, strict=True)])  # type: ignore[index]
     second = update(stage, trainer, [], np.random.default_rng(1), shares, [buffer])

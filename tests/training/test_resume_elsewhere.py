@@ -77,6 +77,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @NEEDS_DEEPSPEED
+@pytest.mark.extended
 def test_from_two_processes_to_one_and_to_two_in_pieces(tmp_path: Path, whole: Path) -> None:
     for name, trainer in (("zero2", deepspeed(2)), ("torch", {"kind": "torch"}), ("zero3", deepspeed(3))):
         path = recipe(tmp_path / name, trainer)

@@ -14,11 +14,11 @@ from rlhf.build.engine import adapter_rank
 from rlhf.errors import ModelError, RecipeError
 from rlhf.inference.role_adapters import adapter_names
 from rlhf.inference.settings import VllmSettings
-from rlhf.losses.kdrl import KDRL
+from rlhf.losses.contrib.kdrl import KDRL
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.hooks.teacher import teacher_of, with_teacher_logprobs
+from rlhf.training.contrib.teacher import teacher_of, with_teacher_logprobs
 from rlhf.training.policy.lora import Lora
 from rlhf.training.policy.model import FromScratch, Policy, restore
 from rlhf.training.publisher import adapter_parameters

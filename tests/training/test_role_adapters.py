@@ -16,8 +16,8 @@ from agents.memory.summary import Summary
 from agents.planner import PLAN, PlannerExecutor
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
+from rlhf.credit.contrib.two_level import TwoLevel
 from rlhf.credit.grpo import GRPO
-from rlhf.credit.two_level import TwoLevel
 from rlhf.data import (
     Action,
     Finish,
@@ -259,7 +259,7 @@ def test_every_adapter_is_asked_at_a_delivery(made: Policy) -> None:
             return await engine.generate(prompt, params, session)
 
     publisher = Publisher(made, Heard(made.model, max_context=256))
-    asyncio.run(publisher.deliver())
+    asyncio.run(publisher.publish())
     assert list(dict.fromkeys(asked)) == ["", "memory", PLAN] and publisher.figures["delivery/canary_gap"] < 1e-4
 
 

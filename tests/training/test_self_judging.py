@@ -20,7 +20,7 @@ from rlhf.recipe.checks import cautions
 from rlhf.recipe.compatibility import check_processes
 from rlhf.rollout.scoring import Weighted
 from rlhf.training.contrib.judge_refresh import Audited, PolicyJudge, learnt, model_of
-from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal, doubled
+from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh, doubled
 from rlhf.training.policy.model import Lora
 from tests import test_resume as resume
 from tests.training import runs, tiny, words
@@ -205,7 +205,7 @@ def test_a_judge_on_a_server_is_not_renewed_and_one_process_is_enough(start: str
 def test_its_state_goes_on_and_keeps_its_judge(tmp_path: Path) -> None:
     policy = tiny.policy()
     reward = Grade(path=str(tmp_path))
-    settings = JudgeRenewal(every=2)
+    settings = JudgeRefresh(every=2)
     one, other = (PolicyJudge.of(settings, {"r": Weighted("r", 1.0, reward)}, policy) for _ in range(2))
     assert one is not None and other is not None and one.live is reward and one.is_due
     one.audit = [Audited("t", ("a", (("b", "c"),)), ("d", ()))]

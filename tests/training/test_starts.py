@@ -181,6 +181,7 @@ class Mum:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_sparse_task_is_learnt_from_near_its_goal(tmp_path: Path) -> None:
     # Six words in a row of which a fifth are said right: from the beginning hardly an episode is ever rewarded.
     # `benchmarks/starts.py` has more seeds.

@@ -23,10 +23,10 @@ from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.contrib.reward_model_pointwise import backward, right_before_wrong, updates
 from rlhf.training.contrib.step_labels import Labelled, labelled, soft_mean
 from rlhf.training.reward_model_training import save, scoring_model
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.reward_model_pointwise import backward, right_before_wrong, updates
 from tests.training import runs, tiny
 from tests.training.test_attempts import OUTCOME, START
 
@@ -220,6 +220,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> runs.Done:
     return runs.run(runs.write(folder, stages, rewards=OUTCOME, **changes), folder / "run")
 
 
+@pytest.mark.extended
 def test_both_learn_to_tell_right_from_wrong(done: runs.Done) -> None:
     accuracies = runs.curve(done.folder, "reward_model/accuracy")
     assert len(accuracies) == 2 and min(accuracies) > 0.75, accuracies

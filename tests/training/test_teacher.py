@@ -15,11 +15,11 @@ from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.data import Score, ScoredGroup, Trajectory
 from rlhf.errors import ModelError, RecipeError
-from rlhf.losses.kdrl import KDRL
+from rlhf.losses.contrib.kdrl import KDRL
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.hooks.teacher import Teacher, Teaching, pupils, teacher_of, with_teacher_logprobs
+from rlhf.training.contrib.teacher import Teacher, Teaching, pupils, teacher_of, with_teacher_logprobs
 from rlhf.training.policy.model import Policy
 from rlhf.training.run import Interrupted
 from rlhf.training.stages.policy_gradient import PolicyGradient

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlhf.data import Outcome, Score, ScoredGroup, Trajectory, Verdict
 from rlhf.errors import RecipeError, TrainingError
-from rlhf.evaluation.findings import findings
+from rlhf.evaluation.contrib.findings import findings
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load

@@ -25,7 +25,7 @@ from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.importance_correction import prepare
+from rlhf.training.old_logprobs import prepare
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.update import update

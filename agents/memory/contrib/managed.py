@@ -103,7 +103,7 @@ class Managed(Plain):
 
 
 def bank_of(past: Sequence[Exchange]) -> Bank:
-    """What all operations of `past` amount to."""
+    """Return the bank that all operations of `past` leave."""
     bank = Bank()
     for exchange in past:
         bank = bank.after(_read(exchange.notes))

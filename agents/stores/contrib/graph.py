@@ -32,7 +32,7 @@ FACTS, REFUSED = "facts", "refused facts"
 
 @plain_dataclass
 class _World:
-    """What is known: facts, and the observations that told them, oldest first.
+    """Known facts, and the observations that told them, oldest first.
 
     Attributes:
         facts: with the id that each has in the store; 0 for one of this episode.
@@ -133,7 +133,7 @@ class Graph:
         return self.extractor is None or self.teach
 
     def recollect(self, store: Store, history: History) -> Recollection:
-        """What is known around an opening, as far as the store knows it; `follow` is what an episode asks."""
+        """Return the facts known around an opening; `follow` is what an episode asks."""
         found = around(
             list(self._world(store, history).facts), history.opening, k=self.k, depth=self.depth, width=self.width
         )
@@ -188,7 +188,7 @@ class Graph:
         }
 
     def _world(self, store: Store | None, history: History) -> _World:
-        """What the store knows, then what the turns of the episode told."""
+        """Return the facts of the store, then those that the turns of the episode told."""
         world = _World()
         if store is not None:
             stored, mine = _Stored.of(store), {history.task.id}
@@ -294,7 +294,7 @@ def _drop_silent(store: Store) -> None:
 
 
 def _told(notes: Mapping[str, str]) -> tuple[list[Fact], list[Fact]]:
-    """What an observation told, as its turn has it: new facts, and those out of date."""
+    """Return the facts that an observation told, as its turn has it: new ones, and those out of date."""
     found = json.loads(notes[FACTS])
     return [Fact(*parts) for parts in found["new"]], [Fact(*parts) for parts in found["old"]]
 

@@ -26,7 +26,7 @@ _NOTE = "note"
 
 @plain_dataclass
 class _Counts:
-    """What came of the replies of a step."""
+    """Counts of how the replies of a step were read."""
 
     refused: int = 0
     evolved: int = 0

@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """What is learnt.
+    """Learnt weights of the reranker.
 
     Attributes:
         query: W_q, `[D, D]`.

@@ -48,7 +48,7 @@ class Core:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Episodic:
-    """What happened: of each task the newest attempt, found by likeness and recency.
+    """Memory of events: of each task the newest attempt, found by likeness and recency.
 
     The n-th newest, from 0, has the score (1 − recency) · words in common + recency · 2^(−n / half_life).
     """
@@ -67,7 +67,7 @@ class Episodic:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Semantic:
-    """What is so: facts that the policy says of an attempt, or that rules read in what was observed; found by words."""
+    """Memory of facts: said by the policy of an attempt, or read by rules in what was observed; found by words."""
 
     extractor: Extractor | None = None
     """Rules that read facts, with a `kind` and its keys; null asks the policy."""
@@ -83,7 +83,7 @@ class Semantic:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Procedural:
-    """How things are done: one how-to for each task that was solved, of its shortest solution; found by likeness."""
+    """Memory of skills: one how-to for each solved task, of its shortest solution; found by likeness."""
 
     k: Annotated[int, Field(ge=1)] = 2
     """Most how-tos that are shown: those whose task has most words in common with the opening."""

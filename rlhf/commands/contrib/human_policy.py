@@ -59,7 +59,7 @@ class Game(Protocol):
 
     @property
     def now(self) -> StepResult:
-        """What the environment said last."""
+        """Return the environment's last result."""
         ...
 
     def called(self, value: Any) -> Any:

@@ -132,7 +132,7 @@ class Game:
 
     @property
     def now(self) -> StepResult:
-        """What the environment said last."""
+        """Return the environment's last result."""
         return self.results[-1]
 
     @property

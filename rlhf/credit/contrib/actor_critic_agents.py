@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.contrib.critic import ACCEPT, CRITIC, REVIEW, REVISE
-from agents.declared import roles_of
+from agents.roles import roles_of
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import without
 from rlhf.credit.groups import correct, normalise, with_counters

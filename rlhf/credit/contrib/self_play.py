@@ -25,7 +25,7 @@ SEAT = "seat"
 
 @plain_dataclass(frozen=True, slots=True)
 class _Side:
-    """What the attempts of a group are for one seat.
+    """Attempts of a group, seen from one seat.
 
     Attributes:
         number: of the group that it was cut from.

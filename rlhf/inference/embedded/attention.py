@@ -37,7 +37,7 @@ SHORTEST_SHARED = 16
 
 
 class AttentionPlan(Protocol):
-    """Who attends to whom in one forward pass."""
+    """Attention mask of one forward pass."""
 
     is_used: bool
     """Whether a layer has asked; if none has after a forward pass, the model did not hand the plan on."""

@@ -26,7 +26,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How to sample each row of a batch; all `[N]`.
+    """Sampling parameters of each row of a batch; all `[N]`.
 
     Attributes:
         temperature: 0 is greedy.

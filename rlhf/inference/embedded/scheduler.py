@@ -27,7 +27,7 @@ _HOLD_STEPS = 32
 
 @dataclass(slots=True)
 class EngineStats:
-    """What the engine did since the last `reset`.
+    """Counters of the engine since the last `reset`.
 
     Attributes:
         n_generated_tokens: sampled.

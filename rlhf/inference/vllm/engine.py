@@ -106,7 +106,7 @@ class VllmEngine:
 
     @property
     def weights_form(self) -> WeightsForm:
-        """How `load` takes weights."""
+        """Form in which `load` takes weights."""
         return self._form
 
     @property

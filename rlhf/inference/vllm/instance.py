@@ -33,7 +33,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What an instance sampled for one call.
+    """Result of an instance for one call.
 
     Attributes:
         token_ids: `[T]`.
@@ -109,7 +109,7 @@ class Instance(Protocol):
         ...
 
     async def version(self) -> str:
-        """What the weights are called."""
+        """Return the name of the weights."""
         ...
 
     async def add_adapter(self, adapter: Adapter) -> None:

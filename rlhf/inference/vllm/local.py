@@ -158,7 +158,7 @@ class LocalInstance:
             await self._engine.update_weight_version(version)
 
     async def version(self) -> str:
-        """What the weights are called."""
+        """Return the name of the weights."""
         with self._faults("get_weight_version"):
             return str(await self._engine.get_weight_version())
 

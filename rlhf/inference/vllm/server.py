@@ -150,7 +150,7 @@ class ServerInstance:
         await self._post("/update_weight_version", {"new_version": version})
 
     async def version(self) -> str:
-        """What the weights are called."""
+        """Return the name of the weights."""
         answer = await self._request("GET", "/weight_info")
         if not isinstance(answer, dict) or "weight_version" not in answer:
             raise self._garbage("/weight_info", answer)

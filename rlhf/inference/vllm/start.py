@@ -34,7 +34,7 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """How to start an instance; see the recipe keys of `rlhf.inference.settings.VllmSettings` for most.
+    """Options to start an instance; see `rlhf.inference.settings.VllmSettings` for most.
 
     Attributes:
         model: folder in Hugging Face format.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlhf.training.backends.sharded import Piece, device_of, format_of, piece_of
+from rlhf.training.backends.sharded import ShardInfo, device_of, format_of, shard_of
 
 #: Places among all trained weights that the tensors to look at lie at, and weights looked at for each.
 N_PLACES, N_EACH = 64, 64
@@ -82,9 +82,9 @@ class Changes:
     def _choose(self) -> list[tuple[Any, torch.Tensor]]:
         trained = [p for p in self._model.parameters() if p.requires_grad]
         found = []
-        for number, places in places_in([Piece(p).ds_numel or p.numel() for p in trained]).items():
+        for number, places in places_in([ShardInfo(p).ds_numel or p.numel() for p in trained]).items():
             parameter = trained[number]
-            stored, begin = piece_of(parameter)
+            stored, begin = shard_of(parameter)
             own = places[(places >= begin) & (places < begin + len(stored))] - begin
             if len(own):
                 found.append((parameter, torch.from_numpy(own).to(stored.device)))
@@ -92,7 +92,7 @@ class Changes:
 
     def _present(self, chosen: Sequence[tuple[Any, torch.Tensor]]) -> torch.Tensor:
         device = device_of(self._model)
-        parts = [piece_of(p)[0].take(own).to(device, format_of(p), non_blocking=True) for p, own in chosen]
+        parts = [shard_of(p)[0].take(own).to(device, format_of(p), non_blocking=True) for p, own in chosen]
         return torch.cat(parts) if parts else torch.zeros(0, device=device)
 
 

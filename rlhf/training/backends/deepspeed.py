@@ -13,9 +13,9 @@ import torch
 from rlhf.errors import TrainingError, boundary
 from rlhf.processes import current
 from rlhf.settings import Precision
+from rlhf.training.backends.distributed import DistributedTrainer
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.backends.sharded import is_sharded, unshard
-from rlhf.training.backends.shared import SharedTrainer
 from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
 from rlhf.training.throughput import Meter
 
@@ -34,7 +34,7 @@ class _ZeroKeys(Protocol):
 
 
 @dataclass
-class DeepSpeedTrainer(SharedTrainer):
+class DeepSpeedTrainer(DistributedTrainer):
     """Updates `policy` in place by ZeRO.
 
     Under ZeRO 0 to 2 every process holds the whole module, and what shares it sees the new weights after an update.
@@ -73,7 +73,9 @@ class DeepSpeedTrainer(SharedTrainer):
                 model=self.policy.model, optimizer=plain_optimizer, config=self.config, dist_init_required=False
             )
         masters = precision != "float32"
-        self.optimizer = GatheredOptimizerState(self._engine, self.kind.zero, keeps=here.is_main, has_masters=masters)
+        self.optimizer = GatheredOptimizerState(
+            self._engine, self.kind.zero, keeps=here.is_main, has_master_weights=masters
+        )
         if self.kind.zero:
             self._stepper = _EngineStepper(
                 self.settings,

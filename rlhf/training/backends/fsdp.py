@@ -23,10 +23,10 @@ from rlhf.batching.pack import PackedBatch
 from rlhf.errors import TrainingError
 from rlhf.processes import ProcessError, current, join
 from rlhf.settings import Precision
+from rlhf.training.backends.distributed import DistributedTrainer
 from rlhf.training.backends.master_weights import MasterAdamW
 from rlhf.training.backends.microbatch_stats import Computed
-from rlhf.training.backends.sharded import device_of, format_of, full, whole_state
-from rlhf.training.backends.shared import SharedTrainer
+from rlhf.training.backends.sharded import device_of, format_of, full_state, full_tensor_of
 
 #: Of the logits, which nothing here changes in place.
 _WARNING = "FSDP2-wrapped module .* returned a view tensor"
@@ -46,7 +46,7 @@ class _FsdpKeys(Protocol):
 
 
 @dataclass
-class FsdpTrainer(SharedTrainer):
+class FsdpTrainer(DistributedTrainer):
     """Updates `policy` in pieces; until `close` its parameters are DTensors, of which each process holds its share.
 
     Attributes:
@@ -99,7 +99,7 @@ class FsdpTrainer(SharedTrainer):
         """Leave the policy with an ordinary module, whole in every process."""
         device = device_of(self.policy.model)
         with current().hearing("the end of a stage"):
-            found = whole_state(self.policy.model)
+            found = full_state(self.policy.model)
         made = {id(value): nn.Parameter(value) for value in found.values()}  # one for a tensor of two names
         names = [name for name, _ in self._empty.named_parameters(remove_duplicate=False)]
         self._empty.load_state_dict({name: made[id(found[name])] for name in names}, assign=True, strict=False)
@@ -142,7 +142,7 @@ class ShardedAdamW(MasterAdamW):
             values = dict(found["state"].get(number, {}))
             if values and format_of(p) != p.dtype:
                 values["master"] = p.detach()
-            gathered = {name: full(value).to("cpu", copy=True) for name, value in values.items()}
+            gathered = {name: full_tensor_of(value).to("cpu", copy=True) for name, value in values.items()}
             if gathered and current().is_main:
                 state[number] = gathered
         return {**found, "state": state}

@@ -19,7 +19,7 @@ Plain = tuple[dict[str, float], dict[str, float], Compared | None]
 
 @dataclass(frozen=True)
 class Computed:
-    """What a forward pass over one micro-batch came to.
+    """Result of a forward pass over one micro-batch.
 
     Attributes:
         loss: scalar to differentiate, this micro-batch's share.

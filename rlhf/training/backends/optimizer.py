@@ -15,7 +15,7 @@ from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
 from rlhf.training.backends.master_weights import MasterAdamW, is_short
-from rlhf.training.backends.sharded import full
+from rlhf.training.backends.sharded import full_tensor_of
 
 #: Updates in a row that may be skipped because the gradient was not finite.
 MAX_SKIPPED = 5
@@ -123,7 +123,7 @@ class Stepper:
         groups = self.optimizer.param_groups
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
         limit = self.settings.max_grad_norm if self.settings.max_grad_norm is not None else math.inf
-        norm = float(full(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+        norm = float(full_tensor_of(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         if not math.isfinite(norm):
             self._skip(norm)
             return norm

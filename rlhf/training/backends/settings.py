@@ -1,4 +1,4 @@
-"""Which trainer a stage has: its recipe keys, and what it can hold."""
+"""Settings of trainers: their recipe keys, and what each can hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, r
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
 from rlhf.errors import TrainingError
 from rlhf.processes import current
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 @plain_dataclass(frozen=True)
-class Spread:
-    """Declares what a trainer shares out over the processes instead of holding it whole in each.
+class Sharding:
+    """Declares what a trainer shards over the processes instead of holding it in full in each.
 
     Attributes:
         processes: whether several processes may share a stage; the kind then has a `timeout_s`.
         optimizer: moments, and weights in float32 beside those in 16 bits.
         gradients: of the trained parameters.
         parameters: the weights themselves, so that no engine can share the module.
-        whole_below: parameters of fewer numbers stay whole in every process.
+        min_numel: parameters of fewer numbers are held in full by every process.
         bucket_bytes: gradients wait to be summed in so many; 0: those of a layer at a time.
-        keeps_gathered: whether weights that were gathered stay whole between the two passes.
-        has_masters: whether weights in float32 lie beside those that it spreads; else it spreads these, and they are
-            rounded when they are gathered.
+        keeps_full_weights: whether gathered weights stay gathered between the two passes.
+        has_master_weights: whether weights in float32 lie beside those that it shards; else it shards these, and they
+            are rounded when they are gathered.
         formats: number formats that it computes in.
         key: the recipe key that says so, for messages.
     """
@@ -43,28 +43,28 @@ class Spread:
     optimizer: bool = False
     gradients: bool = False
     parameters: bool = False
-    whole_below: int = 0
+    min_numel: int = 0
     bucket_bytes: int = 0
-    keeps_gathered: bool = False
-    has_masters: bool = True
+    keeps_full_weights: bool = False
+    has_master_weights: bool = True
     formats: Collection[Precision] = ("float32", "bfloat16", "float16")
     key: str = "kind"
 
 
-class _TrainerCapabilities(Declared):
-    spread = Capability(Spread(), Spread)
+class _TrainerCapabilities(CapabilityView):
+    sharding = Capability(Sharding(), Sharding)
 
 
-def spread_of(kind: object) -> Spread:
-    """Return what a trainer declares in its attribute `spread`; one of a plug-in that has none works alone."""
-    return _TrainerCapabilities(kind).spread
+def sharding_of(kind: object) -> Sharding:
+    """Return what a trainer declares in its attribute `sharding`; one of a plug-in that has none works alone."""
+    return _TrainerCapabilities(kind).sharding
 
 
 @runtime_checkable
 class TrainerKind(Protocol):
     """A frozen dataclass whose fields are its recipe keys.
 
-    One that shares out anything over several processes says what in an attribute `spread`.
+    One that shares out anything over several processes says what in an attribute `sharding`.
     """
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
@@ -72,9 +72,9 @@ class TrainerKind(Protocol):
         ...
 
 
-def key_that_spreads(trainer: Any, kind: str) -> str:
+def key_that_shards(trainer: Any, kind: str) -> str:
     """Return key and value that say what a trainer of this kind spreads, such as `trainer.zero: 3`."""
-    key = spread_of(trainer).key
+    key = sharding_of(trainer).key
     return f"trainer.{key}: {kind if key == 'kind' else getattr(trainer, key)}"
 
 
@@ -82,14 +82,14 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
     """Yield what does not go with a trainer that several processes may share."""
     from rlhf.training.policy.lora import no_base
 
-    spread, path, stage = trainer.spread, context.stage_path, context.stage
+    sharding, path, stage = trainer.sharding, context.stage_path, context.stage
     kind = context.kind_of("trainer", trainer)
-    said = key_that_spreads(trainer, kind)
+    said = key_that_shards(trainer, kind)
     policy = context.recipe.policy
     own = _PolicyCapabilities(policy).dtype
     if context.learns and stage.critic is not None:
         yield from _critic_problems(trainer, stage.critic, context)
-    if spread.parameters and policy.lora and context.learns and stage.reference_reset is not None:
+    if sharding.parameters and policy.lora and context.learns and stage.reference_reset is not None:
         yield Problem(
             "adapters in pieces cannot stand in for an older one",
             where=f"{path}.reference_reset",
@@ -97,10 +97,10 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
             expected=KEEPS_WHOLE,
             do="use such a trainer, or remove reference_reset",
         )
-    if own not in spread.formats and trainer.precision is None:
+    if own not in sharding.formats and trainer.precision is None:
         yield Problem(
-            f"this trainer computes in {' and '.join(spread.formats)} only",
-            where=context.at(spread.key),
+            f"this trainer computes in {' and '.join(sharding.formats)} only",
+            where=context.at(sharding.key),
             got=f"{said}, with policy.dtype: {own}",
             expected="a number format that it has, in policy.dtype or trainer.precision",
             do="deepspeed with zero: 1, 2 or 3 has all of them",
@@ -111,15 +111,15 @@ def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterat
         )
 
 
-class _PolicyCapabilities(Declared):
-    """What a policy's settings declare to trainers."""
+class _PolicyCapabilities(CapabilityView):
+    """Optional attributes of a policy's settings that trainers read."""
 
     dtype = Capability("float32", str)
     """Number format of its weights."""
 
 
-class _CriticCapabilities(Declared):
-    """What a critic declares to the trainers beside it."""
+class _CriticCapabilities(CapabilityView):
+    """Optional attributes of a critic that trainers read."""
 
     spans_processes = Capability(False, bool)
     """Whether it learns beside trainers of several processes."""
@@ -127,7 +127,7 @@ class _CriticCapabilities(Declared):
 
 def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckContext) -> Iterator[Problem]:
     """Yield problems of a critic beside it."""
-    path, is_apart, kind = context.stage_path, trainer.spread.parameters, context.kind_of("trainer", trainer)
+    path, is_apart, kind = context.stage_path, trainer.sharding.parameters, context.kind_of("trainer", trainer)
     if not _CriticCapabilities(critic).spans_processes:
         yield Problem(
             "this critic learns beside the plain trainer only",
@@ -141,7 +141,7 @@ def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckConte
         yield Problem(
             moved if critic.trains_backbone else "the critic would need weights that lie in pieces",
             where=f"{path}.critic.backbone",
-            got=f"policy, with {path}.{key_that_spreads(trainer, kind)}",
+            got=f"policy, with {path}.{key_that_shards(trainer, kind)}",
             expected="own" if is_apart else "own, or gradient: head",
             do="remove critic.backbone: the critic then has a transformer of its own, whole in each process",
         )
@@ -151,7 +151,7 @@ def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckConte
 class Torch:
     """Plain torch in one process, on one device."""
 
-    spread: ClassVar[Spread] = Spread()
+    sharding: ClassVar[Sharding] = Sharding()
 
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
@@ -196,7 +196,7 @@ class DeepSpeed:
     """
 
     zero: Literal[0, 1, 2, 3] = 1
-    """What is spread over the processes instead of held in each: 0 nothing, 1 the optimiser's moments and the weights
+    """What is sharded over the processes instead of held in each: 0 nothing, 1 the optimiser's moments and the weights
     in float32, 2 gradients too, 3 the weights as well."""
     offload_optimizer: bool = False
     """Keep moments and weights in float32 in the memory of the CPU, and make the update there; from ZeRO 1 on."""
@@ -225,15 +225,15 @@ class DeepSpeed:
             raise ValueError(f"zero: 0 computes in float32 only, and precision is {self.precision}; use zero: 1")
 
     @property
-    def spread(self) -> Spread:
+    def sharding(self) -> Sharding:
         """By the stage of ZeRO."""
         formats: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
-        return Spread(
+        return Sharding(
             processes=True,
             optimizer=self.zero >= 1,
             gradients=self.zero >= 2,
             parameters=self.zero == 3,
-            whole_below=self.keep_whole_below,
+            min_numel=self.keep_whole_below,
             formats=formats if self.zero else formats[:1],
             bucket_bytes=self.bucket_mb * 1_000_000,
             key="zero",
@@ -316,15 +316,15 @@ class Fsdp:
         return ("float32", "bfloat16")
 
     @property
-    def spread(self) -> Spread:
+    def sharding(self) -> Sharding:
         """Everything, in layers."""
-        return Spread(
+        return Sharding(
             processes=True,
             optimizer=True,
             gradients=True,
             parameters=True,
-            keeps_gathered=not self.reshard_after_forward,
-            has_masters=False,
+            keeps_full_weights=not self.reshard_after_forward,
+            has_master_weights=False,
             formats=self.formats,
         )
 

@@ -1,8 +1,8 @@
-"""Models whose parameters a trainer has laid out in its own way: views of one buffer, or pieces in several processes.
+"""Sharded models: parameters that a trainer lays out as views of one buffer, or as shards in several processes.
 
-The pieces are DeepSpeed's, whose parameters have a `ds_id`, or DTensors, as FSDP has them.
+Shards are DeepSpeed's, whose parameters have a `ds_id`, or DTensors, as FSDP has them.
 
-A process that asks for a parameter that lies in pieces must do so when the others do.
+Gathering a sharded parameter is a collective call: every process asks for it, in the same order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.processes import current
 
 
-class Piece(Declared):
-    """What trainers write on a parameter that they spread, with None for what is not there."""
+class ShardInfo(CapabilityView):
+    """Attributes that trainers set on a parameter that they shard; None where one is absent."""
 
     ds_id = Capability[int | None](None)
     ds_tensor = Capability[Any](None)
@@ -30,55 +30,57 @@ class Piece(Declared):
     _hp_mapping = Capability[Any](None)
     """Of its ZeRO 1 and 2: where the float32 weights are."""
     computed_in = Capability[torch.dtype | None](None)
-    """Of FSDP: the number format that pieces are rounded to when they are gathered."""
+    """Of FSDP: the number format that shards are rounded to when they are gathered."""
 
     @property
     def is_zero(self) -> bool:
-        """Whether ZeRO 3 has it in pieces."""
+        """Whether ZeRO 3 has sharded it."""
         return self.ds_id is not None
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether ZeRO-3 has spread the parameters over the processes."""
-    return any(Piece(p).is_zero for p in model.parameters())
+    """Whether ZeRO 3 has sharded the parameters over the processes."""
+    return any(ShardInfo(p).is_zero for p in model.parameters())
 
 
 def is_laid_out(model: Any) -> bool:
     """Whether a trainer holds the parameters in any way of its own."""
-    return any(Piece(p).is_zero or Piece(p)._hp_mapping is not None or is_dtensor(p) for p in model.parameters())
+    return any(
+        ShardInfo(p).is_zero or ShardInfo(p)._hp_mapping is not None or is_dtensor(p) for p in model.parameters()
+    )
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether this process holds a piece of a tensor, and knows where the others are."""
+    """Whether a tensor is a DTensor: this process holds one shard of it."""
     return isinstance(tensor, DTensor)
 
 
-def full(tensor: Any) -> torch.Tensor:
-    """Return a tensor whole, as it is stored; all processes ask together for one that lies in pieces."""
+def full_tensor_of(tensor: Any) -> torch.Tensor:
+    """Return the full tensor, as it is stored; of a sharded one, a collective call."""
     if not is_dtensor(tensor):
         found: torch.Tensor = tensor
         return found
-    with current().hearing("tensors that lie in pieces"):
+    with current().hearing("sharded tensors"):
         found = tensor.full_tensor()
     return found
 
 
-def whole(parameter: Any) -> torch.Tensor:
-    """Return a parameter whole, in the number format that the model computes with."""
-    return full(parameter.detach()).to(format_of(parameter))
+def full_parameter(parameter: Any) -> torch.Tensor:
+    """Return the full parameter, in the number format that the model computes with."""
+    return full_tensor_of(parameter.detach()).to(format_of(parameter))
 
 
 def format_of(parameter: Any) -> torch.dtype:
-    """Number format that the model computes with; pieces in float32 may be rounded when they are gathered."""
-    return Piece(parameter).computed_in or parameter.dtype
+    """Number format that the model computes with; shards in float32 may be rounded when they are gathered."""
+    return ShardInfo(parameter).computed_in or parameter.dtype
 
 
-def piece_of(parameter: Any) -> tuple[torch.Tensor, int]:
+def shard_of(parameter: Any) -> tuple[torch.Tensor, int]:
     """Return what this process holds of a parameter, flat, and the place of its first number; padding may follow.
 
     Five rows of two numbers in two processes: DTensors have 6 and 4 numbers, at places 0 and 6.
     """
-    if Piece(parameter).ds_tensor is not None:
+    if ShardInfo(parameter).ds_tensor is not None:
         own: torch.Tensor = parameter.ds_tensor.detach().flatten()
         return own, current().rank * own.numel()
     if is_dtensor(parameter):
@@ -89,9 +91,9 @@ def piece_of(parameter: Any) -> tuple[torch.Tensor, int]:
 
 
 def device_of(model: Any) -> torch.device:
-    """Where the model computes; parameters in pieces may wait elsewhere."""
+    """Device that the model computes on; shards may be stored elsewhere."""
     first: torch.nn.Parameter = next(model.parameters())
-    if Piece(first).is_zero:
+    if ShardInfo(first).is_zero:
         from deepspeed.accelerator import get_accelerator
 
         return torch.device(get_accelerator().current_device_name())
@@ -99,19 +101,19 @@ def device_of(model: Any) -> torch.device:
 
 
 def gathered(parameters: Iterable[Any]) -> AbstractContextManager[Any]:
-    """Inside, those of `parameters` that DeepSpeed has in pieces are whole; changes made inside are lost."""
-    pieces = [p for p in parameters if Piece(p).is_zero]
-    if not pieces:
+    """Gather those of `parameters` that DeepSpeed has sharded; changes made inside are lost."""
+    shards = [p for p in parameters if ShardInfo(p).is_zero]
+    if not shards:
         return nullcontext()
     import deepspeed
 
-    whole: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(pieces)
-    return whole
+    full: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(shards)
+    return full
 
 
 @contextmanager
 def assembled(owner: Any, wanted: Callable[[str], bool] = lambda path: True) -> Iterator[None]:
-    """Inside, parameters of a module that lie in pieces are whole; changes made inside are lost.
+    """Gather the sharded parameters of a module; changes made inside are lost.
 
     Args:
         owner: the module.
@@ -123,19 +125,19 @@ def assembled(owner: Any, wanted: Callable[[str], bool] = lambda path: True) -> 
         for name, p in module._parameters.items()
         if p is not None and wanted(f"{path}.{name}" if path else name)
     ]
-    pieces = [(module, name, p) for module, name, p in found if is_dtensor(p)]
+    shards = [(module, name, p) for module, name, p in found if is_dtensor(p)]
     with gathered([p for _, _, p in found]):
         try:
-            for module, name, p in pieces:
-                module._parameters[name] = torch.nn.Parameter(whole(p), requires_grad=False)
+            for module, name, p in shards:
+                module._parameters[name] = torch.nn.Parameter(full_parameter(p), requires_grad=False)
             yield
         finally:
-            for module, name, p in pieces:
+            for module, name, p in shards:
                 module._parameters[name] = p
 
 
 @torch.no_grad()
-def whole_state(model: Any, *, trained_only: bool = False, keep: bool = True) -> dict[str, torch.Tensor]:
+def full_state(model: Any, *, trained_only: bool = False, keep: bool = True) -> dict[str, torch.Tensor]:
     """Return the state dict of a model, gathered one parameter at a time, in memory of its own on the CPU.
 
     Tensors that the model has under two names are one tensor here too.
@@ -152,7 +154,7 @@ def whole_state(model: Any, *, trained_only: bool = False, keep: bool = True) ->
             continue
         if id(p) not in copies:
             with gathered([p]):
-                value = whole(p)
+                value = full_parameter(p)
                 copies[id(p)] = value.to("cpu", copy=True) if keep else torch.empty(0)
         found[name] = copies[id(p)]
     if not keep:
@@ -164,7 +166,7 @@ def whole_state(model: Any, *, trained_only: bool = False, keep: bool = True) ->
 
 @torch.no_grad()
 def unshard(model: Any) -> None:
-    """Make a model that ZeRO-3 has taken to pieces an ordinary one again, in place: new parameters of the same values.
+    """Make a model that ZeRO 3 has sharded an ordinary one again, in place: new parameters of the same values.
 
     Its hooks must be gone.
     """

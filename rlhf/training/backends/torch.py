@@ -127,7 +127,7 @@ class TorchTrainer:
     def read(
         self, model: torch.nn.Module, batch: PackedBatch, wanted: Collection[Figure], *, temperature: float
     ) -> TokenStats:
-        """What `model` says of the policy tokens, at `temperature`."""
+        """Return statistics of the policy tokens under `model`, at `temperature`."""
         device = device_of(model)
         there = batch.to(device)
 
@@ -306,7 +306,7 @@ class TorchTrainer:
 
     @property
     def n_processes(self) -> int:
-        """How many processes share the micro-batches."""
+        """Number of processes that share the micro-batches."""
         return 1
 
     def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:

@@ -12,7 +12,7 @@ import torch
 
 from rlhf.errors import TrainingError
 from rlhf.processes import current
-from rlhf.training.backends.sharded import Piece
+from rlhf.training.backends.sharded import ShardInfo
 
 #: Of AdamW, by the names torch gives them.
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -22,18 +22,18 @@ _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class GatheredOptimizerState:
-    """What a checkpoint needs of an optimiser.
+    """Optimiser state of a checkpoint, gathered from all processes.
 
     Args:
         engine: DeepSpeed's, whose module's trained parameters these are.
         zero: its stage.
         keeps: whether this process writes checkpoints; the others get an empty state.
-        has_masters: whether weights in float32 lie beside those of the module.
+        has_master_weights: whether weights in float32 lie beside those of the module.
     """
 
-    def __init__(self, engine: Any, zero: int, *, keeps: bool, has_masters: bool) -> None:
+    def __init__(self, engine: Any, zero: int, *, keeps: bool, has_master_weights: bool) -> None:
         self._engine, self._zero, self._keeps = engine, zero, keeps
-        self._names = (*_MOMENTS, *(("master",) if has_masters else ()))
+        self._names = (*_MOMENTS, *(("master",) if has_master_weights else ()))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class GatheredOptimizerState:
         self._set_scaler(saved["scaler"])
         if not saved["n_steps"]:
             return
-        shapes = {name: tuple(Piece(p).ds_shape or p.shape) for name, p in parameters.items()}
+        shapes = {name: tuple(ShardInfo(p).ds_shape or p.shape) for name, p in parameters.items()}
         theirs = {name: tuple(values["exp_avg"].shape) for name, values in saved["parameters"].items()}
         if shapes != theirs:
             differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
@@ -97,7 +97,7 @@ class GatheredOptimizerState:
         """Raise TrainingError where DeepSpeed has lost track of what it holds: zeros would be saved in its place."""
         if self._zero not in (1, 2):
             return
-        links = [Piece(p)._hp_mapping for _, p in self._trained()]
+        links = [ShardInfo(p)._hp_mapping for _, p in self._trained()]
         n_here = sum(link.hp_fragment.numel() for link in links if link is not None and link.optim_fragment)
         n_found = sum(current().gather(n_here, "the optimiser's state"))
         n_wanted = sum(p.numel() for _, p in self._trained())
@@ -129,7 +129,7 @@ class GatheredOptimizerState:
         whole = (
             safe_get_full_fp32_param(parameter) if key == "master" else safe_get_full_optimizer_state(parameter, key)
         )
-        found: torch.Tensor = whole.reshape(Piece(parameter).ds_shape or parameter.shape)
+        found: torch.Tensor = whole.reshape(ShardInfo(parameter).ds_shape or parameter.shape)
         return found
 
     def _set(self, parameter: Any, key: str, value: torch.Tensor) -> None:

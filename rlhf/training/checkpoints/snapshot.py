@@ -13,7 +13,7 @@ import torch
 from rlhf.digests import FILES, Mark, listing, seal
 from rlhf.processes import current
 from rlhf.tasks.sampler import Stateful
-from rlhf.training.backends.sharded import is_laid_out, whole_state
+from rlhf.training.backends.sharded import full_state, is_laid_out
 
 #: Written last: a folder without it is no checkpoint.
 STATE = "state.json"
@@ -47,7 +47,7 @@ class Snapshot:
         """
         is_main, weights = current().is_main, None
         if copy or is_laid_out(policy.model):
-            weights = whole_state(policy.model, trained_only=policy.is_lora, keep=is_main)
+            weights = full_state(policy.model, trained_only=policy.is_lora, keep=is_main)
         moments = optimizer.state_dict() if optimizer is not None else None
         if not is_main:
             return None

@@ -60,7 +60,7 @@ _CANNOT_READ = (
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands.
+    """Progress of a run.
 
     Attributes:
         stage: index of the stage in the recipe.
@@ -335,7 +335,7 @@ def load_state(folder: Path) -> State:
 
 
 def way_out(folder: Path) -> str:
-    """What to do about a checkpoint that cannot be used."""
+    """Return the hint for a checkpoint that cannot be used."""
     names = [p.name for p in every(folder.parent) if _age(p) < _age(folder)]
     return f"remove this checkpoint to go on from {names[-1] if names else 'the beginning'}"
 

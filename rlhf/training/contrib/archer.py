@@ -98,7 +98,7 @@ class ArcherCritic(OnBackbone):
 
 @plain_dataclass(frozen=True)
 class TurnValuePredictions:
-    """What the critic thought of a step, and of its own updates in it.
+    """Predictions of the critic for a step, and its own updates in it.
 
     Attributes:
         values: of each group, with those of actions.
@@ -113,7 +113,7 @@ class TurnValuePredictions:
 
 @plain_dataclass(frozen=True)
 class Shares:
-    """Which trajectories an update uses for what, and by how many places it divides.
+    """Trajectories of an update, and the number of places it divides by.
 
     Attributes:
         episodes: each once.

@@ -18,7 +18,7 @@ from rlhf.training.critics.value_model import BackboneModel
 
 @dataclass(frozen=True)
 class Judged:
-    """What two pairs of heads say of the K turns of some trajectories, one after the other.
+    """Outputs of two pairs of heads for the K turns of some trajectories, one after the other.
 
     Attributes:
         actions: Q-values `[2, K]`, of each turn in its state.

@@ -65,8 +65,8 @@ class Contributions(OnBackbone):
 
 
 @plain_dataclass(frozen=True)
-class Spread:
-    """What a critic thought of a step before it learnt from it.
+class ContributionPredictions:
+    """Predictions of a critic for a step before it learnt from it.
 
     Attributes:
         values: of each group; those of actions are contributions, those of states 0.
@@ -99,7 +99,7 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
         super().__init__(settings, model, optimizer_of(settings, model), n_steps * settings.epochs * n_batches)
 
     @torch.no_grad()
-    def look(self, groups: Sequence[ScoredGroup]) -> Spread:
+    def look(self, groups: Sequence[ScoredGroup]) -> ContributionPredictions:
         """Return what each turn of a step contributed, as far as it knows; dropout is off."""
         begun = time.perf_counter()
         self.model.eval()
@@ -118,7 +118,7 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
             Values(nothing, (0.0,) * len(group.trajectories), of_turns)
             for group, nothing, of_turns in zip(groups, states, actions, strict=True)
         ]
-        return Spread(values, episodes, totals, sums, time.perf_counter() - begun)
+        return ContributionPredictions(values, episodes, totals, sums, time.perf_counter() - begun)
 
     @property
     def _budget(self) -> int:
@@ -132,7 +132,9 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
         lengths = np.concatenate([e.lengths for e in episodes]).tolist()
         return packed_forward(self.model, ids, lengths, torch.from_numpy(places).to(device))[:, 0]
 
-    def learn(self, seen: Spread, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
+    def learn(
+        self, seen: ContributionPredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
+    ) -> dict[str, float]:
         """Make the updates of a step, in its warm-up or where it goes on learning; return what is logged."""
         begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
         learns = self.is_warming(step) or not self.settings.frozen
@@ -157,7 +159,7 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
             "time/critic_s": seen.time_s + time.perf_counter() - begun,
         }
 
-    def _update(self, seen: Spread, chosen: Sequence[int]) -> dict[str, float]:
+    def _update(self, seen: ContributionPredictions, chosen: Sequence[int]) -> dict[str, float]:
         self.model.train()
         self._stepper.optimizer.zero_grad(set_to_none=True)
         episodes, loss, at = [seen.episodes[i] for i in chosen], 0.0, 0

@@ -20,7 +20,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.spans import span
 from rlhf.tasks.shuffled import walk
 from rlhf.training.context import LiveStage, RunContext
-from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal, doubled
+from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh, doubled
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.policy.lora import unadapted
 from rlhf.training.policy.model import Policy
@@ -54,7 +54,7 @@ class Audited:
 
 @dataclass
 class PolicyJudge(StageHook):
-    """Who judges, who comes next, and what both are audited by. `learn` takes in a finished step.
+    """Present and next judge, and the audit of both. `learn` takes in a finished step.
 
     Attributes:
         settings: the recipe keys.
@@ -75,7 +75,7 @@ class PolicyJudge(StageHook):
 
     key: ClassVar[str] = "keeper"
 
-    settings: JudgeRenewal
+    settings: JudgeRefresh
     name: str
     reward: AsksModel
     policy: Policy
@@ -91,7 +91,7 @@ class PolicyJudge(StageHook):
     is_due: bool = True
 
     @classmethod
-    def of(cls, settings: JudgeRenewal | None, rewards: Mapping[str, Weighted], policy: Policy) -> PolicyJudge | None:
+    def of(cls, settings: JudgeRefresh | None, rewards: Mapping[str, Weighted], policy: Policy) -> PolicyJudge | None:
         """Stand before the first step of a stage; None where a stage renews no judge."""
         if settings is None:
             return None
@@ -150,7 +150,7 @@ class PolicyJudge(StageHook):
             f"{accuracy} and judge_refresh.least is {self.settings.least:g}; the judge stays until the stage ends"
         )
 
-    def leave(self, run: RunContext) -> None:
+    def on_stage_end(self, run: RunContext) -> None:
         """Write the judge, if another than the reward's own judges, and go on asking it."""
         where = f"{FOLDER}/{run.state.label}"
         if self.judge is not None:
@@ -218,7 +218,9 @@ class PolicyJudge(StageHook):
             sampling=run.collector.limits.sampling(1.0),
             step=0,
         )
-        await run.deliver(again=True)  # so that the engine goes on as that of a resumed run does: with nothing cached
+        await run.publish(
+            same_version=True
+        )  # so that the engine goes on as that of a resumed run does: with nothing cached
         found = [pair for group in collected.groups if (pair := _pair(group, settings.enough)) is not None]
         if not found:
             raise TrainingError(
@@ -255,7 +257,7 @@ class PolicyJudge(StageHook):
 _NUMBERS = ("judge_step", "next_step", "n_audits", "n_renewals", "is_over", "is_due")
 
 
-def renewed(settings: JudgeRenewal, rewards: Mapping[str, Weighted]) -> tuple[str, AsksModel]:
+def renewed(settings: JudgeRefresh, rewards: Mapping[str, Weighted]) -> tuple[str, AsksModel]:
     """Return name and reward that are meant; a recipe that was checked has it."""
     named: dict[str, object] = {
         name: weighted.reward
@@ -290,7 +292,7 @@ async def _judged(run: RunContext, reward: Any, audit: Sequence[Audited], split:
     preferred, n_unread = [], 0
     tasks = {task.id: task for task in tasks_of(run.collector.environment, split)}
     for number, pair in enumerate(audit, start=1):
-        await run.breathe()
+        await run.check_stop()
         run.progress.note(f"auditing the judge: {number} of {len(audit)}")
         limit = run.collector.limits.reward_timeout_s
         group = await score_group(

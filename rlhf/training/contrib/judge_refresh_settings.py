@@ -16,7 +16,7 @@ from rlhf.training.named_reward import unnamed
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class JudgeRenewal:
+class JudgeRefresh:
     """Let the policy of some steps ago take the judge's place, as long as it judges right.
 
     The first judge is the model in the reward's `path`. After every `every` steps the policy as it was `every` steps

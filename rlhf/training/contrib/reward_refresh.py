@@ -20,12 +20,12 @@ from rlhf.spans import span
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.contrib.reward_model_pointwise import backward
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh, kept_scale
 from rlhf.training.contrib.step_labels import Labelled, labelled
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.reward_model_training import asking_left, save_in
 from rlhf.training.stages.pairs import Pair, Pairs, Side
-from rlhf.training.stages.reward_model_pointwise import backward
 from rlhf.training.stages.trl_trainers import padded
 
 #: Folder of a run with the reward models that its stages leave.
@@ -65,7 +65,7 @@ class Refresher(StageHook):
         n_seen: items that have ever been to be learnt from, but for the fresh ones.
         n_refreshes: times that it learnt.
         is_due: whether it is to learn before the next step.
-        is_torn: whether it has learnt a part of what it is to.
+        is_incomplete: whether it has learnt a part of what it is to.
     """
 
     key: ClassVar[str] = "refresher"
@@ -82,7 +82,7 @@ class Refresher(StageHook):
     n_seen: int = 0
     n_refreshes: int = 0
     is_due: bool = False
-    is_torn: bool = False
+    is_incomplete: bool = False
 
     @classmethod
     def of(cls, settings: RewardRefresh | None, rewards: Mapping[str, Weighted], seed: str) -> Refresher | None:
@@ -119,13 +119,13 @@ class Refresher(StageHook):
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`."""
-        self.learn(step.drawn, step.number + 1)
+        self.learn(step.all_groups, step.number + 1)
 
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
         """Train the model further where that is due, log it, and say so where it has become worse."""
         if not self.is_due:
             return
-        await run.breathe()
+        await run.check_stop()
         with span("reward models"):
             if run.estimate is None:
                 raise TrainingError("nothing says how sure a share is", where="reward_refresh", expected="Run.estimate")
@@ -134,7 +134,7 @@ class Refresher(StageHook):
             run.log(run.state.step, figures, delivered=False)
             run.say_once(_worse(figures, self.name, run.state.step))
 
-    def leave(self, run: RunContext) -> None:
+    def on_stage_end(self, run: RunContext) -> None:
         """Write the model, and go on scoring with it."""
         where = f"{FOLDER}/{run.state.label}"
         save_in(run.folder, where, self.model, run.policy.tokenizer)
@@ -175,14 +175,14 @@ class Refresher(StageHook):
         again = rng.sample(self.old, min(kept, len(self.old)))
         figures = self._accuracy("before", estimate)
         anchors = self._sides(self.held or self.fresh)
-        numbers, self.is_torn = self._numbers(anchors), True
+        numbers, self.is_incomplete = self._numbers(anchors), True
         figures |= self._train([*self.fresh, *again], rng)
         if self.is_of_pairs and anchors:
             setattr(self.model.config, SCALE, list(kept_scale(numbers, self._numbers(anchors), self.scale)))
         figures |= self._accuracy("after", estimate)
         figures |= {"refresh/n_fresh": float(len(self.fresh)), "refresh/n_old": float(len(again))}
         self._remember(rng)
-        self.n_refreshes, self.is_due, self.is_torn = self.n_refreshes + 1, False, False
+        self.n_refreshes, self.is_due, self.is_incomplete = self.n_refreshes + 1, False, False
         figures |= {"refresh/n_refreshes": float(self.n_refreshes), "time/refresh_s": time.perf_counter() - begun}
         return figures | dict(zip(("refresh/scale", "refresh/shift"), self.scale, strict=True))
 
@@ -255,7 +255,7 @@ class Refresher(StageHook):
         return named | {"refresh/n_held_out": float(len(ahead))}
 
     def _compared(self) -> list[tuple[bool, str]]:
-        from rlhf.training.stages.reward_model_pointwise import right_before_wrong  # as above
+        from rlhf.training.contrib.reward_model_pointwise import right_before_wrong  # as above
 
         if self.is_of_pairs:
             said = self._numbers(self._sides(self.held))

@@ -159,7 +159,7 @@ class Attempt:
 
 @plain_dataclass(frozen=True)
 class Compared:
-    """What a critic thought of a step before it learnt from it.
+    """Predictions of a critic for a step before it learnt from it.
 
     Attributes:
         values: of each group; those of actions are advantages, those of states 0.

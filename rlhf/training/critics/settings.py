@@ -1,4 +1,4 @@
-"""Which critic a stage has: what a recipe's keys become, and what the loop asks of it."""
+"""Critic of a stage: its recipe keys, and what the loop asks of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlhf.capabilities import Capability, Declared
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import ScoredGroup, Task, Values
 from rlhf.spans import span
 from rlhf.tasks.sampler import Stateful
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Look(Protocol):
-    """What a critic thinks of a step."""
+    """Predictions of a critic for a step."""
 
     @property
     def values(self) -> Sequence[Values]:
@@ -60,7 +60,7 @@ class LiveCritic(Stateful, Protocol):
 
 @runtime_checkable
 class PrivilegedCritic(Protocol):
-    """What a critic has that is told more of the tasks than the policy is."""
+    """Critic that is told more of the tasks than the policy is."""
 
     def meet(self, tasks: Sequence[Task]) -> None:
         """Take in the tasks that the stage draws from, with their references. Asked once, before the first step."""
@@ -92,7 +92,7 @@ class CriticKind(Protocol):
         ...
 
 
-class CriticCapabilities(Declared):
+class CriticCapabilities(CapabilityView):
     """Optional attributes of a critic's settings, with None for each that they leave out."""
 
     optimizer = Capability[object](None)

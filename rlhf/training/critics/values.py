@@ -23,7 +23,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.batching.pack import PackedBatch, collate, pack, pack_minibatches
-from rlhf.batching.samples import Bools, Floats, Layout, Sample, make_samples
+from rlhf.batching.samples import Bools, Floats, Layout, Sample, make_samples, placed
 from rlhf.checking import CheckContext
 from rlhf.data import Credit, Outcome, ScoredGroup, Values
 from rlhf.errors import TrainingError
@@ -76,7 +76,7 @@ class Critic(OnBackbone):
 
 @plain_dataclass(frozen=True)
 class ValuePredictions:
-    """What a critic thought of a step before it learnt from it.
+    """Predictions of a critic for a step before it learnt from it.
 
     Attributes:
         rows: its own rows, with `Sample.values`; see `value_rows`.
@@ -144,7 +144,7 @@ class CriticTrainer(OwnUpdates[Critic, ValueModel]):
         for members, flat in zip(packs, in_turn(packs, here.gather(own, "the critic's values")), strict=True):
             ends = np.cumsum([rows[i].n_policy_tokens for i in members])[:-1]
             for i, part in zip(members, np.split(flat, ends), strict=True):
-                found[i] = replace(rows[i], values=_spread(part, rows[i].mask))
+                found[i] = replace(rows[i], values=placed(part, rows[i].mask))
         values = _values_of(found, sampled, groups, bootstrap=self.settings.bootstrap)
         return ValuePredictions(found, sampled, list(values), time.perf_counter() - begun)
 
@@ -218,12 +218,6 @@ class CriticTrainer(OwnUpdates[Critic, ValueModel]):
         self.model.eval()
         figures = {"loss": loss, "clipped_share": clipped, "grad_norm": norm, "lr": self._stepper.lr}
         return {f"critic/{name}": value for name, value in figures.items()}
-
-
-def _spread(values: Floats, mask: Bools) -> Floats:
-    row = np.zeros(len(mask), np.float32)
-    row[mask] = values
-    return row
 
 
 def _by_trajectory(rows: Sequence[Sample], parts: Sequence[Floats]) -> dict[int, Floats]:

@@ -31,12 +31,12 @@ class Step:
         stage: the recipe keys, with the coefficients of this step.
         rng: of everything that the step draws after its rollouts.
         trains_policy: whether the policy is updated; False while a critic learns alone.
-        drawn: all groups of the step.
+        all_groups: all groups of the step.
         groups: those that are trained on.
         rows: all samples of them, with credit.
         samples: those that the policy is updated with.
         values: what updates logged.
-        figures: what hooks log.
+        metrics: what hooks log.
         cautions: for the user, by name; each name is told once in a run.
         state: fields of the run's state that change with this step.
     """
@@ -46,12 +46,12 @@ class Step:
     stage: StageKeys
     rng: np.random.Generator
     trains_policy: bool = True
-    drawn: Sequence[ScoredGroup] = ()
+    all_groups: Sequence[ScoredGroup] = ()
     groups: Sequence[ScoredGroup] = ()
     rows: Sequence[Sample] = ()
     samples: Sequence[Sample] = ()
     values: dict[str, float] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     cautions: dict[str, str] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ class StageHook:
     #: Name of its state in a checkpoint; empty where it keeps none.
     key: ClassVar[str] = ""
     #: Whether it is half done with something, so that its state is none to save.
-    is_torn: bool = False
+    is_incomplete: bool = False
 
     @property
     def n_critic_updates(self) -> int:
@@ -75,11 +75,11 @@ class StageHook:
 
     # --- the stage begins ---
 
-    def open(self, run: RunContext, parts: LiveStage) -> None:
-        """Before the first step of this process; what a checkpoint kept is loaded."""
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state_dict` returned in an earlier process."""
+        """Remember what `state_dict` returned in an earlier process; not called where a stage begins."""
+
+    def open(self, run: RunContext, parts: LiveStage) -> None:
+        """Before the first step of this process, after `load_state_dict`."""
 
     # --- a step ---
 
@@ -112,7 +112,9 @@ class StageHook:
         """Return the rows that the policy is updated with, before trainer and engine are compared."""
         return samples
 
-    def fill(self, samples: Sequence[Sample], rng: np.random.Generator) -> tuple[Sequence[Sample], dict[str, float]]:
+    def extend_samples(
+        self, samples: Sequence[Sample], rng: np.random.Generator
+    ) -> tuple[Sequence[Sample], dict[str, float]]:
         """Return the rows after that comparison, ready for the update, and what is logged; where there is an update."""
         return samples, {}
 
@@ -136,5 +138,5 @@ class StageHook:
 
     # --- the stage ends ---
 
-    def leave(self, run: RunContext) -> None:
+    def on_stage_end(self, run: RunContext) -> None:
         """After the last step, once its checkpoint is written."""

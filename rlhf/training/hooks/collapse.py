@@ -102,9 +102,9 @@ class Monitor(StageHook):
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`; and count the step where its updates changed no weights."""
-        figures, cautions = self.learn(step.drawn, step.values, step.where)
+        figures, cautions = self.learn(step.all_groups, step.values, step.where)
         peak, in_place = parts.stage.optimizer.lr, parts.trainer.rounds_in_place
-        step.figures |= figures
+        step.metrics |= figures
         step.cautions |= cautions | self.stillness.learn(step.values, step.where, peak=peak, in_place=in_place)
 
     def learn(

@@ -34,4 +34,4 @@ class AdaptiveKL(StageHook):
             return
         n_trajectories = len({s.sequence for s in step.samples})
         coef = loss.kl_coef if divergence is None else loss.next_kl_coef(divergence, n_trajectories)
-        step.figures["loss/kl_coef"] = step.state["kl_coef"] = coef
+        step.metrics["loss/kl_coef"] = step.state["kl_coef"] = coef

@@ -103,7 +103,7 @@ class Remembered:
 
 @plain_dataclass
 class ReplayBuffer(StageHook):
-    """What may be replayed. `fill` changes nothing that is remembered; `learn` does, once, when a step is finished.
+    """Buffer of trajectories to replay. Only `learn` changes it, once, when a step is finished.
 
     Attributes:
         settings: the recipe keys.
@@ -125,7 +125,9 @@ class ReplayBuffer(StageHook):
         """See `learn`."""
         self.learn()
 
-    def fill(self, samples: Sequence[Sample], rng: np.random.Generator) -> tuple[list[Sample], dict[str, float]]:
+    def extend_samples(
+        self, samples: Sequence[Sample], rng: np.random.Generator
+    ) -> tuple[list[Sample], dict[str, float]]:
         """Return the rows of a step with those replayed behind them, and what is logged.
 
         Args:

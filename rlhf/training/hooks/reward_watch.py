@@ -91,8 +91,8 @@ class Watches(StageHook):
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`."""
-        figures, cautions = self.learn(step.drawn, step.where)
-        step.figures |= figures
+        figures, cautions = self.learn(step.all_groups, step.where)
+        step.metrics |= figures
         step.cautions |= cautions
 
     def learn(self, groups: Sequence[ScoredGroup], where: str) -> tuple[dict[str, float], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""When a stage ends early: after evaluations without a new best one, or steps that trained on nothing."""
+"""Early stopping: after evaluations without a new best one, or steps that trained on nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class EmptyStop(StageHook):
         if step.trains_policy:
             n_trained = step.values["batch/n_trained_trajectories"] + step.values.get("relift/n_imitated", 0.0)
             figures, cautions = self.empty.learn(n_trained, step.where)
-            step.figures |= figures
+            step.metrics |= figures
             step.cautions |= cautions
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.declared import never_called
+from agents.roles import never_called
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
 from rlhf.errors import MissingPackageError, ModelError
 from rlhf.inference.model_config import ModelWrapper

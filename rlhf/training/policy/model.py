@@ -22,7 +22,7 @@ from rlhf.inference.role_adapters import adapter_names, adapter_of, role_adapter
 from rlhf.processes import current
 from rlhf.settings import STRICT
 from rlhf.training.backends.master_weights import is_short
-from rlhf.training.backends.sharded import device_of, is_laid_out, whole_state
+from rlhf.training.backends.sharded import device_of, full_state, is_laid_out
 from rlhf.training.checkpoints.store import check_model, way_out_of
 from rlhf.training.policy.lora import Lora as Lora
 from rlhf.training.policy.lora import load_adapters, loading_options
@@ -316,7 +316,7 @@ class Policy:
         Where parameters lie in pieces all processes call this together; the first one writes.
         """
         is_main = current().is_main
-        whole = whole_state(self.model, trained_only=self.is_lora, keep=is_main) if is_laid_out(self.model) else None
+        whole = full_state(self.model, trained_only=self.is_lora, keep=is_main) if is_laid_out(self.model) else None
         if is_main:
             self.model.save_pretrained(folder, **({} if whole is None else {"state_dict": whole}))
             self.tokenizer.save_pretrained(folder)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rlhf.training.contrib.expert_iteration_rounds import imitate_attempts
 from rlhf.training.run import Run
-from rlhf.training.stages.expert_iteration_rounds import imitate_attempts
 from rlhf.training.stages.imitation import imitate
 from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.preference_training import prefer

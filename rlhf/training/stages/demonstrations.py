@@ -149,7 +149,7 @@ def _check_failures(failures: Sequence[str], n_tried: int, n_tasks: int, limits:
 
 
 class Strays(Protocol):
-    """When to leave the plan of the oracle, and for what."""
+    """Departures of demonstrations from the plan of the oracle."""
 
     def is_next(self, state: StepResult) -> bool:
         """Whether the next action is not the oracle's; asked once before each."""

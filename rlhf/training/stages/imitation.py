@@ -38,10 +38,10 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
             values |= trainer.meter.rates(time.perf_counter() - begun)
             run.log(step + 1, {**values, "supervised/n_demonstrations": float(len(demonstrations))}, delivered=False)
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
-            await run.breathe()
+            await run.check_stop()
     trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
-    await run.deliver()
+    await run.publish()
 
 
 def updates_of(

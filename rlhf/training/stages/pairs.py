@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Pairs:
-    """Where pairs come from: attempts that the policy makes when the stage begins, those of a run, or a file."""
+    """Source of pairs: attempts that the policy makes when the stage begins, those of a run, or a file."""
 
     tasks: Annotated[int, Field(ge=1)] = 128
     """Different tasks that the policy attempts."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import Capabilities
-from agents.declared import PLAIN_IS_EMPTY, never_called
+from agents.roles import PLAIN_IS_EMPTY, never_called
 from rlhf.batching.filters import Filters
 from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.credit.estimator import AdvantageEstimator
@@ -27,13 +27,13 @@ from rlhf.tasks.selection import All, GroupSelection
 from rlhf.tasks.shuffled import Shuffled
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
-from rlhf.training.contrib.judge_refresh_settings import JudgeRenewal
+from rlhf.training.contrib.demonstrations_in_groups import Expert
+from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
+from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
+from rlhf.training.contrib.opponent_settings import Opponents
+from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.critics.settings import CriticKind
-from rlhf.training.hooks.demonstrations_in_groups import Expert
-from rlhf.training.hooks.imitate_failed_tasks import Relift
-from rlhf.training.hooks.opponent_settings import Opponents
-from rlhf.training.hooks.reference_reset import ReferenceReset
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.shown import unplanned
 
@@ -79,13 +79,13 @@ class PolicyGradient:
     """Which rows are left out of the update."""
     expert: Expert | None = None
     """Demonstrations that join the attempts at their task, for a loss that takes them; null brings none."""
-    imitate_failed: Relift | None = None
+    imitate_failed: ImitateFailed | None = None
     """Supervised updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
     """Trajectories of the last steps that take the place of those left out; null replays nothing."""
     reward_refresh: RewardRefresh | None = None
     """When and how the reward model that the policy learns from is trained further; null leaves it as it is."""
-    judge_refresh: JudgeRenewal | None = None
+    judge_refresh: JudgeRefresh | None = None
     """When the policy of some steps ago becomes the judge of a reward; null keeps the judge that the reward names."""
     opponents: Opponents | None = None
     """Games of self-play in which an older version of the policy has a seat; null plays all against the present one."""

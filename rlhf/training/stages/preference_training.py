@@ -83,9 +83,9 @@ async def prefer(run: RunContext, stage: Preference) -> None:
         seed=seed_of(run),
     )
     policy.model.eval()
-    await run.breathe()
+    await run.check_stop()
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
-    await run.deliver()
+    await run.publish()
 
 
 def seed_of(run: RunContext) -> int:
@@ -143,8 +143,8 @@ async def groups_for(
 async def _attempted(run: RunContext, source: Pairs, split: str, grouping: GroupStructure) -> RolloutBatch:
     tasks = tasks_of(run.collector.environment, split)
     order = walk(len(tasks), f"{run.seed}/{run.state.stage}/pairs")
-    await run.deliver(again=True)  # so that the engine begins as that of a resumed run does: with nothing cached
-    await run.breathe()
+    await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
+    await run.check_stop()
     collected = await run.collector.collect(
         [tasks[i] for _, i in zip(range(min(source.tasks, len(tasks))), order, strict=False)],
         group_size=source.group_size,

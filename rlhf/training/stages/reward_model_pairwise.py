@@ -9,11 +9,11 @@ import torch
 
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.context import RunContext
+from rlhf.training.contrib.calibration import bins_of, calibration_error, sureness, write_held_out
+from rlhf.training.contrib.reward_model_pointwise import learn_values
 from rlhf.training.reward_model_training import save_in, scoring_model, split_by_task
-from rlhf.training.stages.calibration import bins_of, calibration_error, sureness, write_held_out
 from rlhf.training.stages.preference_training import pairs_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.reward_model_pointwise import learn_values
 from rlhf.training.stages.trl_trainers import padded, train_reward_model
 
 #: Of what TRL logs, what is kept, by our names.
@@ -48,7 +48,7 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
     model = scoring_model(run.policy)
     rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen]
     train_reward_model(model, run.policy.tokenizer, rows, stage, on_update, seed=seed_of(run))
-    await run.breathe()
+    await run.check_stop()
     chosen = scores(model, [p.chosen.token_ids for p in unseen], stage.at_once)
     rejected = scores(model, [p.rejected.token_ids for p in unseen], stage.at_once)
     save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)

@@ -12,8 +12,8 @@ from rlhf.checking import CheckContext, Problem, no_effect, unused
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
+from rlhf.training.contrib.expert_iteration import Attempts
 from rlhf.training.shown import unplanned, unwritten
-from rlhf.training.stages.expert_iteration import Attempts
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

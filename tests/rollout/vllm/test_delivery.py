@@ -24,6 +24,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
     weights,
 )
+from tests.tiers import tiered
 
 MODES = ["drain", "keep", "abort_and_resume"]
 N_CALLS = 16
@@ -103,7 +104,7 @@ def weights_as(engine: VllmEngine, policy: Policy, version: int) -> PolicyWeight
     return weights(policy, version) if engine.weights_form == "adapter" else full_weights(policy, version)
 
 
-@pytest.mark.parametrize("at_update", MODES)
+@pytest.mark.parametrize("at_update", tiered(MODES, "keep"))
 def test_full_weights_arrive_while_generations_run(runner, full, at_update):
     policies = [policy_like(seed) for seed in (1, 2, 3)]
     found, _ = runner.run(across_deliveries(full, policies, at_update=at_update))
@@ -118,7 +119,7 @@ def test_full_weights_arrive_while_generations_run(runner, full, at_update):
         assert all(float(gaps(policies[0], g, LONG).max()) > 0.5 for g in first if len(g.versions) > 1)
 
 
-@pytest.mark.parametrize("at_update", MODES)
+@pytest.mark.parametrize("at_update", tiered(MODES, "abort_and_resume"))
 def test_adapters_arrive_while_generations_run(runner, adapted, at_update):
     policies = [lora_policy(seed) for seed in (1, 2, 3)]
     found, _ = runner.run(across_deliveries(adapted, policies, at_update=at_update))

@@ -29,6 +29,7 @@ from tests.rollout.vllm.real_vllm import (
     weights,
 )
 from tests.rollout.vllm.served import Served, engine_on, free_port, write_recipe
+from tests.tiers import tiered
 
 #: Runs a command where /dev/shm is another, which only root may make: the user is that in a namespace of its own.
 APART = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
@@ -147,7 +148,7 @@ def test_each_server_gets_full_weights_the_way_it_needs(runner: asyncio.Runner, 
             await sampled(engine, policy, 7)
             publisher = Publisher(policy, engine)
             policy.version = 8
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] < TOLERANCE
 
     runner.run(go())
@@ -213,7 +214,7 @@ def test_a_server_that_is_cut_off_in_a_delivery_is_taken_back_in_the_middle_of_i
     runner.run(go())
 
 
-@pytest.mark.parametrize("point", ["put", "rlhf_write_adapter"])
+@pytest.mark.parametrize("point", tiered(["put", "rlhf_write_adapter"], "rlhf_write_adapter"))
 def test_a_server_that_vanishes_in_a_delivery_is_left_out_and_taken_back(
     runner: asyncio.Runner, two: Two, tmp_path: Path, point: str
 ) -> None:

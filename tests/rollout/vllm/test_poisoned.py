@@ -198,7 +198,7 @@ def test_an_engine_that_only_says_so_is_found_out_by_the_canary(runner, full, by
         instance = OnlySaysSo(full)
         engine = await engine_over(instance, policy=policy)
         publisher = Publisher(policy, engine)
-        await publisher.deliver()
+        await publisher.publish()
         assert publisher.figures["delivery/canary_gap"] < 1e-4
         instance.sleeps = True
         for version in (1, 2):
@@ -206,11 +206,11 @@ def test_an_engine_that_only_says_so_is_found_out_by_the_canary(runner, full, by
             policy.version = version
             # A large step shows as a difference, a small one as figures that stand still.
             with pytest.raises(DeliveryError, match="the engine is stale, its figures have not moved"):
-                await publisher.deliver()
+                await publisher.publish()
         instance.sleeps = False
         move(policy, 3, by)
         policy.version = 3
-        await publisher.deliver()
+        await publisher.publish()
         await engine.close()
         return publisher.figures
 
@@ -225,11 +225,11 @@ def test_a_trainer_that_computes_with_old_weights_is_found_out_by_the_canary(run
         engine = await engine_over(full, policy=policy)
         stale = Policy(OldForward(policy.model), policy.tokenizer, {}, is_lora=False)
         publisher = Publisher(stale, engine)
-        await publisher.deliver()
+        await publisher.publish()
         move(policy, 1, by)
         stale.version = 1
         with pytest.raises(DeliveryError, match="the trainer is stale, its figures have not moved"):
-            await publisher.deliver()
+            await publisher.publish()
         await engine.close()
 
     runner.run(go())
@@ -246,7 +246,7 @@ def test_another_adapter_is_caught(runner, adapted, puts_back, delivery):
         engine = await engine_over(instance, policy=policy, delivery=delivery)
         publisher = Publisher(policy, engine)
         with pytest.raises(DeliveryError) as told:
-            await publisher.deliver()
+            await publisher.publish()
         await engine.close()
         return str(told.value)
 
@@ -371,14 +371,14 @@ def test_parameters_that_are_missing_show_in_the_canary(runner, full, monkeypatc
     async def go():
         engine = await engine_over(full, policy=policy)
         publisher = Publisher(policy, engine)
-        await publisher.deliver()
+        await publisher.publish()
         move(policy, 1)
         policy.version = 1
         monkeypatch.setattr("rlhf.training.publisher.parameters", without_one)
         with pytest.raises(DeliveryError):
-            await publisher.deliver()
+            await publisher.publish()
         monkeypatch.undo()
-        await publisher.deliver()
+        await publisher.publish()
         await engine.close()
 
     runner.run(go())

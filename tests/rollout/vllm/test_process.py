@@ -229,12 +229,14 @@ def start_error(runner: asyncio.Runner, folder: Path, **settings: Any) -> RlhfEr
     return found
 
 
+@pytest.mark.extended
 def test_heads_that_vllm_has_no_kernel_for_are_named(runner, tmp_path):
     found = start_error(runner, tmp_path, head_dim=24)
     assert isinstance(found, ModelError) and "heads this wide" in found.what
     assert "policy.head_dim" in found.hint and "32, 64" in found.expected
 
 
+@pytest.mark.extended
 def test_a_cache_too_small_for_one_context_is_named(runner, tmp_path):
     found = start_error(runner, tmp_path, kv_cache_bytes=1000)
     assert isinstance(found, EngineError) and "too little memory for keys and values" in found.what

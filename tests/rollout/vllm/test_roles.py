@@ -123,7 +123,7 @@ def test_an_adapter_in_the_place_of_another_is_noticed(runner: asyncio.Runner, i
         trainer.version = 1
         try:
             with pytest.raises(DeliveryError) as told:
-                await publisher.deliver()
+                await publisher.publish()
         finally:
             await engine.close()
         return told.value.where

@@ -41,6 +41,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
 )
 from tests.rollout.vllm.served import Counting, Cut, Served, engine_on, free_port, post, write_recipe
+from tests.tiers import tiered
 from tests.training.tiny import Echoes
 
 #: Most nats in float32 between a server's log-prob and that of a plain forward pass.
@@ -149,7 +150,7 @@ def test_a_full_delivery_reaches_both_and_is_proven(runner: asyncio.Runner, pair
             assert max(worst({7: policy}, g, params) for g in found) < TOLERANCE
             publisher = Publisher(policy, engine)
             policy.version = 8
-            await publisher.deliver()
+            await publisher.publish()
             assert publisher.figures["delivery/canary_gap"] < TOLERANCE
 
     runner.run(go())
@@ -183,7 +184,7 @@ def test_a_session_stays_where_its_prefix_is_and_a_new_one_goes_where_less_runs(
 
 
 @pytest.mark.parametrize("form", ["full", "adapter"])
-@pytest.mark.parametrize("at_update", ["drain", "keep", "abort_and_resume"])
+@pytest.mark.parametrize("at_update", tiered(["drain", "keep", "abort_and_resume"], "keep"))
 def test_weights_that_arrive_while_both_sample(
     runner: asyncio.Runner, pair: Pair, form: str, at_update: AtUpdate
 ) -> None:

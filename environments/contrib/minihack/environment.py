@@ -1,0 +1,248 @@
+"""MiniHack's navigation levels told in words (Samvelyan et al., arXiv 2109.13202), played by NetHack itself.
+
+    MiniHack(level="Room-Monster-5x5")
+
+An observation is what the game says, the map in NetHack's characters, the things on it by name and distance, and the
+hit points. The words are our own, so scores are not those of other wrappers in words.
+
+The package has no splits. Here a split is a range of seeds (`environments.core.seed_splits`). Small levels draw the
+same map for
+many seeds; `Room-5x5`, `Room-15x15` and the labyrinths have only one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic.dataclasses import dataclass
+
+from environments.base import Properties, StepResult, after_end
+from environments.contrib.minihack import oracle
+from environments.contrib.minihack.game import ANSWERS, EXTRA, KEYS, SHELF, View, World
+from environments.core.normalise import plain_words
+from environments.core.seed_splits import FIRST_SEED, Seeded, SplitSize, split_in
+from environments.packages import version_of
+from rlhf.data import Task
+from rlhf.errors import nearest
+from rlhf.settings import STRICT
+
+_STAIRS = "Go to the staircase down, which the map shows as >."
+_MEMENTO = (
+    "Kill the grid bug at the end of the right path; the wrong one ends at a board that squeaks. The monster that "
+    "sleeps at the start tells which is right."
+)
+#: Of each family of levels: what is wanted, and the levels with the number of steps that the package allows.
+FAMILIES: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "Room": (
+        _STAIRS,
+        {
+            f"Room-{kind}{size}x{size}": 20 * size
+            for kind in ("", "Dark-", "Monster-", "Random-", "Trap-", "Ultimate-")
+            for size in (5, 15)
+        },
+    ),
+    "Corridor": (_STAIRS, dict.fromkeys(("Corridor-R2", "Corridor-R3", "Corridor-R5"), 1000)),
+    "CorridorBattle": (_STAIRS, dict.fromkeys(("CorridorBattle", "CorridorBattle-Dark"), 350)),
+    "ExploreMaze": (
+        f"Eat apples, and then: {_STAIRS[0].lower()}{_STAIRS[1:]}",
+        {f"ExploreMaze-{how}{known}": 500 for how in ("Easy", "Hard") for known in ("", "-Mapped")},
+    ),
+    "HideNSeek": (
+        _STAIRS,
+        {"HideNSeek": 200, "HideNSeek-Big": 400, "HideNSeek-Lava": 200, "HideNSeek-Mapped": 200},
+    ),
+    "KeyRoom": (
+        f"Pick up the key, and apply it beside the locked door. {_STAIRS}",
+        {"KeyRoom-Fixed-S5": 200}
+        | {f"KeyRoom-{dark}S{size}": limit for dark in ("", "Dark-") for size, limit in ((5, 200), (15, 400))},
+    ),
+    "Labyrinth": (_STAIRS, {"Labyrinth-Big": 1000, "Labyrinth-Small": 400}),
+    "MazeWalk": (
+        _STAIRS,
+        {
+            f"MazeWalk-{known}{size}": 200 if size == "9x9" else 1000
+            for known in ("", "Mapped-")
+            for size in ("9x9", "15x15", "45x19")
+        },
+    ),
+    "Memento": (_MEMENTO, dict.fromkeys(("Memento-F2", "Memento-F4", "Memento-Short-F2"), 5000)),
+    "MultiRoom": (
+        _STAIRS,
+        {
+            f"MultiRoom-N{n}{kind}": limit
+            for n, limit in ((2, 40), (4, 120), (6, 240))
+            for kind in ("", "-Extreme", "-Lava", "-LavaMonsters", "-Locked", "-Monster")
+        }
+        | {f"MultiRoom-N{n}{kind}-OpenDoor": limit for n, limit in ((6, 240), (10, 360)) for kind in ("", "-Lava")}
+        | dict.fromkeys(("MultiRoom-N10", "MultiRoom-N10-Lava"), 360),
+    ),
+    "River": (
+        f"Push boulders into the water to cross it. {_STAIRS}",
+        dict.fromkeys(("River", "River-Lava", "River-Monster", "River-MonsterLava", "River-Narrow"), 350),
+    ),
+}
+#: All levels and the number of steps that the package allows.
+LEVELS: Mapping[str, int] = {name: limit for _, levels in FAMILIES.values() for name, limit in levels.items()}
+#: Families of which the oracle solves most levels.
+EXPLORED = frozenset({"Room", "Corridor", "ExploreMaze", "Labyrinth", "MazeWalk", "MultiRoom"})
+# Families in which an action may take for ever, so that a game has a worker process to itself.
+_HANGS = frozenset({"KeyRoom"})
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MiniHack(Seeded):
+    """One level as a text environment. A step takes a fraction of a millisecond."""
+
+    level: str = "Room-Random-5x5"
+    """Name of the level, with or without `MiniHack-` before and `-v0` after it."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """The episode is cut after so many steps; by default after the level's own limit (100 in Room-Random-5x5)."""
+    n_train: SplitSize = 10_000
+    """Tasks of the split `train`: one per seed, from the first on."""
+    reward: Literal["success", "package"] = "success"
+    """1 for the step that solves the level, or what the package pays: 1 then, and -0.01 for an action in which no time
+    passes, such as to walk into a wall."""
+
+    @field_validator("level")
+    @classmethod
+    def _short_name(cls, level: str) -> str:
+        name = level.removeprefix("MiniHack-").removesuffix("-v0")
+        if name not in LEVELS:
+            raise ValueError(
+                f"no level of MiniHack that is told in words is called '{level}'; "
+                f"{nearest(name, LEVELS) or ', '.join(LEVELS)}"
+            )
+        return name
+
+    @property
+    def properties(self) -> Properties:
+        """What this environment promises. Raises MissingPackageError when minihack is not installed."""
+        return Properties(
+            deterministic=True,
+            replayable=True,
+            oracle=self.demonstrates,
+            splits=tuple(FIRST_SEED),
+            package=f"minihack {version_of('minihack', EXTRA)}, nle {version_of('nle', EXTRA)}",
+            isolated=True,
+            interleaves=self._family not in _HANGS,
+            repeats=True,
+        )
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether the oracle solves most levels of the family."""
+        return self._family in EXPLORED
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """List the tasks of `train`, `dev` or `test`: one per seed.
+
+        Raises:
+            EnvError: no such split.
+            MissingPackageError: minihack is not installed.
+        """
+        return self.listed(split, self._prefix)
+
+    def start(self, task: Task) -> MiniHackEpisode:
+        """Begin one attempt.
+
+        Raises:
+            DataError: `task` is of another level or package version.
+            MissingPackageError: minihack, nle, or minigrid for the MultiRoom levels, is not installed.
+        """
+        split_in(task, self._prefix, "MiniHack")
+        world = SHELF.take(self.level)
+        return MiniHackEpisode(world, world.begin(task.seed), FAMILIES[self._family][0], self._limit, self.reward)
+
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Actions that solve `task` after `taken` within the step limit, carried out before they are given; or None.
+
+        See `environments.contrib.minihack.oracle` for what it cannot do.
+        """
+        split_in(task, self._prefix, "MiniHack")
+        world = SHELF.take(self.level)
+        view = world.begin(task.seed)
+        for text in taken:
+            number = read_action(text, world.numbers(view))
+            if number is not None and not view.over:
+                view = world.step(number)
+        found = None if view.over else oracle.solve(world, view, self._limit - len(taken))
+        SHELF.give_back(world)
+        return found
+
+    @property
+    def _family(self) -> str:
+        return next(name for name, (_, levels) in FAMILIES.items() if self.level in levels)
+
+    @property
+    def _limit(self) -> int:
+        return self.max_steps or LEVELS[self.level]
+
+    @property
+    def _prefix(self) -> str:
+        return f"minihack-{version_of('minihack', EXTRA)}-nle-{version_of('nle', EXTRA)}/{self.level}"
+
+
+class MiniHackEpisode:
+    """One attempt at a level.
+
+    The key of a state covers what is seen, remembered and carried; not what is out of sight, nor where the row of
+    random numbers stands, so that monsters may go on in other ways from states of equal key.
+    """
+
+    def __init__(
+        self, world: World, view: View, goal: str, max_steps: int, reward: Literal["success", "package"]
+    ) -> None:
+        self._world: World | None = world
+        self._view, self._max_steps, self._n_steps, self._reward = view, max_steps, 0, reward
+        self._over = False
+        self.opening = StepResult(
+            f"Task: {goal}\n{view.text}", state_key=view.key, admissible_actions=tuple(sorted(world.numbers(view)))
+        )
+
+    async def step(self, action: str) -> StepResult:
+        """Do one action. Text that is none of them costs a step and changes nothing else.
+
+        Raises:
+            EnvError: the episode is over or closed.
+        """
+        if self._world is None or self._over:
+            raise after_end("MiniHack step", action)
+        known = self._world.numbers(self._view)
+        number = read_action(action, known)
+        self._n_steps += 1
+        if number is not None:
+            self._view = self._world.step(number)
+        view = self._view
+        truncated = not view.over and self._n_steps >= self._max_steps
+        self._over = view.over or truncated
+        paid = float(view.won) if self._reward == "success" else view.reward
+        said = view.text if number is not None else f"Unknown action. Actions: {', '.join(sorted(known))}.\n{view.text}"
+        return StepResult(
+            said,
+            reward=paid if number is not None else 0.0,
+            terminated=view.over,
+            truncated=truncated,
+            state_key=view.key,
+            success=view.won if self._over else None,
+            valid=number is not None,
+            admissible_actions=() if self._over else tuple(sorted(self._world.numbers(view))),
+        )
+
+    async def close(self) -> None:
+        """Give the world back for another attempt."""
+        world, self._world = self._world, None
+        if world is not None:
+            SHELF.give_back(world)
+
+
+def read_action(text: str, known: Mapping[str, int]) -> int | None:
+    """Number of the action that `text` names, of those that are known now; or None.
+
+    Case, white space, `_`, `-`, quotes, full stops and a verb of motion before a direction are ignored.
+    """
+    words = re.sub(r"^(go|move|walk|step) ", "", plain_words(text, 40))
+    words = re.sub(r"^(north|south) (east|west)$", r"\1\2", {"pickup": "pick up"}.get(words, words))
+    return known.get(words) if words in KEYS or words in ANSWERS else None

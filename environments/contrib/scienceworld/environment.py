@@ -1,0 +1,262 @@
+"""The 30 tasks of ScienceWorld (Wang et al., arXiv 2203.07540): school science in a house of ten rooms.
+
+    ScienceWorld(task="find-plant")
+
+The variations of each task are split as the package splits them: 3592 for `train`, 1796 for `dev`, 1819 for `test`. The
+figure of an attempt is its score, from 0 to 100; below 0 is a mistake that ends the task, and counts as 0. Solved is a
+score of 100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic.dataclasses import dataclass
+
+from environments.base import Properties, StepResult, after_end
+from environments.contrib.scienceworld import oracle
+from environments.contrib.scienceworld.sessions import EXTRA, Session, State, give_back, release, take
+from environments.core.seed_splits import of_another, refuse_unknown
+from environments.packages import version_of
+from rlhf.data import Task
+from rlhf.errors import RecipeError, nearest
+from rlhf.settings import STRICT
+
+#: The tasks and how many variations each has, as scienceworld 1.2.3 lists them.
+VARIATIONS: Mapping[str, int] = {
+    "boil": 30,
+    "melt": 30,
+    "freeze": 30,
+    "change-the-state-of-matter-of": 30,
+    "use-thermometer": 540,
+    "measure-melting-point-known-substance": 436,
+    "measure-melting-point-unknown-substance": 300,
+    "power-component": 20,
+    "power-component-renewable-vs-nonrenewable-energy": 20,
+    "test-conductivity": 900,
+    "test-conductivity-of-unknown-substances": 600,
+    "find-living-thing": 300,
+    "find-non-living-thing": 300,
+    "find-plant": 300,
+    "find-animal": 300,
+    "grow-plant": 126,
+    "grow-fruit": 126,
+    "chemistry-mix": 32,
+    "chemistry-mix-paint-secondary-color": 36,
+    "chemistry-mix-paint-tertiary-color": 36,
+    "lifespan-longest-lived": 125,
+    "lifespan-shortest-lived": 125,
+    "lifespan-longest-lived-then-shortest-lived": 125,
+    "identify-life-stages-1": 14,
+    "identify-life-stages-2": 10,
+    "inclined-plane-determine-angle": 168,
+    "inclined-plane-friction-named-surfaces": 1386,
+    "inclined-plane-friction-unnamed-surfaces": 162,
+    "mendelian-genetics-known-plant": 120,
+    "mendelian-genetics-unknown-plant": 480,
+}
+
+#: What makes the simulator simpler; `easy` stands for all of them.
+SIMPLIFICATIONS = (
+    "easy",
+    "teleportAction",
+    "selfWateringFlowerPots",
+    "openContainers",
+    "openDoors",
+    "noElectricalAction",
+)
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ScienceWorld:
+    """One of the tasks, or all of them. Each game runs in a Java virtual machine of its own."""
+
+    task: str = "all"
+    """Name of a task, or `all`: then the first variation of each comes first, then the second of each, and so on."""
+    simplifications: tuple[str, ...] = ("easy",)
+    """What is made simpler: `easy`, or some of teleportAction, selfWateringFlowerPots, openContainers, openDoors and
+    noElectricalAction, or nothing."""
+    n_variations: Annotated[int, Field(ge=1)] | None = None
+    """At most so many variations of each task in each split, the first ones; null is all."""
+    max_steps: Annotated[int, Field(ge=1)] = 100
+    """The episode is cut after so many steps."""
+    list_actions: bool = True
+    """Whether valid actions are listed: some hundreds, which takes four times as long as the step. Without an agent
+    that is shown them, set it to false."""
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str) -> str:
+        if task != "all" and task not in VARIATIONS:
+            near = nearest(task, VARIATIONS) or f"all, or {', '.join(VARIATIONS)}"
+            raise ValueError(f"no task of ScienceWorld is called '{task}'; {near}")
+        return task
+
+    def __post_init__(self) -> None:
+        for i, name in enumerate(self.simplifications):
+            if name not in SIMPLIFICATIONS:
+                raise RecipeError(
+                    "no simplification has this name",
+                    where=f"simplifications[{i}]",
+                    got=repr(name),
+                    expected=", ".join(SIMPLIFICATIONS),
+                    hint=nearest(name, SIMPLIFICATIONS),
+                )
+        electrical = [name for name in self._names if "power-component" in name or "conductivity" in name]
+        if "noElectricalAction" in self.simplifications and electrical:
+            raise RecipeError(
+                "the task cannot be solved without electrical actions",
+                where="simplifications",
+                got=f"noElectricalAction, task {electrical[0]}",
+                hint="choose another task, or leave it out",
+            )
+
+    @property
+    def properties(self) -> Properties:
+        """What this environment promises. Raises MissingPackageError when scienceworld is not installed."""
+        return Properties(
+            deterministic=True,
+            replayable=True,
+            oracle=True,
+            splits=SPLITS,
+            package=f"scienceworld {version_of('scienceworld', EXTRA)}",
+            isolated=True,
+        )
+
+    @property
+    def max_episodes(self) -> int:
+        """How many episodes may be alive at a time in one process: each holds 200 to 400 MB."""
+        return 4
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """List the tasks of `train`, `dev` or `test`. No Java is started.
+
+        Raises:
+            EnvError: no such split.
+            MissingPackageError: scienceworld is not installed.
+        """
+        refuse_unknown(split, SPLITS, "ScienceWorld.tasks")
+        rows = [[(name, i) for i in _variations(name, split)[: self.n_variations]] for name in self._names]
+        pairs = [pair for column in zip_longest(*rows) for pair in column if pair is not None]
+        prefix = self._prefix
+        return [
+            Task(id=f"{prefix}/{name}/{split}/{i}", seed=i, info={"task": name, "variation": i}) for name, i in pairs
+        ]
+
+    def start(self, task: Task) -> ScienceWorldEpisode:
+        """Begin one attempt.
+
+        Raises:
+            DataError: `task` is of another environment or package version.
+            EnvError: Java failed.
+            MissingPackageError: scienceworld or Java is missing.
+        """
+        name, variation = self._known(task)
+        session = take()
+        try:
+            state = session.begin(name, variation, self._simplifications)
+            return ScienceWorldEpisode(session, state, self.max_steps, self.list_actions)
+        except BaseException:
+            session.close()
+            raise
+
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Actions that reach 100 points after `taken` within the step limit, tried out before; or None.
+
+        See `environments.contrib.scienceworld.oracle`. Some gold paths are longer than the limit: the longest has 192
+        actions.
+        """
+        name, variation = self._known(task)
+        return oracle.plan(name, variation, self._simplifications, taken, self.max_steps)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(VARIATIONS) if self.task == "all" else (self.task,)
+
+    @property
+    def _simplifications(self) -> str:
+        return ",".join(sorted(set(self.simplifications)))
+
+    @property
+    def _prefix(self) -> str:
+        return f"scienceworld-{release()}/{self._simplifications or 'full'}"
+
+    def _known(self, task: Task) -> tuple[str, int]:
+        name, variation = str(task.info.get("task")), task.info.get("variation")
+        for split in SPLITS:
+            if task.id == f"{self._prefix}/{name}/{split}/{variation}" and name in self._names:
+                return name, int(str(variation))
+        wanted = self.task if self.task != "all" else "<task>"
+        raise of_another(task, "ScienceWorld", f"{self._prefix}/{wanted}/<split>/<variation>")
+
+
+class ScienceWorldEpisode:
+    """One attempt at a task.
+
+    The key of a state covers every object of the house with its properties, what was accomplished, and the score.
+    """
+
+    def __init__(self, session: Session, state: State, max_steps: int, list_actions: bool) -> None:
+        self._session: Session | None = session
+        self._max_steps, self._n_steps, self._list_actions = max_steps, 0, list_actions
+        self._score = (
+            0  # some tasks begin with points: they count with the first action, so that rewards sum to the score
+        )
+        self._over = False
+        self._listed = self._actions(state)
+        text = f"{session.description()}\n\n{state.text}"
+        self.opening = StepResult(text, state_key=state.key, admissible_actions=self._listed)
+
+    async def step(self, action: str) -> StepResult:
+        """Do one action; blanks around it do not count. Where a request was ambiguous, a number answers it.
+
+        Raises:
+            EnvError: the episode is over or closed, or Java failed.
+        """
+        if self._session is None or self._over:
+            raise after_end("ScienceWorld step", action)
+        state = self._session.step(action)
+        self._n_steps += 1
+        truncated = not state.over and self._n_steps >= self._max_steps
+        self._over = state.over or truncated
+        gain, self._score = _points(state) - self._score, _points(state)
+        # The package lists some actions that its own parser refuses, such as to pour a banana into a cup.
+        understood = state.understood or action.strip() in self._listed
+        self._listed = self._actions(state)
+        return StepResult(
+            state.text,
+            reward=gain / 100,
+            terminated=state.over,
+            truncated=truncated,
+            state_key=state.key,
+            success=state.score == 100 if self._over else None,
+            valid=understood,
+            admissible_actions=self._listed,
+        )
+
+    async def close(self) -> None:
+        """Give the machine back for another episode."""
+        session, self._session = self._session, None
+        if session is not None:
+            give_back(session)
+
+    def _actions(self, state: State) -> tuple[str, ...]:
+        if self._session is None or state.over or self._over or not self._list_actions:
+            return ()
+        return state.choices or self._session.actions()
+
+
+def _points(state: State) -> int:
+    """Score from 0 to 100; a mistake that cannot be made good takes all points."""
+    return max(0, state.score)
+
+
+def _variations(name: str, split: str) -> range:
+    """The package's variations of a split: two quarters, one quarter, and the rest, quarters rounded down."""
+    n, quarter = VARIATIONS[name], VARIATIONS[name] // 4
+    return {"train": range(2 * quarter), "dev": range(2 * quarter, 3 * quarter), "test": range(3 * quarter, n)}[split]

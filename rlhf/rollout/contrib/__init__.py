@@ -1,0 +1,1 @@
+"""Rarely used parts of rollout."""

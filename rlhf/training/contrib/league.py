@@ -1,0 +1,155 @@
+"""Older versions of the policy that play against it: which there are, who plays when, and who wins."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, ClassVar
+
+from rlhf.credit.contrib.self_play import seat_of, seats_of_others
+from rlhf.data import ScoredGroup, Trajectory
+from rlhf.errors import TrainingError
+from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.embedded.swapped_weights import SwappedWeightsEngine
+from rlhf.rollout.opponent_engine import OpponentEngine, Players
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.contrib.judge_refresh import Weights, learnt
+from rlhf.training.contrib.opponent_settings import Opponents
+from rlhf.training.hooks.base import StageHook, Step
+from rlhf.training.policy.model import Policy
+
+#: What the policy itself is called where its wins are counted.
+CURRENT = "current"
+
+
+@dataclass(frozen=True)
+class Version:
+    """The policy as it was.
+
+    Attributes:
+        weights: its trained parameters.
+        number: under which they were delivered then.
+    """
+
+    weights: Weights
+    number: int
+
+
+@dataclass
+class League(StageHook):
+    """The versions that are kept. `learn` takes in a finished step.
+
+    Attributes:
+        settings: the recipe keys.
+        policy: the live one.
+        seats: of the game, by their names.
+        versions: by the number of steps of the stage after which each was the policy, oldest first.
+    """
+
+    key: ClassVar[str] = "league"
+
+    settings: Opponents
+    policy: Policy
+    seats: Sequence[str]
+    versions: dict[int, Version] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Opponents | None, policy: Policy, seats: Sequence[str]) -> League | None:
+        """Stand before the first step of a stage, the present policy being the first version; None without settings."""
+        if settings is None:
+            return None
+        return cls(settings, policy, seats, {0: Version(learnt(policy), policy.version)})
+
+    @asynccontextmanager
+    async def rollout(self, run: RunContext) -> AsyncIterator[Players]:
+        """Give who plays in the policy's place during a step, and free what they needed when it is over.
+
+        Raises:
+            TrainingError: the engine does not compute with the trainer's module.
+        """
+        engine = run.collector.engine
+        if not isinstance(engine, TransformersEngine) or not engine.shares_policy:
+            raise TrainingError(
+                "older versions play on the engine that shares the trainer's module",
+                where="opponents",
+                got=type(engine).__name__,
+                expected="engine: {kind: transformers}",
+                hint="change the engine, or remove the key",
+            )
+        drawn = _Drawn(self, engine)
+        try:
+            yield drawn
+        finally:
+            for held in drawn.engines.values():
+                await held.close()
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        step.metrics |= self.learn(step.all_groups, step.number + 1)
+
+    def learn(self, groups: Sequence[ScoredGroup], n_steps: int) -> dict[str, float]:
+        """Take in that the stage's `n_steps`-th step is finished; returns what is logged of its games.
+
+        A game is won by who has earned more in it than all others together, by the environment's own rewards; one that
+        nobody has won counts ½. Of a game against itself the first seat's wins count.
+        """
+        won: dict[str, list[float]] = {}
+        for trajectory in (t for group in groups for t in group.trajectories):
+            other = next((g.by for g in trajectory.generations if g.by), "")
+            others = seats_of_others(trajectory)
+            own = [s for s in self.seats if s not in others] if other else self.seats[:1]
+            won.setdefault(other or CURRENT, []).append(_won(trajectory, own))
+        n_against = sum(len(games) for name, games in won.items() if name != CURRENT)
+        figures = {
+            "opponents/n_versions": float(len(self.versions)),
+            "opponents/share": n_against / max(sum(map(len, won.values())), 1),
+            **{f"win_rate/{name.replace(' ', '_')}": fmean(games) for name, games in won.items()},
+        }
+        if n_steps % self.settings.every == 0:
+            self.versions[n_steps] = Version(learnt(self.policy), self.policy.version)
+            for step in sorted(self.versions)[: -self.settings.keep]:
+                del self.versions[step]
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every version that is kept."""
+        return {"versions": {step: [v.number, dict(v.weights)] for step, v in self.versions.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Raises KeyError for what is no state of such."""
+        self.versions = {step: Version(weights, number) for step, (number, weights) in state["versions"].items()}
+
+
+class _Drawn:
+    """Seats of each attempt, and the engines of those who were drawn."""
+
+    def __init__(self, league: League, engine: TransformersEngine) -> None:
+        self._league, self._options, self.engines = league, engine.options, dict[int, SwappedWeightsEngine]()
+
+    def __call__(self, seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
+        """See `Players`. The draws of a group are made in the order of its attempts, so that seats can alternate."""
+        league, rng = self._league, random.Random(f"{seed}/opponents")
+        steps, n_before = sorted(league.versions), rng.randrange(len(league.seats))
+        for i in range(attempt + 1):
+            is_older, step = rng.random() < league.settings.share, rng.choice(steps)
+            if i < attempt:
+                n_before += is_older
+        if not is_older:
+            return {}
+        return {league.seats[n_before % len(league.seats)]: OpponentEngine(f"step {step}", self._engine(step))}
+
+    def _engine(self, step: int) -> SwappedWeightsEngine:
+        if step not in self.engines:
+            version = self._league.versions[step]
+            model = self._league.policy.model
+            self.engines[step] = SwappedWeightsEngine(model, version.weights, version=version.number, **self._options)
+        return self.engines[step]
+
+
+def _won(trajectory: Trajectory, own: Sequence[str]) -> float:
+    """1 where the seats `own` have earned more than the others, ½ where as much, else 0."""
+    earned = sum(turn.reward if seat_of(turn) in own else -turn.reward for turn in trajectory.turns)
+    return 0.5 if earned == 0 else float(earned > 0)

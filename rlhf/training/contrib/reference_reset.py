@@ -1,0 +1,160 @@
+"""A reference that is renewed: where training stands still, or has gone far, KL terms compare with the present policy.
+
+A reference holds a policy near where it began, and in the end keeps it there. ProRL (arXiv 2505.24864) lets the present
+policy take its place now and then and starts the optimiser afresh, by hand; the rule here is our own. Watched
+successes of .1, .2, .2, .19, .2 and a patience of 3: the best is that of the second evaluation, three others follow,
+so the policy after the fifth becomes the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.checking import CheckContext, Problem
+from rlhf.losses.policy_loss import LossNeeds
+from rlhf.settings import STRICT
+from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.hooks.base import StageHook, Step
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ReferenceReset:
+    """Makes the present policy the reference of KL terms. Their coefficient, where adapted, begins anew."""
+
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """Evaluations in a row, of those that `evaluate_every` makes, without a new best success; null looks at none."""
+    max_kl: Annotated[float, Field(gt=0)] | None = None
+    """Divergence from the reference in nats per token, `loss/kl_ref`, beyond which a step has gone far; null is no
+    bound."""
+    reset_optimizer: bool = True
+    """Whether the optimiser's running means begin anew too; its learning rate goes on by its schedule."""
+
+    def __post_init__(self) -> None:
+        if self.patience is None and self.max_kl is None:
+            raise ValueError("neither patience nor max_kl is set: the reference would never be renewed")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse losses without a reference, and a patience that cannot end."""
+        stage = context.stage
+        if not LossNeeds(stage.loss).needs_ref:
+            yield Problem(
+                "there is no reference to renew",
+                where=context.path,
+                got=f"loss {context.kind_of('loss', stage.loss)} without a KL term",
+                expected="a loss that compares with a reference",
+                do="set loss.kl and loss.kl_coef, or remove reference_reset",
+            )
+        if self.patience is not None and stage.n_evaluations <= self.patience:
+            yield Problem(
+                "the patience never ends: there are too few evaluations",
+                where=context.at("patience"),
+                got=f"{self.patience}, with {stage.n_evaluations} evaluations between {stage.steps} steps",
+                expected="more evaluations than that, the first being the best so far",
+                do=f"set {context.stage_path}.evaluate_every, a lower one, or a lower patience",
+            )
+
+
+@plain_dataclass
+class ResetClock(StageHook):
+    """Schedule of reference resets.
+
+    Attributes:
+        settings: the recipe keys.
+        best: success of the best evaluation of the stage; None before the first.
+        n_since: evaluations since then, or since the last reset.
+        is_due: whether to reset before the next step.
+        n_resets: of the stage so far.
+    """
+
+    key: ClassVar[str] = "reference"
+
+    settings: ReferenceReset
+    best: float | None = None
+    n_since: int = 0
+    is_due: bool = False
+    n_resets: int = 0
+
+    def on_evaluation(self, run: RunContext, success: float) -> None:
+        """See `see`."""
+        self.see(success)
+
+    async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
+        """See `learn`."""
+        step.metrics |= self.learn(step.values)
+
+    async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
+        """Make the present policy the reference where that is due, unless the stage ends here.
+
+        Its checkpoint stays, and so do those of all references before it.
+        """
+        if not self.is_due or run.state.step >= parts.stage.steps:
+            return
+        self.reset()
+        if self.settings.reset_optimizer:
+            parts.trainer.optimizer.state.clear()
+        run.state = replace(run.state, kl_coef=None, references=[*run.state.references, run.state.folder_name])
+        run.save(parts)
+        take_reference(run)
+        run.progress.say(f"the policy after step {run.state.step} of {run.state.label} is the reference from now on")
+
+    def learn(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Take in what the updates of a step logged; returns what is logged of the reference."""
+        bound = self.settings.max_kl
+        self.is_due = self.is_due or (bound is not None and values.get("loss/kl_ref", 0.0) > bound)
+        return {"reference/n_resets": float(self.n_resets)}
+
+    def see(self, success: float) -> None:
+        """Take in an evaluation."""
+        if self.best is None or success > self.best:
+            self.best, self.n_since = success, 0
+            return
+        self.n_since += 1
+        self.is_due = self.is_due or self.n_since == self.settings.patience
+
+    def reset(self) -> None:
+        """Begin to count anew; the best so far stays the one to surpass."""
+        self.n_since, self.is_due, self.n_resets = 0, False, self.n_resets + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen."""
+        return {"best": self.best, "n_since": self.n_since, "is_due": self.is_due, "n_resets": self.n_resets}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        for name in self.state_dict():
+            setattr(self, name, state[name])
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A loss that may compare with a reference; see `PolicyLoss`."""
+
+    @property
+    def needs_ref(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+class Reference(StageHook):
+    """Loads the reference of a stage whose loss compares with one."""
+
+    @classmethod
+    def of(cls, loss: object) -> Reference | None:
+        """Return the hook of a loss, or None where it compares with none."""
+        return cls() if isinstance(loss, Compares) and loss.needs_ref else None
+
+    def open(self, run: RunContext, parts: LiveStage) -> None:
+        """See `take_reference`."""
+        take_reference(run)
+
+
+def take_reference(run: RunContext) -> None:
+    """Load the reference that the stage has where it stands."""
+    name = run.state.reference
+    run.policy.keep_reference(run.checkpoints / name, adapter=name in run.state.references)
