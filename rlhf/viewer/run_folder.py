@@ -18,7 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from rlhf.errors import RlhfError
-from rlhf.evaluation.findings import Finding, findings
+from rlhf.evaluation.contrib.findings import Finding, findings
 from rlhf.evaluation.folder import PLAN, RECIPE, SUMMARY
 from rlhf.evaluation.run_data import RunData
 from rlhf.lock_owner import LOCK, STALE_S, life, read_path
