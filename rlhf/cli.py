@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import check, compare, environments, evaluate, export, gateway, new, serve, show, train
+from rlhf.commands import check, compare, environments, evaluate, export, gateway, new, serve, show, train, view
 from rlhf.commands.contrib import browse, extrapolate, memory_store, play, score
 from rlhf.commands.output import STATE, report
 from rlhf.commands.usage import usage_error
@@ -83,6 +83,8 @@ app.command("recipes")(browse.recipes)
 app.command("trajectories")(browse.trajectories)
 app.command("memory")(memory_store.memory)
 app.command("report")(browse.report)
+app.command("view")(view.view)
+app.command("top")(view.top)
 app.command("version")(browse.version)
 
 

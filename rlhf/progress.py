@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,6 +32,7 @@ class RichProgress:
         )
         self._task: Any = None
         self._name, self._total, self._done, self._last = "", 0, 0, ""
+        self._began = (0.0, 0)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -45,6 +48,7 @@ class RichProgress:
         if self._task is not None:
             self._bars.remove_task(self._task)
         self._name, self._total, self._done = name, total, done
+        self._began = (time.monotonic(), done)
         self._task = self._bars.add_task(name, total=total, completed=done, last="", waiting="")
 
     def advance(self, note: str) -> None:
@@ -55,7 +59,13 @@ class RichProgress:
             self._bars.update(self._task, completed=self._done, last=note, waiting="")
         due = self._done == self._total or self._done % max(self.every, self._total // 20) == 0
         if not self.console.is_terminal and due:
-            self.console.print(f"{self._name} {self._done}/{self._total}  {note}", soft_wrap=True)
+            self.console.print(f"{self._name} {self._done}/{self._total}  {note}{self._left()}", soft_wrap=True)
+
+    def _left(self) -> str:
+        """The time left by the mean of the steps so far, as a bar says it."""
+        began, before = self._began
+        left = (time.monotonic() - began) / (self._done - before) * (self._total - self._done)
+        return f"  {timedelta(seconds=round(left))} left" if left >= 1 else ""
 
     def at(self, done: int, note: str) -> None:
         """So many steps are nearly done: shown on the bar, and counted when `advance` says so."""

@@ -30,7 +30,6 @@ from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.evaluation_report import write_evaluation_report
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
 from rlhf.evaluation.play import Played, play_part
-from rlhf.evaluation.statistics import share_interval
 from rlhf.evaluation.summary import summarize
 from rlhf.progress import RichProgress
 from rlhf.recipe.builder import plain_part
@@ -39,6 +38,7 @@ from rlhf.recipe.evaluation_target import EvaluationTarget, contender
 from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
 from rlhf.recipe.text import parse, to_text
 from rlhf.rollout.runner import RolloutRunner
+from rlhf.stats import share_interval
 from rlhf.terminal import CleanConsole
 
 _CAUTION = Text.assemble(("caution", "yellow"), " ")

@@ -195,7 +195,7 @@ def _measures(values: Mapping[str, Any], splits: tuple[str, ...], n: int, limit_
 
 
 def _share(played: Played | None) -> dict[str, Any] | None:
-    from rlhf.evaluation.statistics import share_interval
+    from rlhf.stats import share_interval
 
     if played is None:
         return None

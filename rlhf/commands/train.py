@@ -6,6 +6,7 @@ import os
 import re
 from asyncio import CancelledError
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +62,9 @@ def train(
             metavar="N", help="Write a trace of N steps to RUN/profile, and a table of where their time went."
         ),
     ] = None,
+    view: Annotated[
+        bool, typer.Option("--view", help="Show the run in a browser while it trains, as `rlhf view` does.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a policy from a recipe.
@@ -94,10 +98,10 @@ def train(
             refuse_too_large(loaded, nproc, nproc, launches=True)
         arguments = [a for a in (recipe, *(overrides or [])) if a is not None]
         arguments += [] if profile is None else ["--profile", str(profile)]
-        _launch(loaded, nproc, out, resume, arguments, as_json)
+        _launch(loaded, nproc, out, resume, arguments, as_json, view)
         return
     refuse_before(loaded, is_resumed=resume is not None, memory_check=memory_check)
-    result = _run(loaded, out, resume, profile)
+    result = _run(loaded, out, resume, profile, view and _is_main())
     if not _is_main():
         return
     if as_json:
@@ -131,7 +135,7 @@ def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | None) -> dict[str, Any]:
+def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | None, view: bool) -> dict[str, Any]:
     from rlhf.build.processes import joined
     from rlhf.build.resume import run_folder
     from rlhf.build.train import train as run
@@ -140,12 +144,21 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
     quiet_libraries()
     folder = out or Path("runs")
     try:
-        with joined(recipe), run_folder(recipe, out, resume) as folder:
+        with joined(recipe), run_folder(recipe, out, resume) as folder, _viewer(folder, view):
             return run(recipe, folder, resume=resume, console=errors(), profile=profile)
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
         hint = f"rlhf train --resume {folder}" if (folder / "recipe.yaml").is_file() else ""
         raise Stopped("stopped", where=where, got=got, hint=hint) from error
+
+
+@contextmanager
+def _viewer(folder: Path, is_wanted: bool) -> Iterator[None]:
+    """Inside, a viewer shows the run where one is wanted."""
+    from rlhf.commands.view import shown_beside
+
+    with shown_beside(folder) if is_wanted else nullcontext():
+        yield
 
 
 def _check_profile(n: int) -> None:
@@ -159,7 +172,9 @@ def _check_profile(n: int) -> None:
         )
 
 
-def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool) -> None:
+def _launch(
+    recipe: Recipe, n: int, out: Path | None, resume: Path | None, arguments: list[str], as_json: bool, view: bool
+) -> None:
     from rlhf.build.resume import run_folder
     from rlhf.commands.launch import launch
     from rlhf.recipe.compatibility import check_processes
@@ -167,7 +182,7 @@ def _launch(recipe: Recipe, n: int, out: Path | None, resume: Path | None, argum
     check_processes(recipe, n)
     # All of them fit, or were told to start anyway.
     flags = ["--no-memory-check", *["--json"] * as_json, *["--debug"] * STATE.debug]
-    with run_folder(recipe, out, resume, lock=False) as folder:
+    with run_folder(recipe, out, resume, lock=False) as folder, _viewer(folder, view):
         place = ["--resume", str(resume)] if resume else ["--out", str(folder)]
         code = launch(["train", *arguments, *place, *flags], n, folder)
         if code:

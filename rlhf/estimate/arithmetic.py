@@ -13,10 +13,10 @@ from rlhf.checking import is_local_model
 from rlhf.errors import ModelError
 from rlhf.estimate.memory import estimates, largest
 from rlhf.estimate.meta import count, meta_model, parameters_of
-from rlhf.evaluation.statistics import share_interval
 from rlhf.losses.importance_correction import Bypass
 from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
 from rlhf.registry import kind_of
+from rlhf.stats import share_interval
 from rlhf.tasks.selection import SelectionCapabilities
 from rlhf.training.policy.model import Pretrained
 from rlhf.training.stages.reward_model import RewardModel

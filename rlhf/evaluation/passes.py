@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlhf.errors import DataError
-from rlhf.evaluation.statistics import Estimate, effective_n, share_interval
+from rlhf.evaluation.statistics import Estimate, effective_n
+from rlhf.stats import share_interval
 
 
 def pass_at_k(n: int, n_solved: int, k: int) -> float:

@@ -15,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf.errors import DataError
-from rlhf.stats import t_quantile
+from rlhf.stats import bounded_interval, share_interval, t_quantile
 
 Floats = npt.NDArray[np.float64]
 
-#: Values that `bounded_interval` adds at either end of the range.
-_ADDED = 1.8
 #: Least design effect: few tasks may agree by chance far better than they should.
 _MIN_DEFF = 0.5
 #: Tasks whose attempts agree that a design effect is estimated with, beside those that there are.
@@ -46,53 +44,6 @@ class Estimate:
     high: float
     n: int
     n_errors: int = 0
-
-
-def share_interval(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Give the interval of a share, `bounded_interval` of `successes` ones and zeros else.
-
-    It covers the truth at least 94 times in 100 for every share and every n of 10 to 500, and is 5% wider than
-    Wilson's at n = 50, which covers 84 times in 100 near shares of 0 and 1 (`benchmarks/intervals.py`). `n` may be
-    fractional: an effective number. Without episodes nothing is known: (0, 1).
-
-    Raises:
-        DataError: not 0 <= successes <= n, or a confidence outside (0, 1).
-    """
-    if not 0 <= successes <= n:
-        raise DataError("successes do not fit", where="share_interval", got=f"{successes} of {n}", expected="0..n")
-    mean = successes / n if n else 0.0
-    return bounded_interval(mean, mean * (1 - mean), n, confidence=confidence)
-
-
-def bounded_interval(
-    mean: float, variance: float, n: float, low: float = 0.0, high: float = 1.0, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Give the interval of the mean of values within [low, high]: Student's t, with 1.8 values more at either end.
-
-    With N = n + 3.6, m = (n x̄ + 1.8 low + 1.8 high) / N and s² the sample variance of all N values, m ± t_{N−1} s/√N,
-    cut to the range. The values that are added stand for what so few did not show: where all n agree the plain interval
-    has no width, and where few differ it is too narrow. Kin of A. Agresti, B. A. Coull, The American Statistician 52
-    (1998), 119-126, who add two successes and two failures, and of D. G. Bonett, R. M. Price, Journal of Educational
-    and Behavioral Statistics 37 (2012), 479-488, for paired shares, both with the normal quantile.
-
-    Args:
-        mean: x̄ of the n values.
-        variance: mean square of their distances to it.
-        n: values; may be fractional, an effective number. Without any the whole range is the interval.
-        low: least value there can be.
-        high: greatest value there can be.
-        confidence: of the interval, in (0, 1).
-    """
-    if not 0 < confidence < 1:
-        raise DataError("no such confidence", where="statistics", got=str(confidence), expected="between 0 and 1")
-    if n == 0:
-        return low, high
-    whole = n + 2 * _ADDED
-    centre = (n * mean + _ADDED * (low + high)) / whole
-    squares = n * (variance + (mean - centre) ** 2) + _ADDED * ((low - centre) ** 2 + (high - centre) ** 2)
-    half = t_quantile(0.5 + confidence / 2, whole - 1) * math.sqrt(squares / (whole - 1) / whole)
-    # Rounding must not put a mean at an end outside its own interval.
-    return max(low, min(mean, centre - half)), min(high, max(mean, centre + half))
 
 
 def success_estimate(

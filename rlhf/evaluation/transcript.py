@@ -21,6 +21,8 @@ from rlhf.evaluation.wording import number_text
 MAX_OPEN_PROMPT = 220
 #: Steps from each end of training in which a solved and an unsolved trajectory are looked for.
 MAX_LOOKED_AT = 16
+#: Tokens before one that decide how it is decoded, far more than any tokenizer looks back.
+_CONTEXT = 64
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "␡"}
 
 
@@ -94,12 +96,16 @@ def pieces(tokenizer: Any | None, token_ids: Sequence[int]) -> list[str]:
     """
     if tokenizer is None:
         return [f"[{i}]" for i in token_ids]
-    shown, before = [], ""
+    shown: list[str] = []
+    first, before = 0, ""  # decoding begins here, so that a long text takes no square of its length
     for k in range(1, len(token_ids) + 1):
-        text = tokenizer.decode(list(token_ids[:k]), skip_special_tokens=False)
+        text = tokenizer.decode(list(token_ids[first:k]), skip_special_tokens=False)
         added = text[len(before) :] if text.startswith(before) and not text.endswith("�") else ""
         before = before + added
         shown.append(added or tokenizer.id_to_token(token_ids[k - 1]) or f"[{token_ids[k - 1]}]")
+        if added and k - first >= 2 * _CONTEXT:
+            first = k - _CONTEXT
+            before = tokenizer.decode(list(token_ids[first:k]), skip_special_tokens=False)
     return shown
 
 

@@ -24,6 +24,7 @@ from rlhf.training.stage_rewards import StageRewards
 from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.base import is_played, other_stage
 from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.step_line import step_line
 from rlhf.training.update import update
 
 
@@ -126,7 +127,4 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     n_updates = {"n_updates": parts.trainer.n_updates, "n_critic_updates": parts.n_critic_updates}
     n_episodes = run.state.n_episodes + gathered.collected.n_episodes
     run.advance(step=number + 1, n_episodes=n_episodes, **n_updates, **step.state)
-    run.progress.advance(
-        f"success {metrics['rollout/success']:.0%}  return {metrics['rollout/return_mean']:+.2f}  "
-        f"{metrics['rollout/tokens_per_s']:.0f} tok/s"
-    )
+    run.progress.advance(step_line(metrics))

@@ -1,0 +1,152 @@
+"""How fast the viewer answers, how much memory it takes, and how soon it shows what is new.
+
+    python benchmarks/viewer.py                              # 1,000 steps with 500 attempts each
+    python benchmarks/viewer.py --steps 100 --attempts 50    # a small one
+
+A run folder is made of real episodes' shape, `rlhf view` is started on it in a process of its own, and its addresses
+are asked one after another, the first time and again. Live delay: lines are appended to the log, and the time until an
+event with them has come is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
+from rlhf.evaluation.rows import SCHEMA, TrajectoryRecord, encode
+from rlhf.metrics import METRICS
+from rlhf.sinks import JsonlSink, LogLine
+
+GROUP, TURNS, TOKENS = 8, 6, 12
+STAGE = "0-policy_gradient"
+
+
+def attempt(rng: random.Random, step: int, i: int) -> dict[str, Any]:
+    turns, read, advantages = [], 200, []
+    for k in range(TURNS):
+        ids = [rng.randrange(32_000) for _ in range(TOKENS)]
+        prompt = Prompt(tuple(rng.randrange(32_000) for _ in range(read)), (2,))
+        logps = [-rng.random() for _ in ids]
+        words = " ".join(rng.choice(("go", "north", "take", "coin", "door")) for _ in range(8))
+        turns.append(
+            Turn(Action(words, (Generation(prompt, ids, logps, Finish.STOP, step),)), f"You see {words}.", k / 9)
+        )
+        advantages.append(tuple(rng.gauss(0, 1) for _ in ids))
+    solved = rng.random() < 0.5
+    outcome = Outcome.SOLVED if solved else Outcome.FAILED
+    trajectory = Trajectory(f"coin/{i // GROUP}", i % GROUP, "You are in a kitchen.", tuple(turns), outcome)
+    score = Score({"success": Verdict(float(solved))}, tuple(t.reward for t in turns), float(solved))
+    return encode(TrajectoryRecord(step, STAGE, "train", trajectory.task_id, trajectory, score, tuple(advantages)))
+
+
+def make(folder: Path, n_steps: int, n_attempts: int) -> None:
+    rng = random.Random(0)
+    (folder / "trajectories").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(f"name: made-up\nstages: [{{kind: policy_gradient, steps: {2 * n_steps}}}]\n")
+    sink = JsonlSink(folder / "metrics.jsonl")
+    table = pa.Table.from_pylist([attempt(rng, 1, i) for i in range(n_attempts)], schema=SCHEMA)
+    place = SCHEMA.get_field_index("step")
+    for step in range(1, n_steps + 1):
+        own = table.set_column(place, SCHEMA.field(place), pa.array([step] * n_attempts, pa.int64()))
+        pq.write_table(own, folder / "trajectories" / f"{STAGE}-train-{step:06d}.parquet", compression="zstd")
+        sink.write(line(rng, step))
+    sink.close()
+
+
+def line(rng: random.Random, step: int) -> LogLine:
+    names = [name for name in METRICS if not name.endswith("/*")][:90]
+    values = {name: rng.random() for name in names} | {"rollout/success": rng.random(), "rollout/n_episodes": 500.0}
+    return LogLine(step, STAGE, time.time(), values | {"time/rollout_s": 1.0, "time/train_s": 0.5, "time/step_s": 1.5})
+
+
+def asked(url: str) -> tuple[float, int]:
+    begun = time.perf_counter()
+    with urllib.request.urlopen(url, timeout=120) as answer:
+        n = len(answer.read())
+    return time.perf_counter() - begun, n
+
+
+def addresses(n_steps: int) -> dict[str, str]:
+    step = {"stage": STAGE, "phase": "train", "step": n_steps}
+    names = "rollout/success,loss/total,loss/approx_kl,loss/entropy,time/rollout_s,time/train_s"
+    queries: dict[str, tuple[str, dict[str, Any]]] = {
+        "the page": ("", {}),
+        "runs": ("api/runs", {}),
+        "a run": ("api/run/made-up", {}),
+        "its curves": ("api/run/made-up/metrics", {"names": names}),
+        "its steps": ("api/run/made-up/steps", {}),
+        "groups of a step": ("api/run/made-up/groups", step),
+        "groups of the first step": ("api/run/made-up/groups", step | {"step": 1}),
+        "groups with a text": ("api/run/made-up/groups", step | {"text": "north door"}),
+        "an attempt": ("api/run/made-up/trajectory", step | {"row": 7}),
+        "a text in all steps, first hits": ("api/run/made-up/search", {"text": "north door"}),
+        "a text that is nowhere, a budget of 1 s": ("api/run/made-up/search", {"text": "nowhere"}),
+    }
+    return {name: f"{path}?{urllib.parse.urlencode(query)}" for name, (path, query) in queries.items()}
+
+
+def delays(url: str, folder: Path, n_steps: int, n: int = 20) -> list[float]:
+    rng, sink, found = random.Random(1), JsonlSink(folder / "metrics.jsonl"), []
+    with urllib.request.urlopen(f"{url}api/run/made-up/events?since=0:{n_steps}", timeout=60) as stream:
+        events = (raw for raw in stream if raw.startswith(b"data: "))
+        next(events)
+        for step in range(n_steps + 1, n_steps + n + 1):
+            time.sleep(rng.random() / 2)
+            sink.write(line(rng, step))
+            begun = time.perf_counter()
+            while json.loads(next(events)[6:])["head"]["step"] < step:
+                pass
+            found.append(time.perf_counter() - begun)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--attempts", type=int, default=500)
+    parser.add_argument("--folder", type=Path, help="where the run is made, or was")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        folder = (given.folder or Path(home)) / "made-up"
+        if not folder.is_dir():
+            make(folder, given.steps, given.attempts)
+        command = [sys.executable, "-m", "rlhf.cli", "view", str(folder), "--port", "0", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            begun = time.perf_counter()
+            url, process = json.loads(server.stdout.readline())["url"], psutil.Process(server.pid)
+            print(f"| ready after | {time.perf_counter() - begun:.2f} s | |\n|---|---|---|")
+            most = 0.0
+            print("| asked for | first | again |")
+            for name, path in addresses(given.steps).items():
+                (first, size), (again, _) = asked(url + path), asked(url + path)
+                most = max(most, process.memory_info().rss / 1e6)
+                print(f"| {name} ({size / 1e3:.0f} kB) | {first:.3f} s | {again:.3f} s |", flush=True)
+            for step in range(1, given.steps, max(1, given.steps // 100)):  # many steps, one after another
+                query = urllib.parse.urlencode({"stage": STAGE, "phase": "train", "step": step, "row": 3})
+                asked(f"{url}api/run/made-up/trajectory?{query}")
+                most = max(most, process.memory_info().rss / 1e6)
+            found = delays(url, folder, given.steps)
+            middle, worst = statistics.median(found), max(found)
+            print(f"| live delay, median and most of {len(found)} | {middle:.2f} s | {worst:.2f} s |")
+            print(f"| resident memory of the server, most | {max(most, process.memory_info().rss / 1e6):.0f} MB | |")
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()

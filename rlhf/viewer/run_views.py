@@ -1,0 +1,203 @@
+"""What the pages show of a run: its head, its curves, its evaluations."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rlhf.errors import DataError, RlhfError
+from rlhf.evaluation.paired import compare
+from rlhf.evaluation.run_data import RunData
+from rlhf.evaluation.store import read_successes
+from rlhf.metrics import describe
+from rlhf.sinks import LogLine
+from rlhf.stats import share_interval
+from rlhf.viewer.attempts import Attempts
+from rlhf.viewer.run_folder import RunFolder
+
+#: Lines that a page is sent at most; of more, every so many-th.
+MAX_LINES = 4000
+#: Steps whose mean time says how long the rest will take.
+_RECENT = 10
+#: Metrics that the success of a step comes from.
+_SUCCESS, _EPISODES, _FAILURES = "rollout/success", "rollout/n_episodes", "rollout/n_failures"
+
+
+def success_interval(line: LogLine) -> tuple[float, float] | None:
+    """The 95% interval of the success of a step, each episode counted by itself."""
+    success, n = line.values.get(_SUCCESS), line.values.get(_EPISODES)
+    counted = (n or 0) - (line.values.get(_FAILURES) or 0)
+    if success is None or counted <= 0 or not 0 <= success <= 1:
+        return None
+    return share_interval(success * counted, counted)
+
+
+def head(run: RunFolder, data: RunData) -> dict[str, Any]:
+    """What stands above everything else of a run."""
+    last = data.lines[-1] if data.lines else None
+    state, total = run.state(), _steps_of(data, last.stage if last else "")
+    steps = [line for line in data.lines if last and line.stage == last.stage and "time/step_s" in line.values]
+    trained = next((line for line in reversed(data.lines) if line.values.get(_SUCCESS) is not None), None)
+    evaluations = [line for line in data.lines if line.values.get("eval/success") is not None]
+    pace = _pace(data.lines, last)
+    left = max(total - last.step, 0) if total and last else None
+    return {
+        "id": run.id,
+        "name": data.name,
+        "folder": str(run.folder),
+        "state": state,
+        "stage": last.stage if last else "",
+        "step": last.step if last else 0,
+        "n_steps": total,
+        "n_lines": len(data.lines),
+        "updated": last.time if last else None,
+        "now": time.time(),
+        "pace_s": pace,
+        "left_s": pace * left if state == "running" and pace and left is not None else None,
+        "waits_for": _waits_for(data, last, left) if state == "running" else "",
+        "tokens_per_s": steps[-1].values.get("rollout/tokens_per_s") if steps else None,
+        "success": _success(trained),
+        "evaluations": [
+            {"name": name, **{k: point.get(k) for k in ("success", "low", "high", "n", "n_errors")}}
+            for name, point in _points(data, evaluations).items()
+        ],
+        "environment": data.setting("environment.kind"),
+        "policy": data.setting("policy.path") or data.setting("policy.kind"),
+        "seed": data.setting("seed"),
+        "problems": [{"file": name, "says": says} for name, says in run.problems.items()],
+    }
+
+
+def _success(line: LogLine | None) -> dict[str, Any] | None:
+    if line is None:
+        return None
+    low, high = success_interval(line) or (None, None)
+    return {"value": line.values[_SUCCESS], "low": low, "high": high, "step": line.step}
+
+
+def _points(data: RunData, lines: Sequence[LogLine]) -> dict[str, dict[str, Any]]:
+    """Evaluations by name: those of the result, and before there is one those of the log."""
+    if data.results:
+        return data.results
+    names = ("success", "low", "high", "n", "n_errors")
+    keys = ("eval/success", "eval/success_low", "eval/success_high", "eval/n_episodes", "eval/n_errors")
+    return {
+        "before" if line.step == 0 else f"step {line.step}": {
+            name: line.values.get(key) for name, key in zip(names, keys, strict=True)
+        }
+        for line in lines
+    }
+
+
+def _steps_of(data: RunData, stage: str) -> int | None:
+    """How many steps a stage has, where its recipe says so."""
+    number, stages = stage.partition("-")[0], data.settings.get("stages")
+    if not number.isdecimal() or not isinstance(stages, list) or int(number) >= len(stages):
+        return None
+    wanted = stages[int(number)].get("steps") if isinstance(stages[int(number)], dict) else None
+    return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
+
+
+def _pace(lines: Sequence[LogLine], last: LogLine | None) -> float | None:
+    """Seconds from one step to the next, lately."""
+    recent = [line.time for line in lines[-3 * _RECENT :] if last and line.stage == last.stage]
+    steps = len({line.step for line in lines[-3 * _RECENT :] if last and line.stage == last.stage}) - 1
+    return (recent[-1] - recent[0]) / steps if steps > 0 and recent[-1] > recent[0] else None
+
+
+def _waits_for(data: RunData, last: LogLine | None, left: int | None) -> str:
+    if last is None:
+        return "its first step: models, tasks and demonstrations are prepared, and the policy is evaluated"
+    if left == 0:
+        return "what comes after the last step: the next stage, or the evaluation and the report"
+    names = {"time/rollout_s": "rollouts", "time/train_s": "the update", "time/eval_s": "evaluations"}
+    recent = {
+        words: [line.values[n] or 0.0 for line in data.lines[-_RECENT:] if n in line.values]
+        for n, words in names.items()
+    }
+    longest = max(recent, key=lambda words: statistics.fmean(recent[words]) if recent[words] else 0.0)
+    return f"step {last.step + 1}" + (f", mostly {longest}" if recent[longest] else "")
+
+
+def curves(data: RunData, names: Sequence[str], since: int = 0) -> dict[str, Any]:
+    """Values of some metrics, or of all, by line of the log; thinned where there are very many.
+
+    Args:
+        data: of the run.
+        names: of metrics; empty for all.
+        since: how many lines are known already.
+    """
+    lines = data.lines[since:]
+    every = -(-len(lines) // MAX_LINES) or 1
+    lines = [line for i, line in enumerate(lines) if i % every == 0 or "eval/success" in line.values]
+    there = {name for line in lines for name in line.values}
+    wanted = [name for name in names if name in there] if names else sorted(there)
+    stages = list(dict.fromkeys(line.stage for line in lines))
+    bounds = [success_interval(line) for line in lines] if _SUCCESS in wanted else []
+    values = {name: [_short(line.values.get(name)) for line in lines] for name in wanted}
+    if bounds:
+        values["low"] = [_short(b and b[0]) for b in bounds]
+        values["high"] = [_short(b and b[1]) for b in bounds]
+    return {
+        "n_lines": len(data.lines),
+        "thinned": every,
+        "stages": stages,
+        "stage": [stages.index(line.stage) for line in lines],
+        "step": [line.step for line in lines],
+        "time": [line.time for line in lines],
+        "values": values,
+    }
+
+
+def meanings(data: RunData) -> dict[str, dict[str, str]]:
+    """Unit and meaning of every metric that a run logged, or another version knew."""
+    found = {}
+    for name in sorted({name for line in data.lines for name in line.values}):
+        try:
+            metric = describe(name)
+            found[name] = {"unit": metric.unit, "meaning": metric.meaning}
+        except DataError:
+            found[name] = {"unit": "", "meaning": "of another version of the toolkit"}
+    return found
+
+
+def cautions(run: RunFolder, data: RunData) -> list[dict[str, Any]]:
+    """The findings of the report, the worst first."""
+    return [asdict(finding) for finding in run.findings(data)]
+
+
+def evaluations(attempts: Attempts) -> list[str]:
+    """Names of the evaluations whose attempts are stored, in the order they were made."""
+    return list(dict.fromkeys(stored.stage for stored in attempts.steps() if stored.phase == "eval"))
+
+
+def paired(first: tuple[Attempts, str], second: tuple[Attempts, str]) -> dict[str, Any]:
+    """Two evaluations, of one run or of two, task by task; `problem` says why not."""
+    try:
+        sides = [read_successes(attempts.folder, stage=stage) for attempts, stage in (first, second)]
+        found = compare(sides[0], sides[1])
+    except (RlhfError, ValueError) as error:
+        return {"problem": str(error)}
+    tasks = [
+        {"task": task, "first": statistics.fmean(sides[0][task]), "second": statistics.fmean(sides[1][task])}
+        for task in (*found.better, *found.worse)
+    ]
+    return {
+        "difference": found.difference.value,
+        "low": found.difference.low,
+        "high": found.difference.high,
+        "n": found.difference.n,
+        "p_value": found.p_value,
+        "test": found.test,
+        "n_better": len(found.better),
+        "n_worse": len(found.worse),
+        "n_unpaired": found.n_unpaired,
+        "flipped": tasks[:200],
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,219 @@
+"""One stored trajectory as plain values for the page: turns, what was said, and what each sampled token was worth."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf.data import Generation, Score, Turn
+from rlhf.evaluation.rows import Row, TrajectoryRecord, decode, decode_failure
+from rlhf.evaluation.store import StoredStep
+from rlhf.evaluation.transcript import load_tokenizer, pieces
+from rlhf.viewer.redaction import Redaction
+
+#: What a token can be coloured by, and why where it cannot.
+COLOURS = {
+    "advantage": "advantages are computed in training alone",
+    "logprob": "no tokens were sampled",
+    "version": "no tokens were sampled",
+    "entropy": "not recorded: of each step the mean is in the metrics as loss/entropy",
+    "gap": "not recorded: of each step the mean is in the metrics as loss/sampler_gap_mean",
+}
+#: Sampled tokens of an attempt that are sent one by one; characters of a text that are sent.
+MAX_TOKENS, MAX_TEXT = 50_000, 200_000
+
+
+class Tokenizers:
+    """The tokenizer of a run, looked for again when a checkpoint may have brought one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._of: tuple[int, Any] = (-1, None)
+
+    def get(self, settings: Mapping[str, Any]) -> Any | None:
+        """The run's own, else that of the folder its policy began from; None where there is neither."""
+        try:
+            changed = max(path.stat().st_mtime_ns for path in (self.folder, *self.folder.glob("checkpoints")))
+        except OSError:
+            changed = 0
+        if self._of[0] != changed or self._of[1] is None:
+            found = load_tokenizer(self.folder)
+            policy = settings.get("policy")
+            path = policy.get("path") if isinstance(policy, dict) else None
+            if found is None and isinstance(path, str) and (Path(path) / "tokenizer.json").is_file():
+                found = load_tokenizer(Path(path))
+            self._of = (changed, found)
+        return self._of[1]
+
+
+def failure(row: Row, redaction: Redaction) -> dict[str, Any]:
+    """An attempt that ended by the failure of a part."""
+    record = decode_failure(row)
+    shown = {
+        "task_id": record.task_id,
+        "attempt": record.failure.attempt,
+        "outcome": str(record.failure.outcome),
+        "detail": record.failure.message[:MAX_TEXT],
+        "is_failure": True,
+        "turns": [],
+    }
+    found: dict[str, Any] = redaction.values(shown)
+    return found
+
+
+def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction) -> dict[str, Any]:
+    """A trajectory with its score, its turns and their tokens."""
+    record = decode(row)
+    t, score = record.trajectory, record.score
+    turns = list(_turns(record, row, tokenizer, redaction))
+    has_tokens = any(g["tokens"]["piece"] for turn in turns for g in turn["generations"])
+    recorded = {"advantage": record.advantages is not None, "logprob": has_tokens, "version": has_tokens}
+    shown = {
+        "task_id": record.task_id,
+        "attempt": t.attempt,
+        "outcome": str(t.outcome),
+        "detail": t.detail[:MAX_TEXT],
+        "is_failure": False,
+        "opening": _cut(t.opening),
+        "n_tokens": t.n_tokens,
+        "duration_s": t.duration_s,
+        "n_retries": t.n_retries,
+        "parent": t.parent,
+        "n_shared": t.n_shared,
+        "n_given": t.n_given,
+        "score": None if score is None else {"total": score.total, **_verdicts(score)},
+        "colours": {name: "" if recorded.get(name) else why for name, why in COLOURS.items()},
+        "versions": sorted({v for g in t.generations for v in g.versions}),
+        "has_tokenizer": tokenizer is not None,
+    }
+    return {**redaction.values(shown), "turns": turns}
+
+
+def _verdicts(score: Score) -> dict[str, Any]:
+    return {
+        name: {
+            part: {"value": v.value, "why": _cut(v.why), "per_turn": None if v.per_turn is None else list(v.per_turn)}
+            for part, v in verdicts.items()
+        }
+        for name, verdicts in (("parts", score.parts), ("watched", score.watched))
+    }
+
+
+def _turns(record: TrajectoryRecord, row: Row, tokenizer: Any | None, redaction: Redaction) -> Iterator[dict[str, Any]]:
+    position, left = 0, MAX_TOKENS
+    t = record.trajectory
+    for k, turn in enumerate(t.turns):
+        generations = []
+        for g in turn.generations:
+            advantages = record.advantages[position] if record.advantages is not None else None
+            shown = _generation(g, advantages, tokenizer, redaction, max(left, 0))
+            read = row["generations"][position]["prompt_ids"]
+            text = tokenizer.decode(read, skip_special_tokens=False) if tokenizer is not None else ""
+            generations.append(
+                {
+                    **shown,
+                    "read": redaction.text(_cut(text)),
+                    "n_read": len(read),
+                    "is_rewritten": not row["generations"][position]["extends"] and position > 0,
+                    "is_masked": bool(g.by) or k < t.n_given,
+                }
+            )
+            left, position = left - g.n_tokens, position + 1
+        yield {**redaction.values(_words(turn, record.score, k, t.n_given, t.n_shared)), "generations": generations}
+
+
+def _words(turn: Turn, score: Score | None, k: int, n_given: int, n_shared: int) -> dict[str, Any]:
+    thought = turn.action.said
+    if turn.action.text and thought.rstrip().endswith(turn.action.text):
+        thought = thought.rstrip().removesuffix(turn.action.text)
+    return {
+        "action": _cut(turn.action.text),
+        "parts": [_cut(part) for part in turn.action.parts],
+        "thought": _cut(thought.strip()),
+        "error": _cut(turn.action.error or ""),
+        "notes": {name: _cut(note) for name, note in turn.action.notes.items()},
+        "reply": _cut(turn.reply),
+        "valid": turn.valid,
+        "reward": score.turns[k] if score is not None and k < len(score.turns) else turn.reward,
+        "duration_s": turn.duration_s,
+        "how": "given" if k < n_given else "shared" if k < n_shared else "",
+    }
+
+
+def _generation(
+    g: Generation, advantages: Any, tokenizer: Any | None, redaction: Redaction, left: int
+) -> dict[str, Any]:
+    ids = [int(i) for i in g.token_ids][:left]
+    shown, hidden = redaction.pieces(pieces(tokenizer, ids))
+    versions = [v for version, n in g.version_spans for v in [version] * n] or [g.policy_version] * len(ids)
+    return {
+        "role": redaction.text(g.role),
+        "by": redaction.text(g.by),
+        "finish": str(g.finish),
+        "n_tokens": g.n_tokens,
+        "tokens": {
+            "id": [None if i in hidden else token for i, token in enumerate(ids)],
+            "piece": shown,
+            "logprob": [_rounded(v) for v in list(g.logprobs)[: len(ids)]],
+            "advantage": None if advantages is None else [_rounded(v) for v in advantages[: len(ids)]],
+            "version": versions[: len(ids)],
+        },
+    }
+
+
+def commands(folder: Path, settings: Mapping[str, Any], task: str, attempt: int, at: StoredStep) -> dict[str, str]:
+    """What to write in a terminal to see this attempt there, or to play its task."""
+    step, evaluation = at.step, settings.get("evaluation")
+    tested = evaluation.get("split", "test") if isinstance(evaluation, dict) else "test"
+    look = ["rlhf", "trajectories", str(folder), "--step", str(step), "--task", task, "--attempt", str(attempt)]
+    found = {"look": shlex.join([*look, "--tokens"])}
+    environment = settings.get("environment")
+    if isinstance(environment, dict) and isinstance(environment.get("kind"), str):
+        import yaml
+
+        fields = [
+            f"{name}={yaml.safe_dump(value, default_flow_style=True, width=10**6).splitlines()[0]}"
+            for name, value in environment.items()
+            if name != "kind"
+        ]
+        split = ["--split", "train" if at.phase == "train" else str(tested)]
+        found["play"] = shlex.join(["rlhf", "play", environment["kind"], *fields, *split, "--task", task])
+    return found
+
+
+def as_test(folder: Path, row: Row) -> str:
+    """A test that plays the actions of an attempt again and expects the outcome it had."""
+    record = decode(row)
+    actions = [part for turn in record.trajectory.turns if turn.action.error is None for part in turn.action.steps]
+    return f"""import asyncio
+
+from rlhf.recipe import load
+
+
+def test_attempt_is_{record.trajectory.outcome}():
+    environment = load({str(folder)!r}).environment
+    tasks = [task for split in environment.properties.splits for task in environment.tasks(split)]
+    task = next(task for task in tasks if task.id == {record.task_id!r})
+    actions = {actions!r}
+
+    async def play():
+        session, success = environment.start(task), False
+        for action in actions:
+            result = await session.step(action)
+            success = success or bool(result.success)
+        await session.close()
+        return success
+
+    assert asyncio.run(play()) is {record.trajectory.solved}
+"""
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.5g}") if value == value and abs(value) != float("inf") else None
+
+
+def _cut(text: str) -> str:
+    n = len(text) - MAX_TEXT
+    return text if n <= 0 else f"{text[:MAX_TEXT]}\n[and {n:,} more characters]"

@@ -1,0 +1,142 @@
+"""The pages in a real browser: clicked through while a run grows, with nothing asked of another machine.
+
+Left out where there is no Chromium or no Playwright: `apt-get install chromium` and `pip install playwright`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.sinks import JsonlSink, LogLine
+from tests.evaluation.synthetic import make_run
+from tests.viewer.served import Viewer, hostile_run, viewer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+sync_api = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    home = tmp_path_factory.mktemp("runs")
+    make_run(home / "coin", n_steps=12, n_eval=20)
+    make_run(home / "other", n_steps=6, n_eval=20, seed=1)
+    hostile_run(home / "hostile")
+    with viewer(home) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as play:
+        found = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(params=[1440, 390])
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page that must not complain, ask anybody else, or be wider than its window."""
+    scheme = "light" if request.param == 1440 else "dark"
+    context = browser.new_context(viewport={"width": request.param, "height": 900}, color_scheme=scheme)
+    found, wrong = context.new_page(), list[str]()
+    found.set_default_timeout(30_000)
+    found.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+    found.on("pageerror", lambda error: wrong.append(str(error)))
+    found.on("request", lambda r: None if r.url.startswith(("http://127.0.0.1:", "data:")) else wrong.append(r.url))
+    yield found
+    width = found.evaluate("document.documentElement.scrollWidth")
+    context.close()
+    assert wrong == []
+    assert width <= request.param
+
+
+def test_runs_curves_and_their_metrics(page: Any, shown: Viewer) -> None:
+    page.goto(shown.url)
+    page.wait_for_selector(".chart canvas")
+    page.get_by_role("link", name="coin").click()
+    page.wait_for_selector(".findings")
+    assert page.locator("figure.chart:visible").count() >= 6
+    assert page.locator(".timeline svg .bar").count() > 10
+    page.locator(".fold > summary", has_text="metrics").click()
+    page.get_by_label("Find a metric").fill("zero_std")
+    page.locator("tr:visible", has_text="n_zero_std_groups").get_by_role("link").click()
+    page.wait_for_selector("figure:has-text('credit/n_zero_std_groups') canvas")
+    assert "also=credit" in page.url
+    page.get_by_label("Draw another run over this one").select_option("other")
+    page.wait_for_selector(".chip:has-text('other')")
+    assert "95% interval" in page.locator(".tiles").inner_text()
+
+
+def test_attempts_are_filtered_opened_and_walked_through_by_keys(page: Any, shown: Viewer) -> None:
+    page.goto(f"{shown.url}#/groups/coin")
+    page.wait_for_selector("table a.cell")
+    page.get_by_label("Outcome").select_option("solved")
+    page.get_by_role("button", name="This step").click()
+    page.wait_for_selector("a.cell.other")
+    assert "outcome=solved" in page.url
+    page.locator("a.cell.solved").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turns .t")
+    page.locator(".turns").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert "token 3 of" in page.locator(".readout").inner_text()
+    assert page.locator(".t.current").count() == 1
+    assert page.locator(".t.up, .t.down").count() > 0
+    page.locator("input[value=version]").check(force=True)
+    page.wait_for_selector(".t.v0")
+    assert page.locator("input[value=entropy]").is_disabled()
+    page.locator(".siblings select").select_option(index=1)
+    page.wait_for_selector(".pair .pane >> nth=1")
+    page.get_by_role("button", name="Find this task at other steps").click()
+    page.wait_for_selector(".same:has-text('attempts at this task elsewhere.')")
+
+
+def test_all_steps_are_searched_and_evaluations_compared(page: Any, shown: Viewer) -> None:
+    page.goto(f"{shown.url}#/groups/coin?all=1&text=pantry")
+    page.wait_for_selector(".count:has-text('of 14 files')")
+    assert page.locator("td.around", has_text="pantry").count() > 5
+    page.goto(f"{shown.url}#/evaluation/coin")
+    page.wait_for_selector("table.flips")
+    assert page.locator("svg.whisker").count() == 2
+    page.locator("table.flips a").first.click()
+    page.wait_for_selector("table.groups a.cell")
+
+
+def test_hostile_texts_stay_text(page: Any, shown: Viewer) -> None:
+    for row in range(8):
+        page.goto(f"{shown.url}#/attempt/hostile?stage=0-policy_gradient&phase=train&step=1&row={row}")
+        page.wait_for_selector(".summary")
+        page.wait_for_selector(f"b:text-is('attempt {row}')")
+        assert page.title() == "hostile · rlhf view"
+        assert page.locator("main script, main img").count() == 0
+    page.goto(f"{shown.url}#/attempt/hostile?stage=0-policy_gradient&phase=train&step=1&row=2")
+    page.wait_for_selector("text=<202e>right to left<202c> >> nth=0")
+    for view in ("groups", "run", "evaluation"):
+        page.goto(f"{shown.url}#/{view}/hostile")
+        page.wait_for_selector("h1")
+        assert page.title() == "hostile · rlhf view"
+    assert "sk-proj" not in page.content()
+
+
+def test_a_run_that_grows_is_drawn_live(page: Any, tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "run" / "metrics.jsonl")
+    values = {"rollout/success": 0.25, "rollout/n_episodes": 8.0}
+    for step in (1, 2):
+        sink.write(LogLine(step, "0-policy_gradient", time.time(), values))
+    with viewer(tmp_path / "run") as own:
+        page.goto(f"{own.url}#/run/run")
+        page.wait_for_selector("#live.on")
+        sink.write(LogLine(3, "0-policy_gradient", time.time(), {**values, "rollout/success": 1.0}))
+        written = time.monotonic()
+        page.wait_for_selector(".tile:has-text('100%')")
+        assert time.monotonic() - written < 10
+        assert page.locator(".tile").first.inner_text().split()[1] == "3"
+        page.goto("about:blank")

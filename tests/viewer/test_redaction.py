@@ -1,0 +1,52 @@
+"""Keys are blacked out wherever they are cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf.errors import UsageError
+from rlhf.viewer.redaction import BLACK, Redaction
+
+KEYS = (
+    "sk-proj-abcDEF1234567890abcd",
+    "hf_abcdefghijklmnopqrst",
+    "ghp_abcdefghijklmnopqrst1234",
+    "github_pat_11ABCDEFG0abcdefghijkl",
+    "AKIAABCDEFGHIJKLMNOP",
+    "AIzaSyA1234567890abcdefghijklmnopqrst",
+    "xoxb-1234567890-abcdef",
+    "Bearer abcdefghij1234567890",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----",
+)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_keys_of_known_forms_are_blacked_out(key: str) -> None:
+    assert Redaction().text(f"before {key} after") == f"before {BLACK} after"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_is_blacked_out_however_it_is_cut_into_tokens(key: str) -> None:
+    text = f"this is said before {key} and this after"
+    for size in (1, 2, 3, 7):
+        cut = [text[i : i + size] for i in range(0, len(text), size)]
+        shown, hidden = Redaction().pieces(cut)
+        left = "".join(piece for i, piece in enumerate(shown) if i not in hidden)
+        assert not any(key[i : i + size + 3] in left for i in range(len(key) - size - 3))
+        assert left.startswith("this is said") and left.endswith(" after")
+        assert all(piece == "█" for i, piece in enumerate(shown) if i in hidden)
+
+
+@pytest.mark.parametrize("text", ["risk-taking is a long-established skill", "task-0001", "hf_short", "go to the key"])
+def test_ordinary_texts_stay(text: str) -> None:
+    assert Redaction().text(text) == text
+
+
+def test_values_are_redacted_at_every_depth() -> None:
+    found = Redaction(["secret [0-9]+"]).values({"secret 1": [{"x": ("a secret 22", 3, None)}]})
+    assert found == {BLACK: [{"x": [f"a {BLACK}", 3, None]}]}
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="--redact"):
+        Redaction(["(open"])

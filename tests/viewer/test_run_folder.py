@@ -1,0 +1,135 @@
+"""The log of a run is read as it grows, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf import locks
+from rlhf.sinks import JsonlSink, LogLine
+from rlhf.viewer.run_folder import RunFolder, RunLog
+from rlhf.viewer.run_views import curves, head
+from tests.evaluation.synthetic import make_run
+
+
+def line(step: int, **values: float) -> bytes:
+    return json.dumps({"step": step, "stage": "0-policy_gradient", "time": 100.0 + step, **values}).encode() + b"\n"
+
+
+def test_only_what_was_appended_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = RunLog(path)
+    assert log.poll() == 0
+    path.write_bytes(line(1) + line(2))
+    assert log.poll() == 2
+    with path.open("ab") as file:
+        file.write(line(3))
+    path_before = path.read_bytes()
+    assert (log.poll(), log.poll(), log._at) == (1, 0, len(path_before))
+    assert [one.step for one in log.lines] == [1, 2, 3]
+
+
+def test_a_torn_last_line_is_waited_for(tmp_path: Path) -> None:
+    path, log = tmp_path / "metrics.jsonl", RunLog(tmp_path / "metrics.jsonl")
+    whole = line(1, loss=2.0)
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:cut])
+        log = RunLog(path)
+        assert log.poll() == 0
+        with path.open("ab") as file:
+            file.write(whole[cut:])
+        assert log.poll() == 1
+        assert log.lines[0].values == {"loss": 2.0}
+
+
+def test_a_log_that_became_shorter_or_another_is_read_anew(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    for step in range(1, 6):
+        sink.write(LogLine(step, "0-policy_gradient", 1.0, {"rollout/success": step / 10}))
+    log = RunLog(tmp_path / "metrics.jsonl")
+    log.poll()
+    sink.rewind("0-policy_gradient", 2)  # what a resumed run does: another file in its place
+    assert (log.poll(), log.epoch, [one.step for one in log.lines]) == (2, 1, [1, 2])
+    sink.close()
+    (tmp_path / "metrics.jsonl").write_bytes(line(9))
+    assert (log.poll(), log.epoch, [one.step for one in log.lines]) == (1, 2, [9])
+
+
+def test_lines_that_are_none_are_left_out_and_counted(tmp_path: Path) -> None:
+    bad = [b"{}\n", b"[1]\n", b"nonsense\n", b'{"step": "x", "stage": 1, "time": 2}\n', b"\xff\xfe\n", b"\n"]
+    (tmp_path / "metrics.jsonl").write_bytes(line(1) + b"".join(bad) + line(2, nan=float("nan")))
+    run = RunFolder(tmp_path)
+    data = run.poll()
+    assert [one.step for one in data.lines] == [1, 2]
+    assert data.lines[1].values == {"nan": None}
+    assert run.problems == {"metrics.jsonl": "6 lines are no log lines, and left out"}
+
+
+def test_damaged_files_are_said_and_what_they_were_stays(tmp_path: Path) -> None:
+    run = RunFolder(make_run(tmp_path / "run", n_steps=4, n_eval=4))
+    known = run.poll().settings
+    assert known
+    (run.folder / "recipe.yaml").write_text("a: [")
+    (run.folder / "result.json").write_text("[1, 2]")
+    data = run.poll()
+    assert data.settings == known
+    assert set(run.problems) == {"recipe.yaml", "result.json"}
+    assert head(run, data)["problems"][0]["says"]
+
+
+def test_a_run_that_vanishes_says_so(tmp_path: Path) -> None:
+    run = RunFolder(make_run(tmp_path / "run", n_steps=4, n_eval=4))
+    n = len(run.poll().lines)
+    shutil.rmtree(run.folder)
+    run._state = (-9.0, "finished")
+    assert (run.state(), len(run.poll().lines)) == ("gone", n)
+
+
+def test_the_state_is_that_of_the_lock(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_bytes(line(1))
+    with locks.held(folder, "a test"):
+        assert RunFolder(folder).state() == "running"
+        shutil.copy(folder / ".lock", tmp_path / "kept")
+    assert RunFolder(folder).state() == "stopped"
+    owner = json.loads((tmp_path / "kept").read_text()) | {"started": 1}  # its process is gone
+    (folder / ".lock").write_text(json.dumps(owner))
+    assert RunFolder(folder).state() == "stopped"
+    (folder / ".lock").write_text(json.dumps(owner | {"host": "elsewhere", "boot": "other"}))
+    assert RunFolder(folder).state() == "running"  # of another machine, and not silent for long
+    (folder / "result.json").write_text("{}")
+    (folder / ".lock").unlink()
+    before = set(folder.iterdir())
+    assert RunFolder(folder).state() == "finished"
+    assert set(folder.iterdir()) == before
+
+
+def test_head_says_where_a_run_is_and_how_long_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: x\nstages: [{kind: policy_gradient, steps: 10}]\n")
+    values = {"rollout/success": 0.5, "rollout/n_episodes": 20.0, "time/rollout_s": 7.0, "time/train_s": 2.0}
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(line(step, **values) for step in (1, 2, 3, 4)))
+    run = RunFolder(tmp_path)
+    with locks.held(tmp_path, "a test"):
+        told = head(run, run.poll())
+    assert (told["step"], told["n_steps"], told["pace_s"], told["left_s"]) == (4, 10, 1.0, 6.0)
+    assert told["waits_for"] == "step 5, mostly rollouts"
+    assert told["success"]["low"] == pytest.approx(0.2796, abs=0.03)
+    assert told["success"]["low"] < 0.5 < told["success"]["high"]
+
+
+def test_curves_are_thinned_when_there_are_very_many_lines(tmp_path: Path) -> None:
+    n = 30_000
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(line(i, loss=float(i)) for i in range(n)))
+    run = RunFolder(tmp_path)
+    begun = time.process_time()
+    data = run.poll()
+    assert time.process_time() - begun < 10
+    found = curves(data, ["loss", "absent"])
+    assert (found["n_lines"], found["thinned"], list(found["values"])) == (n, 8, ["loss"])
+    assert len(found["step"]) == n / 8
+    assert curves(data, [], since=n - 1)["step"] == [n - 1]
