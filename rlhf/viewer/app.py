@@ -57,7 +57,7 @@ def create_app(library: Library, key: str, redaction: Redaction | None = None) -
 
     app.add_middleware(_Headers)
     for one in (app, shown):
-        one.add_exception_handler(DataError, pages.refused)  # type: ignore[arg-type]
+        one.add_exception_handler(DataError, pages.refused)
     return app
 
 
