@@ -42,7 +42,10 @@ def gateway(
     named, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(named, overrides or [])
     refuse_ignored(
-        overrides or [], folder, "a gateway", ("seed", "limits", "engine", "environment", "rewards", "agent")
+        overrides or [],
+        folder,
+        "a gateway",
+        ("seed", "name", "policy", "limits", "engine", "environment", "rewards", "agent"),
     )
     from rlhf.serving.gateway import serve
 

@@ -68,7 +68,8 @@ def check_exact(wire: str, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int
             note for turn in trajectory.turns for name, note in turn.action.notes.items() if name.startswith("fork")
         ]
         assert len(noted) == trajectory.turns[-1].reward, noted
-        assert n_rows(trajectory) == 1 + len(noted)
+        n_cut = sum(note.startswith("cut ") for note in noted)  # its text may happen to be the sampled tokens
+        assert 1 + len(noted) - n_cut <= n_rows(trajectory) <= 1 + len(noted)
         assert recomputed_gap(world.model, trajectory) < 1e-4
         n_generations += len(trajectory.generations)
         n_forks += len(noted)
