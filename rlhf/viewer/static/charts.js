@@ -12,7 +12,7 @@ export class Chart {
     this.legend = h("div", { class: "legend" });
     this.box = h("div", { class: "plot" });
     this.element = h("figure", { class: `card chart${wide ? " wide" : ""}` },
-      h("figcaption", null, h("h3", null, title), unit ? h("span", { class: "soft unit" }, unit) : null, this.legend),
+      h("figcaption", null, h("h2", null, title), unit ? h("span", { class: "soft unit" }, unit) : null, this.legend),
       this.box);
     if (hint) this.element.title = hint;
     this.height = wide ? 240 : HEIGHT;

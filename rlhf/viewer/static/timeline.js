@@ -14,7 +14,7 @@ export class Timeline {
   constructor() {
     this.text = h("p", { class: "soft small" });
     this.box = h("div", { class: "lanes scroll", tabIndex: 0, role: "region", ariaLabel: "Timeline" });
-    this.element = h("section", { class: "card wide timeline" }, h("div", { class: "row" }, h("h3", null, "Timeline"), h("span", { class: "soft unit" }, "the last steps, by the clock")), this.box, this.text);
+    this.element = h("section", { class: "card wide timeline" }, h("div", { class: "row" }, h("h2", null, "Timeline"), h("span", { class: "soft unit" }, "the last steps, by the clock")), this.box, this.text);
     this.observer = new ResizeObserver(() => this.given && this.update(this.given));
     this.observer.observe(this.box);
   }
