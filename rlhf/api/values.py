@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from rlhf.data.foreign import name_of
 from rlhf.errors import RecipeError, RlhfError, disk
 from rlhf.given_parts import PREFIX
 from rlhf.recipe.builder import build_part, plain_part
@@ -160,7 +161,10 @@ def _rows(given: Any) -> Any:
 
 
 def _is_importable(part: Any) -> bool:
-    module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", "")
+    try:
+        module, name = part.__module__, part.__qualname__
+    except AttributeError:
+        return False
     return module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is part
 
 
@@ -177,5 +181,5 @@ def _settings(section: str, part: Any, path: str) -> Any:
 
 
 def _name_of(part: Any) -> str:
-    name = getattr(part, "__name__", type(part).__name__)
-    return "reward" if name == "<lambda>" else str(name)
+    name = name_of(part).rpartition(".")[2]
+    return "reward" if name == "<lambda>" else name

@@ -12,6 +12,7 @@ from agents.stores.remembering import Remembering
 from rewards.contrib.episodic_memory import remembering
 from rlhf.asynchrony.pipeline import Order, Rules
 from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.inference.settings import VllmSettings
 from rlhf.losses.importance_correction import Bypass
 from rlhf.losses.policy_loss import LossNeeds
 from rlhf.settings import STRICT
@@ -124,7 +125,7 @@ class Asynchrony:
             yield _not_yet(f"rewards.{paths[0]}", "a reward that remembers attempts", context, "remove the reward")
         if recipe.policy.lora is not None and recipe.policy.lora.roles:
             yield _not_yet("policy.lora.roles", str(recipe.policy.lora.roles), context, "remove the key")
-        if getattr(recipe.engine, "sleep", False):
+        if isinstance(recipe.engine, VllmSettings) and recipe.engine.sleep:
             yield Problem(
                 "the engine would sleep while attempts are made",
                 where="engine.sleep",

@@ -194,3 +194,11 @@ def _is_of_signal(error: BaseException) -> bool:
     called = [handler.func if isinstance(handler, partial) else handler for handler in handlers]
     codes = [one.__code__ for one in called if inspect.isfunction(one) or inspect.ismethod(one)]
     return trace is not None and trace.tb_frame.f_code in codes
+
+
+def name_of(part: object) -> str:
+    """Return the name of a function or class as it was defined; of any other object that of its class."""
+    try:
+        return str(part.__qualname__)  # type: ignore[attr-defined]
+    except AttributeError:
+        return type(part).__name__

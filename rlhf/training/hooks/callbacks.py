@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf.data.foreign import name_of
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.sinks import LogLine
 from rlhf.training.context import LiveStage, RunContext
@@ -108,10 +109,9 @@ async def _called(function: Callable[[StepInfo], Any], info: StepInfo) -> None:
         if inspect.isawaitable(said):
             await said
     except Exception as error:
-        name = getattr(function, "__qualname__", type(function).__name__)
         raise TrainingError(
             "a callback raised",
-            where=f"callback {name}, step {info.step} of {info.stage}",
+            where=f"callback {name_of(function)}, step {info.step} of {info.stage}",
             got=f"{type(error).__name__}: {error}",
             expected="no exception",
             hint=f"mend the callback; the run is saved: rlhf.train(resume={str(info.run)!r})",
