@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import rlhf
 from rlhf.build.train import train
 from rlhf.commands.check_availability import refuse_absent_models
 from rlhf.errors import MissingPackageError, RecipeError
@@ -66,11 +67,8 @@ def test_a_run_that_was_stopped_scores_with_the_same_model(tmp_path: Path) -> No
 
 
 def test_the_model_of_a_run_scores_its_evaluation(tmp_path: Path) -> None:
-    from rlhf.build.evaluate import evaluate
-    from rlhf.recipe.evaluation_request import EvaluationRequest
-
     runs.run(recipe(tmp_path, MODEL, {**GRADIENT, "steps": 1}), tmp_path / "run")
-    evaluate(EvaluationRequest(target=str(tmp_path / "run"), n=4), out=tmp_path / "found")
+    rlhf.evaluate(tmp_path / "run", n=4, out=tmp_path / "found", progress=False)
     scores = [r.score for r in read_trajectories(tmp_path / "found" / "trajectories") if r.score]
     assert scores and all("learned" in score.parts for score in scores)
 
