@@ -74,7 +74,7 @@ MISTAKES = {
     "a key of another kind": Mistake(
         ("stages.1.advantage={kind: rloo, gamma: 0.9}",),
         "stages[1].advantage.gamma",
-        ("kind rloo has no key 'gamma'", "belongs to kind gigpo", "'stages.1.advantage={kind: ..., ...}'"),
+        ("kind rloo has no key 'gamma'", "belongs to kind turn_rloo or gigpo", "'stages.1.advantage={kind: ..., ...}'"),
     ),
     "a kind that is no file": Mistake(("agent.kind=./agnt.py:A",), "agent.kind", ("no such file", "agnt.py")),
     "a class that does not keep its arguments": Mistake(
