@@ -93,7 +93,7 @@ class PlannerExecutor:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Things that a demonstration has to show beside actions."""
+        """Inputs of a demonstration besides actions."""
         return tuple(dict.fromkeys(("subgoal", *self.executor.needs)))
 
     @property

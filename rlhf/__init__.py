@@ -8,21 +8,9 @@ install()
 
 #: Names that a program uses, by the module that has them; imported when they are asked for.
 _LAZY = {
-    **dict.fromkeys(
-        (
-            "Comparison",
-            "Comparisons",
-            "Evaluation",
-            "Handle",
-            "TrainResult",
-            "compare",
-            "evaluate",
-            "load",
-            "start",
-            "train",
-        ),
-        "rlhf.api",
-    ),
+    **dict.fromkeys(("Comparison", "Comparisons", "compare"), "rlhf.api.compare"),
+    **dict.fromkeys(("Evaluation", "evaluate"), "rlhf.api.evaluate"),
+    **dict.fromkeys(("Handle", "TrainResult", "load", "start", "train"), "rlhf.api.train"),
     "Recipe": "rlhf.recipe",
     "RlhfError": "rlhf.errors",
     "StepInfo": "rlhf.training.hooks.callbacks",

@@ -117,7 +117,6 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "external": Entry(
             "rlhf.gateway.environment:External",
             "attempts by a program outside, through the gateway",
-            extra="gateway",
         ),
         "processes": Entry("environments.workers.pool:Processes", "another environment, in worker processes"),
     },
@@ -128,9 +127,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "self_play": Entry("agents.contrib.self_play:SelfPlay", "one policy in all seats of a game"),
         "critic": Entry("agents.contrib.critic:ActorCritic", "proposes, and has a critic accept it or send it back"),
         "rafa": Entry("agents.contrib.rafa:ReasonForFuture", "imagines what could come, then takes one step"),
-        "external": Entry(
-            "rlhf.gateway.agent:ExternalAgent", "a program outside, through the gateway", extra="gateway"
-        ),
+        "external": Entry("rlhf.gateway.agent:ExternalAgent", "a program outside, through the gateway"),
         "remembering": Entry("agents.stores.remembering:Remembering", "shown what earlier episodes have left"),
     },
     "store": {
@@ -397,7 +394,6 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "minihack": ("nle", "minihack"),
     "search": ("bm25s",),
     "mcp": ("mcp",),
-    "gateway": ("starlette", "uvicorn"),
     "servers": ("aiohttp",),
     "rewards": ("math_verify", "rouge_score", "sacrebleu", "jsonschema"),
 }

@@ -89,7 +89,7 @@ class ActorCritic:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Things that a demonstration has to show beside actions."""
+        """Inputs of a demonstration besides actions."""
         return self.actor.needs
 
     @property

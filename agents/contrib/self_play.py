@@ -48,7 +48,7 @@ class SelfPlay:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Things that a demonstration has to show beside actions."""
+        """Inputs of a demonstration besides actions."""
         return self.player.needs
 
     def roles_in(self, seats: Sequence[str]) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Things that a demonstration shows for one turn.
+    """Inputs of a demonstration for one turn.
 
     Attributes:
         action: what is done.

@@ -69,7 +69,7 @@ class Remembering:
 
     @property
     def needs(self) -> Sequence[str]:
-        """Things that a demonstration has to show beside actions."""
+        """Inputs of a demonstration besides actions."""
         return tuple(Capabilities(self.inner).needs)
 
     @property
@@ -124,7 +124,7 @@ class Bound:
 
     @property
     def needs(self) -> Sequence[str]:
-        """Things that a demonstration has to show beside actions."""
+        """Inputs of a demonstration besides actions."""
         return self.agent.needs
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:

@@ -251,7 +251,7 @@ class Store:
         return int(self._rows(f"SELECT COUNT(*) FROM entry{condition}", values)[0][0])
 
     def view(self, name: str, make: Callable[[], _T]) -> _T:
-        """What `make` reads in the store, made once for as long as nothing in it changes; it is not to be changed."""
+        """Cached view that `make` reads from the store, until the store changes; read-only."""
         now = (int(self._rows("PRAGMA data_version")[0][0]), self._base.total_changes)
         if now != self._seen:
             self._views.clear()

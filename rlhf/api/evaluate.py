@@ -22,7 +22,7 @@ from rlhf.terminal import CleanConsole
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation came to.
+    """Result of an evaluation.
 
     Attributes:
         policy, suite: who was measured, on what.

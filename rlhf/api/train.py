@@ -25,7 +25,7 @@ from rlhf.terminal import CleanConsole
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
         run: its folder.

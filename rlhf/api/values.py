@@ -25,7 +25,7 @@ _FILES = ("path", "train", "dev", "test")
 
 
 class Arguments:
-    """What a program has given, made plain.
+    """Arguments of a program as plain values.
 
     Attributes:
         parts: objects that have no other name than theirs here, for `rlhf.given_parts.given`.

@@ -34,7 +34,7 @@ Order = Literal["in_order", "first_finished"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a pipeline is held to.
+    """Settings of a pipeline: steps, staleness bound, order, schedule.
 
     Attributes:
         n_per_step: B, groups of a step.
@@ -87,7 +87,7 @@ class Group:
 
 @dataclass(slots=True)
 class Ledger:
-    """Where the sampled tokens are.
+    """Ledger of sampled tokens: generated = trained + stored + running + failed.
 
     Attributes:
         generated: by the servers, as they say.
@@ -318,7 +318,7 @@ class Pipeline:
 
     @property
     def ledger(self) -> Ledger:
-        """Where the tokens are; what is running and stored is counted anew."""
+        """The present ledger; running and stored tokens are counted anew."""
         stored = sum(group.n_kept for group in self.store.values())
         running = sum(group.n_sampled for group in self.running.values())
         return Ledger(self._generated, self._trained, stored, running, self._failed)

@@ -87,7 +87,7 @@ def digests(recipe: Recipe) -> dict[str, str]:
 
 
 def _asked(recipe: Recipe) -> Iterator[tuple[str, Task]]:
-    """What the tasks of the result ask in words, and the tasks; nothing where they are not told so."""
+    """Return the questions of the held-out tasks with their tasks; empty where tasks have no text."""
     if any(True for _ in data_stages(recipe)):
         own = recipe.evaluation
         for task in tasks_of(recipe.environment, own.split, own.n_tasks):

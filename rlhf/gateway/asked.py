@@ -32,7 +32,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asks for.
+    """Request of a client.
 
     Attributes:
         messages: the whole history.
@@ -74,7 +74,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the policy said, as a wire writes it.
+    """Reply of the policy, as a wire writes it.
 
     Attributes:
         text: without reasoning and calls.

@@ -39,7 +39,7 @@ class Said:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two messages equal."""
+        """Key by which messages are compared."""
         if self.role is not Role.ASSISTANT:
             return self.role, self.text
         calls = tuple((call.name, json.dumps(call.arguments, sort_keys=True)) for call in self.calls)
@@ -53,7 +53,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Why a request began a new row.
+    """Reason for which a request began a new row.
 
     Attributes:
         reason: see `Reason`.
@@ -90,7 +90,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request stands in the tree.
+    """Position of a request in the tree.
 
     Attributes:
         messages: for the renderer; sampled replies carry their ids.

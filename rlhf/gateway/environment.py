@@ -107,7 +107,7 @@ class External:
 
     @property
     def properties(self) -> Properties:
-        """What is promised: no more than is known of a stranger's program."""
+        """Declared properties: no more than is known of a stranger's program."""
         found = properties_of(self.world)
         return Properties(
             inline=True,
@@ -278,7 +278,7 @@ class ExternalEpisode:
 
 
 def payload(task: Task, *, with_reference: bool) -> dict[str, Any]:
-    """What the agent's program is told of a task."""
+    """Task as the agent's program receives it."""
     messages = [{"role": m.role.value, "content": m.content} for m in task.messages]
     told = {"id": task.id, "seed": task.seed, "messages": messages, **dict(task.info)}
     return told | ({"reference": task.reference} if with_reference else {})

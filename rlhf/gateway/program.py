@@ -111,7 +111,7 @@ class Program:
 
     @property
     def complaint(self) -> str:
-        """How it ended, and the last that it wrote."""
+        """Exit status and last output, for an error message."""
         return f"the agent's program ended with status {self.code}: {self.said[-600:] or 'it wrote nothing'}"
 
     async def close(self) -> None:

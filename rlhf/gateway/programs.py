@@ -156,5 +156,5 @@ class Programs:
 
 
 def programs_of(settings: ProgramSettings) -> Programs:
-    """What the attempts of an environment share in this process."""
+    """Return the gateway and programs that attempts of an environment share in this process."""
     return _of.setdefault(settings, Programs(settings))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from types import ModuleType
 from typing import Any
 
-from rlhf.errors import EngineError, MissingPackageError
+from rlhf.errors import EngineError
 from rlhf.gateway.asked import Answered, Asked, Refusal
 from rlhf.gateway.session import Reward, Session
 from rlhf.gateway.wires import chat, messages, responses
@@ -77,11 +77,9 @@ class Gateway:
         return f"{self.url}/sessions/{session.id}"
 
     def start(self) -> None:
-        """Listen. Raises EngineError where that is not possible, MissingPackageError without the packages."""
-        try:
-            import uvicorn
-        except ImportError as error:
-            raise missing(error) from error
+        """Listen. Raises EngineError where that is not possible."""
+        import uvicorn
+
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -167,25 +165,11 @@ class Gateway:
             self._n_requests -= 1
 
 
-def missing(error: ImportError) -> MissingPackageError:
-    """The error of a gateway without its packages."""
-    return MissingPackageError(
-        "the gateway needs packages that are not installed",
-        where="gateway",
-        got=str(error),
-        expected="the extra 'gateway'",
-        hint="pip install 'rlhf-agents[gateway]'",
-    )
-
-
 def application(gateway: Gateway) -> Any:
     """The application: routes of the gateway, of each session, and of each wire."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.responses import JSONResponse
-        from starlette.routing import Route
-    except ImportError as error:
-        raise missing(error) from error
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
 
     async def refused(request: Any, refusal: Any) -> Any:
         return JSONResponse(_error(refusal), refusal.status, _headers(refusal))
@@ -215,7 +199,7 @@ def application(gateway: Gateway) -> Any:
 
 
 class _Routes:
-    """What is answered beside the wires."""
+    """Routes besides the wires: sessions, rewards, ends, steps."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -355,7 +339,7 @@ async def _body(request: Any, empty: Mapping[str, Any] | None = None) -> dict[st
 
 
 def _reward(body: Mapping[str, Any]) -> Reward:
-    """What is posted: a number, or parts by name, which add up. Raises Refusal."""
+    """Parse a posted reward: a number, or parts by name, which add up. Raises Refusal."""
     parts, value, success = body.get("parts") or {}, body.get("reward"), body.get("success")
     numbers = list(parts.values()) if isinstance(parts, dict) else [None]
     numbers += [value] if value is not None or not parts else []

@@ -36,7 +36,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was sampled between two waits for the agent.
+    """Generations between two waits for the agent's program.
 
     Attributes:
         text: the last reply, as sampled.
@@ -51,7 +51,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Reward:
-    """What an agent's program says of its attempt."""
+    """Reward that an agent's program posts for its attempt."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Session:
 
     @property
     def said(self) -> str:
-        """What the request that waits has to say since the last reply."""
+        """Messages of the waiting request since the last reply, as text."""
         if not self._pending:
             return ""
         messages = self._pending[0].asked.messages

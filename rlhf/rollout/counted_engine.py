@@ -28,7 +28,7 @@ class CountedEngine:
 
     @property
     def weights_form(self) -> WeightsForm:
-        """How `load` takes weights."""
+        """Form in which `load` takes weights."""
         return self._engine.weights_form
 
     @property

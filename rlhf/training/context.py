@@ -44,6 +44,11 @@ class Progress(Protocol):
         ...
 
 
+def is_due(every: int, step: int, n_steps: int) -> bool:
+    """Return whether something is due after `step` of `n_steps`: each `every` steps but the last; 0 is never."""
+    return every > 0 and step % every == 0 and step < n_steps
+
+
 class StageKeys(Protocol):
     """The recipe keys of a policy-gradient stage that its parts read; `PolicyGradient` says what they mean."""
 

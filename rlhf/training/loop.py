@@ -17,6 +17,7 @@ from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.spans import span
 from rlhf.training.between_steps import between, restore_refreshed_rewards
+from rlhf.training.context import is_due
 from rlhf.training.hooks.base import Step
 from rlhf.training.rollout_phase import sample_groups
 from rlhf.training.run import Run
@@ -77,12 +78,11 @@ async def make_steps(run: Run, parts: StageComponents) -> None:
             break
         with run.profiled(number):
             await one_step(run, parts, number)
-            is_due = bool(stage.checkpoint_every) and run.state.step % stage.checkpoint_every == 0
-            is_due = is_due and run.state.step < stage.steps
+            is_cut = is_due(stage.checkpoint_every, run.state.step, stage.steps)
             if parts.ahead is not None:
-                await parts.ahead.before_cut(run, is_checkpoint=is_due)
+                await parts.ahead.before_cut(run, is_checkpoint=is_cut)
             await between(run, parts)
-            if is_due:
+            if is_cut:
                 run.save(parts, in_background=True)
 
 

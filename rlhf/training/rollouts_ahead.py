@@ -26,7 +26,7 @@ from rlhf.rollout.counted_engine import CountedEngine, tokens_by_version
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import check_failures
 from rlhf.tasks.sampler import TaskSource
-from rlhf.training.context import LiveStage, RunContext
+from rlhf.training.context import LiveStage, RunContext, is_due
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
@@ -40,7 +40,7 @@ _NOTE_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class Lookahead:
-    """What a run needs to play groups ahead.
+    """Dependencies of asynchronous rollouts.
 
     Attributes:
         settings: the recipe key.
@@ -199,8 +199,7 @@ class RolloutsAhead(StageHook):
 
     async def before_cut(self, run: RunContext, *, is_checkpoint: bool) -> None:
         """Wait for what runs, where an evaluation or a checkpoint that drains comes next."""
-        every, number = self.stage.evaluate_every, run.state.step
-        is_evaluation = bool(every) and number % every == 0 and number < self.stage.steps
+        is_evaluation = is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
         if is_evaluation or (is_checkpoint and self.settings.checkpoint == "drain"):
             while not self.pipeline.is_quiet:
                 await self._change(run, "an evaluation waits for" if is_evaluation else "a checkpoint waits for")
@@ -235,7 +234,7 @@ class RolloutsAhead(StageHook):
             raise self._failed
 
     def _waited_for(self) -> str:
-        """Who holds up what comes next, for the reader."""
+        """Name the task that is waited for."""
         waited, n = self.pipeline.waited_for(), len(self.pipeline.running)
         if not waited:
             return f"{n} groups that run"

@@ -26,7 +26,7 @@ from rlhf.training.cautions import cautions
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.checkpoints.writer import Writer
-from rlhf.training.context import LiveStage, Progress
+from rlhf.training.context import LiveStage, Progress, is_due
 from rlhf.training.contrib.memory_store import StoreKeeper
 from rlhf.training.contrib.profiling import Profiler
 from rlhf.training.hooks.callbacks import Callbacks
@@ -284,7 +284,7 @@ class Run:
             the success; None where nothing was due.
         """
         step = self.state.step
-        if not every or step % every or not self.state.watched < step < n_steps:
+        if step <= self.state.watched or not is_due(every, step, n_steps):
             return None
         found = await self.measure(f"step {step}", full=False)
         is_best = not self.state.best or found.low > self.state.best_low

@@ -25,7 +25,7 @@ _FILE = "tracker_id"
 
 @plain_dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run.
+    """Description of a run for a tracker.
 
     Attributes:
         name: of the run.

@@ -95,7 +95,7 @@ class _Wanted:
 
 
 class _Pages:
-    """What the addresses answer."""
+    """Handlers of the viewer's routes."""
 
     def __init__(self, library: Library, redaction: Redaction) -> None:
         self.library, self.redaction = library, redaction
@@ -144,7 +144,7 @@ class _Pages:
         return self._json({"epoch": found.log.epoch, **run_views.curves(data, wanted, since)})
 
     def steps(self, run: str) -> Response:
-        """Which steps have stored attempts."""
+        """List the steps that have stored attempts."""
         found: dict[tuple[str, str], list[int]] = {}
         for stored in self._run(run).attempts.steps():
             found.setdefault((stored.stage, stored.phase), []).append(stored.step)
@@ -260,7 +260,7 @@ class _Pages:
         return Response(json.dumps(shown, allow_nan=False, default=str), media_type="application/json")
 
     async def refused(self, request: Request, error: DataError) -> Response:
-        """What cannot be read is said, and the page goes on."""
+        """Answer an unreadable file with its error."""
         text = json.dumps({"problem": self.redaction.text(str(error))})
         return Response(text, status_code=422, media_type="application/json")
 

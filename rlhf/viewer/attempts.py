@@ -54,7 +54,7 @@ _AROUND = 80
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which attempts are looked for; what is empty or None admits all.
+    """Filter of attempts; empty or None admits all.
 
     Attributes:
         outcomes: how they ended.

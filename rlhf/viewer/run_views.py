@@ -1,4 +1,4 @@
-"""What the pages show of a run: its head, its curves, its evaluations."""
+"""Data of a run for the pages: header, curves, evaluations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def success_interval(line: LogLine) -> tuple[float, float] | None:
 
 
 def head(run: RunFolder, data: RunData) -> dict[str, Any]:
-    """What stands above everything else of a run."""
+    """Return the header of a run."""
     last = data.lines[-1] if data.lines else None
     state, total = run.state(), _steps_of(data, last.stage if last else "")
     steps = [line for line in data.lines if last and line.stage == last.stage and "time/step_s" in line.values]
@@ -93,7 +93,7 @@ def _points(data: RunData, lines: Sequence[LogLine]) -> dict[str, dict[str, Any]
 
 
 def _steps_of(data: RunData, stage: str) -> int | None:
-    """How many steps a stage has, where its recipe says so."""
+    """Return the number of steps of a stage, where its recipe says so."""
     number, stages = stage.partition("-")[0], data.settings.get("stages")
     if not number.isdecimal() or not isinstance(stages, list) or int(number) >= len(stages):
         return None

@@ -237,7 +237,7 @@ def _origin(record: Record) -> Iterator[str]:
 
 
 def _roles(turn: Turn) -> str:
-    """What the policy was asked for in the turn, in order; nothing where that is only actions."""
+    """Return the roles of the generations of a turn, in order; empty where all are actions."""
     calls = [call[0] for call in calls_of(turn.generations)]
     told = [(g.role or "an action") + (f" by {g.by}" if g.by else "") for g in calls]
     return ", ".join(told) if any(g.role or g.by for g in calls) else ""

@@ -37,7 +37,7 @@ def watch(run: RunFolder, console: Console, *, once: bool = False) -> None:
 
 
 def shown(run: RunFolder) -> Group:
-    """What a run is like now."""
+    """Render the present state of a run."""
     data = run.poll()
     told = head(run, data)
     title = Text.assemble((clean(told["id"]), "bold"), "  ", (told["state"], _STYLES[told["state"]]))

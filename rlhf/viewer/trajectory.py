@@ -164,7 +164,7 @@ def _generation(
 
 
 def commands(folder: Path, settings: Mapping[str, Any], task: str, attempt: int, at: StoredStep) -> dict[str, str]:
-    """What to write in a terminal to see this attempt there, or to play its task."""
+    """Return the commands that show this attempt in a terminal, or play its task."""
     step, evaluation = at.step, settings.get("evaluation")
     tested = evaluation.get("split", "test") if isinstance(evaluation, dict) else "test"
     look = ["rlhf", "trajectories", str(folder), "--step", str(step), "--task", task, "--attempt", str(attempt)]

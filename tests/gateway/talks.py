@@ -248,8 +248,8 @@ class Talk:
         return json.dumps(found, **how)
 
 
-class ChatTalk(Talk):
-    """Over chat completions, by the client of OpenAI."""
+class OpenAITalk(Talk):
+    """By the client of OpenAI."""
 
     @cached_property
     def client(self) -> Any:
@@ -259,6 +259,10 @@ class ChatTalk(Talk):
 
     def say(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
+
+
+class ChatTalk(OpenAITalk):
+    """Over chat completions, by the client of OpenAI."""
 
     def results(self, texts: list[str]) -> None:
         for (name, _, _), text in zip(self.calls, texts, strict=True):
@@ -305,19 +309,10 @@ def gathered(chunks: Any) -> tuple[str, list[tuple[str, str, Any]], str]:
     return text, list(calls.values()), finish
 
 
-class ResponsesTalk(Talk):
+class ResponsesTalk(OpenAITalk):
     """Over responses, by the client of OpenAI; now and then only what is new is sent."""
 
     last, n_known = "", 0
-
-    @cached_property
-    def client(self) -> Any:
-        import openai
-
-        return openai.OpenAI(base_url=self.mine["base_url"], api_key=self.mine["key"])
-
-    def say(self, text: str) -> None:
-        self.history.append({"role": "user", "content": text})
 
     def results(self, texts: list[str]) -> None:
         for (name, _, _), text in zip(self.calls, texts, strict=True):

@@ -79,7 +79,7 @@ class Managed(Plain):
         return Recalled(self._shown(bank, past), (reply.generation,), kept)
 
     def remembered(self, shown: Shown) -> str:
-        """What the manager of a demonstration says: the operations between two lists of what is worth keeping.
+        """Return the manager's reply in a demonstration: the operations between two lists of memories.
 
         A list is the `recall` of the environment, its items parted by `;` or lines. What is new and begins like
         something gone is an update of it: with the same word.

@@ -160,7 +160,7 @@ class Graph:
         return Recollection(text, entries, notes, generations)
 
     def say(self, shown: Shown) -> str | None:
-        """What a demonstration says: the facts that the rules find, nothing without rules."""
+        """Return the reply of a demonstration: the facts that the rules find, nothing without rules."""
         if not shown.asked.endswith(self.ask):
             return None
         if self.extractor is None:
@@ -221,7 +221,7 @@ class Graph:
         return Message(Role.USER, "\n".join(["Known:", *lines, f"Observation: {observation}", self.ask]))
 
     def _read(self, said: str, shown: Sequence[Fact]) -> tuple[list[Fact], list[Fact], int]:
-        """What a reply says is new, what it says is out of date, and how much of it says neither."""
+        """Parse a reply into new facts, outdated facts, and the number of lines that are neither."""
         found = json_object(said)
         if found is None:
             return [], [], 1
@@ -234,7 +234,7 @@ class Graph:
     def _shown(
         self, world: _World, observation: str, now: Sequence[Fact], policy: PolicyHandle
     ) -> tuple[str, tuple[int, ...]]:
-        """What is shown within `max_tokens`, and the ids of what the store has of it; `now` is in the observation."""
+        """Return the facts shown within `max_tokens`, and their ids in the store; `now` is in the observation."""
         facts = around(list(world.facts), observation, k=self.k, depth=self.depth, width=self.width)
         seen = [(text, number, told) for text, number, told in world.told if text != observation]
         best = nearest_episodes({i: told for i, (_, _, told) in enumerate(seen)}, facts, self.n_observations)

@@ -92,7 +92,7 @@ def gradient(
     tau: float,
     baseline: float,
 ) -> Weights:
-    """Where REINFORCE goes: Σ_j (Σ_{l≥j} (R_l − b)) ∇ log p_j, an unbiased estimate of ∇ E[Σ_l R_l].
+    """Gradient of REINFORCE: Σ_j (Σ_{l≥j} (R_l − b)) ∇ log p_j, an unbiased estimate of ∇ E[Σ_l R_l].
 
     A draw has no part in the rewards of those before it, so each counts what came with it and after it.
 

@@ -184,7 +184,7 @@ class Typed:
         return self._figures(store, groups, counts)
 
     def _choices(self) -> dict[str, Callable[[Store, str, list[Entry]], list[Entry]]]:
-        """What is read of each kind but the core, in the order in which it is shown."""
+        """Return the entries read of each kind but the core, in the order shown."""
         found: dict[str, Callable[[Store, str, list[Entry]], list[Entry]]] = {}
         if (how := self.procedural) is not None:
             found[_PROCEDURAL] = lambda _, opening, known: _likest(known, how.k, opening, "goal")

@@ -1,4 +1,4 @@
-"""What the wires have in common: reading texts, calls and tools, and refusing what is none."""
+"""Helpers shared by the wires: parsing of texts, tool calls and tools."""
 
 from __future__ import annotations
 

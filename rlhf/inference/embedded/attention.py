@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlhf.errors import ModelError
-from rlhf.inference.embedded.attention_variant import PLAIN, Variant, attend_causally, band
+from rlhf.inference.embedded.attention_variant import PLAIN, Variant, attend_by_products, band
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
 from rlhf.inference.embedded.varlen import VarlenPlan, takes_varlen
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
@@ -70,6 +70,7 @@ class RowPlan(PackedRows):
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu", source: Ints | None = None) -> None:
         super().__init__(lengths, device, source)
         self._groups: list[tuple[int, int, int]] = []  # rows, padded length, first padded place
+        self._masks: dict[tuple[int, int], Tensor] = {}  # by padded length and window, for all layers of the pass
         at, inverse = self._layout(self._starts)
         real = at >= 0
         shared = np.flatnonzero(real & ~self._own[at])
@@ -109,17 +110,28 @@ class RowPlan(PackedRows):
                 x[first : first + n_rows * width].view(n_rows, width, *x.shape[1:]).transpose(1, 2)
                 for x in (query, key, value)
             )
-            outs.append(_attend_rows(q, k, v, how, scale, dropout).transpose(1, 2).flatten(0, 1))
+            mask = self._mask(width, how, q.device)
+            outs.append(_attend_rows(q, k, v, mask, how, scale, dropout).transpose(1, 2).flatten(0, 1))
         joined = torch.cat(outs) if len(outs) > 1 else outs[0]
         return joined if self._aligned else _move(joined, self._inverse, self._gather, zero=self._dropped)
 
+    def _mask(self, width: int, how: Variant, device: torch.device) -> Tensor | None:
+        """Mask of rows of one length, `[width, width]`; None where the kernel masks what comes later by itself."""
+        window = min(how.window or width, width)
+        if how.is_fused and window == width:
+            return None
+        if (width, window) not in self._masks:
+            self._masks[width, window] = band(width, window, device)
+        return self._masks[width, window]
 
-def _attend_rows(q: Tensor, k: Tensor, v: Tensor, how: Variant, scale: float, dropout: float) -> Tensor:
+
+def _attend_rows(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Variant, scale: float, dropout: float
+) -> Tensor:
     """Causal attention of rows of one length: q `[R, H, L, D]`, k and v `[R, G, L, D]`."""
-    if not how.is_fused:
-        return attend_causally(q, k, v, how, scale, dropout)
-    width, gqa = q.shape[2], q.shape[1] != k.shape[1]
-    mask = band(width, how.window, q.device) if how.window is not None and how.window < width else None
+    if mask is not None and not how.is_fused:
+        return attend_by_products(q, k, v, mask, how, scale, dropout)
+    gqa = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale, enable_gqa=gqa
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -32,7 +31,6 @@ class Variant:
 PLAIN = Variant()
 
 
-@lru_cache(maxsize=64)
 def band(width: int, window: int, device: torch.device) -> Tensor:
     """Causal mask of a window, bool `[width, width]`: token i sees j where i - window < j <= i.
 
@@ -60,13 +58,16 @@ def weights(scores: Tensor, mask: Tensor, variant: Variant, sinks: Tensor | None
     return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
-def attend_causally(q: Tensor, k: Tensor, v: Tensor, variant: Variant, scale: float, dropout: float) -> Tensor:
-    """Causal attention of rows of one length by plain matrix products.
+def attend_by_products(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, variant: Variant, scale: float, dropout: float
+) -> Tensor:
+    """Attention of rows of one length by plain matrix products.
 
     Args:
         q: `[R, H, L, D]`.
         k: `[R, G, L, D]`.
         v: likewise.
+        seen: bool `[L, L]`, which tokens each token attends to.
         variant: with a cap or sinks.
         scale: of the scores.
         dropout: share of the weights that is dropped.
@@ -76,9 +77,7 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor, variant: Variant, scale: fl
     """
     n = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(n, 1), v.repeat_interleave(n, 1)
-    width = q.shape[2]
-    seen = band(width, variant.window or width, q.device)
-    mask = torch.zeros(width, width, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
+    mask = torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
     sinks = None if variant.sinks is None else variant.sinks.view(1, -1, 1, 1)
     found = weights(q @ k.transpose(-1, -2) * scale, mask, variant, sinks)
     return torch.nn.functional.dropout(found, dropout) @ v

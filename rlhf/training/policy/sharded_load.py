@@ -29,7 +29,7 @@ _COMPARED = 64
 
 
 class Layout(Protocol):
-    """How a trainer lays out weights over the processes; equal for trainers that lay them out alike."""
+    """Layout of weights over processes; equal for trainers that shard alike."""
 
     def lay_out(self, policy: Policy) -> Any:
         """Take the module of a policy to pieces, in all processes together; its weights have no memory so far.

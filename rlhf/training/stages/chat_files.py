@@ -96,7 +96,7 @@ def read_chats(settings: Chats, where: str) -> Iterator[Chat]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How the rows of a file are read, as its first row has it.
+    """Form of the rows of a file, told by its first row.
 
     Attributes:
         settings: recipe keys.

@@ -28,7 +28,7 @@ _MARK = "mark4f0a"
 
 @dataclass(frozen=True, slots=True)
 class DataRows:
-    """What a supervised stage learns from data, and what it is judged by.
+    """Training and held-out rows of a supervised stage.
 
     Attributes:
         learnt: rows of each chat or attempt.
