@@ -27,7 +27,6 @@ from rlhf.data import Task
 from rlhf.digests import Manifest, read_listed, write_listed
 from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
-from rlhf.evaluation.evaluation_report import write_evaluation_report
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
 from rlhf.evaluation.play import Played, play_part
 from rlhf.evaluation.summary import summarize
@@ -40,6 +39,7 @@ from rlhf.recipe.text import parse, to_text
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.stats import share_interval
 from rlhf.terminal import CleanConsole
+from rlhf.viewer.report import write_report
 
 _CAUTION = Text.assemble(("caution", "yellow"), " ")
 #: Differing keys that a message names.
@@ -93,7 +93,7 @@ def evaluate(
         if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
             console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
         if out is not None:
-            write_evaluation_report(out)
+            write_report(out)
         return summary
 
 

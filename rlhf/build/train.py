@@ -41,7 +41,6 @@ from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
 from rlhf.evaluation.evaluate import evaluate as run_evaluation
 from rlhf.evaluation.groups import pack_groups, unpack_groups
-from rlhf.evaluation.report import write_report
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.inference.role_adapters import adapter_names
@@ -71,6 +70,7 @@ from rlhf.training.stages.demonstrations import Demonstration
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
 from rlhf.training.trackers import sinks_of
+from rlhf.viewer.report import write_report
 
 #: Packages whose versions can change a result.
 _RECORDED = (

@@ -72,7 +72,7 @@ def leaderboard(
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="Write tables for a page.")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page of its own too, which fetches nothing.")
+        Path | None, typer.Option(metavar="FILE", help="Write a page too: ranks, pairs and attempts in one file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,13 +81,15 @@ def leaderboard(
     Examples: rlhf leaderboard evaluations; rlhf leaderboard evaluations/* --html leaderboard.html
     """
     from rlhf.evaluation.compare import evaluations_below
-    from rlhf.evaluation.contrib.leaderboard import boards, title_of, write_leaderboard
+    from rlhf.evaluation.contrib.leaderboard import boards, title_of
 
     folders = [one for folder in folders for one in evaluations_below(folder) or [folder]]
     found = boards(folders)
     _caution_unfinished(folders)
     if html is not None:
-        write_leaderboard(html, found)
+        from rlhf.viewer.report import write_leaderboard
+
+        write_leaderboard(html, folders)
     if as_json:
         print_json({"boards": found})
         return

@@ -161,6 +161,16 @@ class Attempts:
                 before += batch.num_rows
         raise DataError("no such attempt", where=str(stored.path), got=f"row {place}", expected=f"0 to {before - 1}")
 
+    def records(self, stored: StoredStep) -> Iterator[Row]:
+        """The whole rows of all attempts of a step, in the order of the file.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        with _opened(stored.path) as file:
+            for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
+                yield from batch.to_pylist()
+
     def search(self, wanted: Filter, cursor: int, budget_s: float, limit: int) -> dict[str, Any]:
         """Attempts of all steps that are looked for, from the newest file on.
 

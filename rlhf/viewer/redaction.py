@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -24,37 +24,64 @@ DEFAULTS = (
 BLACK = "█████"
 
 
+#: Finds what any of them might match, so that texts without a key, nearly all, are looked at once.
+_ANY = re.compile("|".join(f"(?:{pattern.replace('(?i)', '(?i:', 1)})" + ")" * ("(?i)" in pattern) for pattern in DEFAULTS))
+
+
 class Redaction:
     """Patterns whose matches are blacked out in everything that is shown."""
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         self._patterns = [_compiled(pattern) for pattern in (*DEFAULTS, *patterns)]
+        self._is_default = not patterns
 
     def text(self, text: str) -> str:
         """A text without what matches."""
+        if self._is_clean(text):
+            return text
         for pattern in self._patterns:
             text = pattern.sub(lambda match: BLACK if match[0] else "", text)
         return text
 
     def values(self, value: Any) -> Any:
         """Plain values with every text in them redacted, names too."""
+        return value if self._is_clean("\n".join(_texts(value))) else self._redacted(value)
+
+    def _redacted(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.text(k) if isinstance(k, str) else k: self.values(v) for k, v in value.items()}
+            return {self.text(k) if isinstance(k, str) else k: self._redacted(v) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.values(v) for v in value]
+            return [self._redacted(v) for v in value]
         return value
 
     def pieces(self, pieces: Sequence[str]) -> tuple[list[str], set[int]]:
         """Pieces of one text, and which of them are blacked out: a key may be cut anywhere between them."""
-        whole, ends = "".join(pieces), list(accumulate(map(len, pieces)))
-        hidden: set[int] = set()
+        whole = "".join(pieces)
+        if self._is_clean(whole):
+            return list(pieces), set()
+        ends, hidden = list(accumulate(map(len, pieces))), set[int]()
         for pattern in self._patterns:
             for match in pattern.finditer(whole):
                 if match[0]:
                     hidden.update(range(bisect_right(ends, match.start()), bisect_right(ends, match.end() - 1) + 1))
         return ["█" if i in hidden else piece for i, piece in enumerate(pieces)], hidden
+
+    def _is_clean(self, text: str) -> bool:
+        """Whether there is surely no match in a text, or in any of the texts that it joins by lines."""
+        return self._is_default and _ANY.search(text) is None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield from (name, *_texts(one)) if isinstance(name, str) else _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

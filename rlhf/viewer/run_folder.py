@@ -149,7 +149,7 @@ class RunFolder:
         return "finished" if any((self.folder / name).is_file() for name in (RESULT, SUMMARY)) else "stopped"
 
     def findings(self, run: RunData) -> list[Finding]:
-        """Cautions of a run in plain words, the worst first."""
+        """Cautions of a run in plain words: the gap of trainer and engine, then the worst first."""
         with self._turn:
             at, of, found = self._found
             now = (len(run.lines), self.log.epoch, tuple(run.results))
@@ -160,7 +160,8 @@ class RunFolder:
                 except (RlhfError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
                     self.problems["findings"] = str(error)
                 order = ("problem", "look", "fine")
-                found = sorted(found, key=lambda finding: order.index(finding.level))
+                # Whether trainer and engine agree leads, whatever it is; then what is wrong.
+                found = [*found[:1], *sorted(found[1:], key=lambda finding: order.index(finding.level))]
                 self._found = (time.monotonic(), now, found)
             return found
 

@@ -1,21 +1,17 @@
-"""Data of a run for the pages: header, curves, evaluations."""
+"""Data of a run for the pages: header and curves."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from rlhf.errors import DataError, RlhfError
-from rlhf.evaluation.paired import compare
+from rlhf.errors import DataError
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.store import read_successes
 from rlhf.metrics import describe
 from rlhf.sinks import LogLine
 from rlhf.stats import share_interval
-from rlhf.viewer.attempts import Attempts
 from rlhf.viewer.run_folder import RunFolder
 
 #: Lines that a page is sent at most; of more, every so many-th.
@@ -162,41 +158,6 @@ def meanings(data: RunData) -> dict[str, dict[str, str]]:
         except DataError:
             found[name] = {"unit": "", "meaning": "of another version of the toolkit"}
     return found
-
-
-def cautions(run: RunFolder, data: RunData) -> list[dict[str, Any]]:
-    """The findings of the report, the worst first."""
-    return [asdict(finding) for finding in run.findings(data)]
-
-
-def evaluations(attempts: Attempts) -> list[str]:
-    """Names of the evaluations whose attempts are stored, in the order they were made."""
-    return list(dict.fromkeys(stored.stage for stored in attempts.steps() if stored.phase == "eval"))
-
-
-def paired(first: tuple[Attempts, str], second: tuple[Attempts, str]) -> dict[str, Any]:
-    """Two evaluations, of one run or of two, task by task; `problem` says why not."""
-    try:
-        sides = [read_successes(attempts.folder, stage=stage) for attempts, stage in (first, second)]
-        found = compare(sides[0], sides[1])
-    except (RlhfError, ValueError) as error:
-        return {"problem": str(error)}
-    tasks = [
-        {"task": task, "first": statistics.fmean(sides[0][task]), "second": statistics.fmean(sides[1][task])}
-        for task in (*found.better, *found.worse)
-    ]
-    return {
-        "difference": found.difference.value,
-        "low": found.difference.low,
-        "high": found.difference.high,
-        "n": found.difference.n,
-        "p_value": found.p_value,
-        "test": found.test,
-        "n_better": len(found.better),
-        "n_worse": len(found.worse),
-        "n_unpaired": found.n_unpaired,
-        "flipped": tasks[:200],
-    }
 
 
 def _short(value: float | None) -> float | None:

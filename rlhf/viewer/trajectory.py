@@ -63,8 +63,8 @@ def failure(row: Row, redaction: Redaction) -> dict[str, Any]:
     return found
 
 
-def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction) -> dict[str, Any]:
-    """A trajectory with its score, its turns and their tokens."""
+def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction, folder: str) -> dict[str, Any]:
+    """A trajectory with its score, its turns and their tokens, and the test that plays it in `folder`'s environment."""
     record = decode(row)
     t, score = record.trajectory, record.score
     turns = list(_turns(record, row, tokenizer, redaction))
@@ -87,6 +87,7 @@ def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction) -> dict[st
         "colours": {name: "" if recorded.get(name) else why for name, why in COLOURS.items()},
         "versions": sorted({v for g in t.generations for v in g.versions}),
         "has_tokenizer": tokenizer is not None,
+        "test": as_test(folder, record),
     }
     return {**redaction.values(shown), "turns": turns}
 
@@ -163,29 +164,21 @@ def _generation(
     }
 
 
-def commands(folder: Path, settings: Mapping[str, Any], task: str, attempt: int, at: StoredStep) -> dict[str, str]:
-    """Return the commands that show this attempt in a terminal, or play its task."""
-    step, evaluation = at.step, settings.get("evaluation")
-    tested = evaluation.get("split", "test") if isinstance(evaluation, dict) else "test"
-    look = ["rlhf", "trajectories", str(folder), "--step", str(step), "--task", task, "--attempt", str(attempt)]
-    found = {"look": shlex.join([*look, "--tokens"])}
+def commands(
+    folder: str, settings: Mapping[str, Any], task: str, attempt: int, at: StoredStep, row: int
+) -> dict[str, str]:
+    """The commands that show this attempt in a terminal, or play on from its last turn, less `--turns`."""
+    step = str(at.step)
+    look = ["rlhf", "trajectories", folder, "--step", step, "--task", task, "--attempt", str(attempt), "--tokens"]
+    found = {"look": shlex.join(look)}
     environment = settings.get("environment")
     if isinstance(environment, dict) and isinstance(environment.get("kind"), str):
-        import yaml
-
-        fields = [
-            f"{name}={yaml.safe_dump(value, default_flow_style=True, width=10**6).splitlines()[0]}"
-            for name, value in environment.items()
-            if name != "kind"
-        ]
-        split = ["--split", "train" if at.phase == "train" else str(tested)]
-        found["play"] = shlex.join(["rlhf", "play", environment["kind"], *fields, *split, "--task", task])
+        found["play"] = shlex.join(["rlhf", "play", folder, "--from", f"{at.stage}:{at.phase}:{step}:{row}"])
     return found
 
 
-def as_test(folder: Path, row: Row) -> str:
+def as_test(folder: str, record: TrajectoryRecord) -> str:
     """A test that plays the actions of an attempt again and expects the outcome it had."""
-    record = decode(row)
     actions = [part for turn in record.trajectory.turns if turn.action.error is None for part in turn.action.steps]
     return f"""import asyncio
 
@@ -193,7 +186,7 @@ from rlhf.recipe import load
 
 
 def test_attempt_is_{record.trajectory.outcome}():
-    environment = load({str(folder)!r}).environment
+    environment = load({folder!r}).environment
     tasks = [task for split in environment.properties.splits for task in environment.tasks(split)]
     task = next(task for task in tasks if task.id == {record.task_id!r})
     actions = {actions!r}

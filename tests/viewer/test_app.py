@@ -56,7 +56,7 @@ def test_every_answer_keeps_the_page_to_itself(shown: Viewer) -> None:
 
 
 def test_all_addresses_of_the_page_are_relative() -> None:
-    import rlhf.viewer.app as module
+    import rlhf.viewer.page as module
 
     files = [
         *(module.HERE / "static").glob("*.js"),
@@ -71,7 +71,7 @@ def test_all_addresses_of_the_page_are_relative() -> None:
 
 
 def test_what_a_browser_loads_is_small() -> None:
-    import rlhf.viewer.app as module
+    import rlhf.viewer.page as module
 
     sizes = {path.name: path.stat().st_size for path in (module.HERE / "static").rglob("*") if path.is_file()}
     assert sizes["uPlot.iife.min.js"] + sizes["uPlot.min.css"] + sizes["LICENSE"] < 60_000
@@ -101,7 +101,7 @@ def test_curves_are_the_log(shown: Viewer) -> None:
 
 
 def test_groups_are_paged_and_filtered(shown: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf.viewer.app.PAGE_N", 3)
+    monkeypatch.setattr("rlhf.viewer.answers.PAGE_N", 3)
     pages = [shown.get("run/coin/groups", **STEP, step=3, offset=n) for n in (0, 3, 6)]
     assert [len(page["groups"]) for page in pages] == [3, 3, 2]
     assert len({group["task_id"] for page in pages for group in page["groups"]}) == pages[0]["n_groups"] == 8

@@ -340,21 +340,21 @@ def _plain_turn(turn: Any, tokens: bool) -> dict[str, Any]:
 @command
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or of an evaluation.")],
+    redact: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Black out what a regular expression matches, beside keys; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the report.html of a run or an evaluation again."""
+    """Write the report.html of a run or an evaluation again: the pages of `rlhf view` in one file."""
     from rlhf.evaluation.folder import is_evaluation, refuse_unfinished
+    from rlhf.viewer.redaction import Redaction
+    from rlhf.viewer.report import write_report
 
     _refuse_no_run(run)
     if is_evaluation(run):
         refuse_unfinished(run, str(run))
-        from rlhf.evaluation.evaluation_report import write_evaluation_report
-
-        path = write_evaluation_report(run)
-    else:
-        from rlhf.evaluation.report import write_report
-
-        path = write_report(run)
+    path = write_report(run, Redaction(redact or []))
     if as_json:
         print_json({"report": str(path)})
     else:

@@ -1,4 +1,4 @@
-"""Evaluations ranked: one board for each suite, only over the same tasks of the same environments; and their page."""
+"""Evaluations ranked: one board for each suite, only over the same tasks of the same environments."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from rlhf.digests import read_listed
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides, when
-from rlhf.evaluation.figures import interval_chart
-from rlhf.evaluation.page import render, write_page
 from rlhf.evaluation.summary import summarize
 
 #: What is said of each evaluation, in the order of `cells`.
 COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
 
-#: Characters of a policy's name that have room beside the chart: its last ones, which differ where paths do.
-_LONGEST = 60
 #: Types of tasks that the title of a run's evaluation names.
 _TYPES = 3
 
@@ -52,16 +48,25 @@ class _Board:
 
 
 def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the boards of the evaluations in these folders; see `ranked`.
+
+    Raises:
+        DataError: a file is damaged.
+        RecipeError: one of the folders holds no evaluation.
+    """
+    return ranked(read_sides(folders))
+
+
+def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """Return the boards of these evaluations, each with its rows, the best first.
 
     Evaluations share a board where suite, tasks and attempts are the same, and the environments said the same.
 
     Raises:
         DataError: a file is damaged.
-        RecipeError: one of the folders holds no evaluation.
     """
     found: list[_Board] = []
-    for side in read_sides(folders):
+    for side in sides:
         suite, policy, strategy, n_attempts, metric = _named(side)
         tasks, said = frozenset(a.task_id for a in side.attempts), openings(side.attempts)
         board = next((b for b in found if b.takes(suite, n_attempts, metric, tasks, said)), None)
@@ -101,29 +106,6 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['turns_mean']:.1f}",
         str(row["n_errors"]),
     ]
-
-
-def write_leaderboard(path: Path, found: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the page of these boards: a chart and a table of each, without outside links; returns its path.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    n = sum(len(board["rows"]) for board in found)
-    subtitle = f"{n} evaluations · intervals are 95%, clustered by task"
-    html = render("leaderboard", subtitle=subtitle, columns=COLUMNS, boards=[_drawn(board) for board in found])
-    return write_page(path.parent, html, path.name)
-
-
-def _drawn(board: Mapping[str, Any]) -> tuple[str, str, list[list[str]]]:
-    title = title_of(board)
-    rows = [(r["policy"][-_LONGEST:], _value(r["success"]), *map(_value, r["interval"])) for r in board["rows"]]
-    chart = interval_chart(rows, f"Success on {title}", highlight=0, width=1120, standalone=False)
-    return title, chart, [cells(row) for row in board["rows"]]
-
-
-def _value(share: float) -> float:
-    return share if _is_known(share) else 0.0
 
 
 def _is_known(value: float) -> bool:

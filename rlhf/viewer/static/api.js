@@ -1,4 +1,6 @@
-// Requests to the server that this page came from; every address is relative.
+// Requests to the server that this page came from, or to the file that it is; every address is relative.
+import { answer as answered, isFrozen, start } from "./frozen.js";
+
 export class Refused extends Error {}
 
 export async function get(path, params = {}, signal = undefined) {
@@ -6,6 +8,7 @@ export async function get(path, params = {}, signal = undefined) {
   for (const [name, value] of Object.entries(params)) {
     if (value !== undefined && value !== null && value !== "") query.set(name, value);
   }
+  if (isFrozen) return answered(path, query);
   const text = query.toString();
   const response = await fetch(`api/${path}${text ? `?${text}` : ""}`, { signal });
   let answer = null;
@@ -18,7 +21,7 @@ export const run = (id) => `run/${encodeURIComponent(id)}`;
 
 // The address behind the #: a view, a run, and what is chosen there; so each state of the page has a link.
 export function parse(hash) {
-  const [path, query] = hash.replace(/^#\/?/, "").split("?");
+  const [path, query] = (hash || start).replace(/^#\/?/, "").split("?");
   const [view, id] = path.split("/");
   return { view: view || "runs", id: id ? decodeURIComponent(id) : "", params: Object.fromEntries(new URLSearchParams(query || "")) };
 }

@@ -7,8 +7,9 @@ const HEIGHT = 190;
 
 export class Chart {
   // `lines` gives [{label, xs, values, colour, band?: [lows, highs], points?: bool, dash?: bool}]
-  constructor({ title, hint, unit, wide, share }) {
-    Object.assign(this, { title, unit, share });
+  // `over` is what xs count, `key` the charts whose cursors move together, `real` where xs are no whole numbers.
+  constructor({ title, hint, unit, wide, share, over = "steps", key = "steps", real = false }) {
+    Object.assign(this, { title, unit, share, over, key, real });
     this.legend = h("div", { class: "legend" });
     this.box = h("div", { class: "plot" });
     this.element = h("figure", { class: `card chart${wide ? " wide" : ""}` },
@@ -69,10 +70,10 @@ export class Chart {
     const options = {
       width: Math.max(this.box.clientWidth, 120), height: this.height, series, bands,
       legend: { show: false }, padding: [10, 12, 0, 0],
-      cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false }, sync: { key: "steps" } },
+      cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false }, sync: { key: this.key } },
       scales: { x: { time: false, range: (u, low, high) => { const room = (high - low || 1) * 0.012; return [low - room, high + room]; } }, y: this.share ? { range: (u, low, high) => [0, Math.max(0.05, Math.min(1.02, high > 0.5 ? 1.02 : high * 1.25 || 0.05))] } : { range: padded } },
       axes: [
-        { stroke: soft, grid: { show: false }, ticks: { show: false }, font, size: 26, gap: 4, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000, 1000000] },
+        { stroke: soft, grid: { show: false }, ticks: { show: false }, font, size: 26, gap: 4, incrs: this.real ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000, 1000000] },
         { stroke: soft, grid, ticks: { show: false }, font, size: 50, gap: 6, values: (u, splits) => splits.map((v) => this.text(v)) },
       ],
       hooks: { setCursor: [(u) => this.say(this.given, u.cursor.idx ?? u.data[0].length - 1, this.columns || data.slice(1))] },
@@ -99,7 +100,7 @@ export class Chart {
       column += line.band ? 3 : 1;
     }
     this.legend.replaceChildren(...parts);
-    if (this.canvas) this.canvas.setAttribute("aria-label", `${this.title} over steps: ${words.join(", ")}`);
+    if (this.canvas) this.canvas.setAttribute("aria-label", `${this.title} over ${this.over}: ${words.join(", ")}`);
   }
 
   resize() {

@@ -91,9 +91,10 @@ export function table(caption, columns, rows, options = {}) {
       h("tbody", null, rows)));
 }
 
-export function copyButton(text, words) {
+export function copyButton(textOf, words) {
   const button = h("button", { type: "button", class: "copy", onclick: async () => {
     let done = true;
+    const text = textOf();
     try { await navigator.clipboard.writeText(text); } catch { done = fallback(text); }
     button.textContent = done ? "Copied" : "Not allowed: select and copy it";
     setTimeout(() => { button.textContent = words; }, 1600);

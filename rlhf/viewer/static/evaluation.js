@@ -1,26 +1,31 @@
-// Evaluations with their intervals, and two of them task by task.
+// Evaluations: figures with their intervals, the hardest tasks, two of them task by task, and how far judges can be believed.
 import { get, link, run as of } from "./api.js";
+import { Chart, COLOURS } from "./charts.js";
 import { h, number, percent, put, s, table, within } from "./dom.js";
 
 export async function showEvaluation(main, at) {
   const found = await get(of(at.id), {}, at.signal);
   const points = found.evaluations.filter((one) => typeof one.success === "number");
-  const sides = found.stored.map((name) => ({ run: at.id, name, words: `${at.id}, ${name}` }));
+  const sides = found.stored.map((name) => side(at.id, name));
   for (const other of at.runs.filter((run) => run.id !== at.id).slice(0, 12)) {
-    const told = await get(`${of(other.id)}/steps`, {}, at.signal).catch(() => null);
-    const names = told ? told.stored.filter((one) => one.phase === "eval").map((one) => one.stage) : [];
-    sides.push(...names.map((name) => ({ run: other.id, name, words: `${other.id}, ${name}` })));
+    const told = await get(of(other.id), {}, at.signal).catch(() => null);
+    sides.push(...(told ? told.stored : []).map((name) => side(other.id, name)));
   }
-  const result = h("section", { "aria-live": "polite" });
+  const figures = h("section", { class: "figures" }), result = h("section", { "aria-live": "polite" }), judges = h("section");
   put(main, h("div", { class: "heading" }, h("h1", null, "Evaluation"), h("p", { class: "soft" }, "Success on unseen tasks, with 95% intervals.")),
-    points.length ? bars(points) : h("p", { class: "card" }, "This run has not been evaluated yet."),
-    sides.length > 1 ? chooser(at, sides) : null, result);
-  if (sides.length < 2) return;
-  put(result, h("p", { class: "soft" }, "Comparing…"));
-  const { first, second } = chosen(at, sides);
-  const told = await get("compare", { first: `${first.run}:${first.name}`, second: `${second.run}:${second.name}` }, at.signal);
-  comparison(result, at, first, second, told);
+    points.length ? bars(at, found.stored, points) : found.stored.length ? null : h("p", { class: "card" }, "This run has not been evaluated yet."),
+    figures, sides.length > 1 ? chooser(at, sides) : null, result, judges);
+  if (sides.length > 1) {
+    put(result, h("p", { class: "soft" }, "Comparing…"));
+    const { first, second } = chosen(at, sides);
+    const told = await get("compare", { first: `${first.run}:${first.name}`, second: `${second.run}:${second.name}` }, at.signal);
+    comparison(result, at, first, second, told);
+  }
+  if (found.stored.length) drawFigures(figures, at, await get(`${of(at.id)}/evaluation`, { name: at.params.name || "" }, at.signal), found.stored);
+  drawJudges(judges, at, await get(`${of(at.id)}/judges`, {}, at.signal));
 }
+
+const side = (run, name) => ({ run, name, words: name ? `${run}, ${name}` : run });
 
 function chosen(at, sides) {
   const own = sides.filter((one) => one.run === at.id), pick = (text, fallback) => sides.find((one) => `${one.run}:${one.name}` === text) || fallback;
@@ -32,36 +37,78 @@ function chosen(at, sides) {
 function chooser(at, sides) {
   const { first, second } = chosen(at, sides);
   const select = (name, value, words) => h("label", null, h("span", null, words), h("select", { name, onchange: (e) => {
-    const next = { first: `${first.run}:${first.name}`, second: `${second.run}:${second.name}` };
+    const next = { name: at.params.name, first: `${first.run}:${first.name}`, second: `${second.run}:${second.name}` };
     next[name] = e.target.value;
     location.hash = link("evaluation", at.id, next);
   } }, sides.map((one) => h("option", { value: `${one.run}:${one.name}`, selected: one === value }, one.words))));
   return h("div", { class: "filters card" }, h("h2", null, "Task by task"), select("first", first, "From"), select("second", second, "to"));
 }
 
-function bars(points) {
+function bars(at, stored, points) {
   return table("Evaluations", [{ title: "Evaluation" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Episodes", n: true }, { title: "Failed parts", n: true }],
-    points.map((one) => h("tr", null, h("th", { scope: "row" }, one.name), h("td", { class: "n big", "data-title": "Success" }, percent(one.success)), h("td", { "data-title": "95% interval", class: "interval" }, interval(one)), h("td", { class: "n", "data-title": "Episodes" }, number(one.n, 9)), h("td", { class: "n", "data-title": "Failed parts" }, number(one.n_errors, 9)))), { class: "evaluations cards" });
+    points.map((one) => h("tr", null, h("th", { scope: "row" }, stored.includes(one.name) ? h("a", { href: link("evaluation", at.id, { ...at.params, name: one.name }) }, one.name) : one.name),
+      h("td", { class: "n big", "data-title": "Success" }, percent(one.success)), h("td", { "data-title": "95% interval", class: "interval" }, whisker(one.success, one.low, one.high)), h("td", { class: "n", "data-title": "Episodes" }, number(one.n, 9)), h("td", { class: "n", "data-title": "Failed parts" }, number(one.n_errors, 9)))), { class: "evaluations cards" });
 }
 
-function interval(one) {
-  if (typeof one.low !== "number") return "–";
+// A share with its interval, drawn from 0 to 1.
+export function whisker(value, low, high) {
+  if (typeof low !== "number" || typeof value !== "number") return "–";
   const x = (v) => 4 + 292 * v;
-  return [s("svg", { viewBox: "0 0 300 22", class: "whisker", role: "img", "aria-label": within(one.low, one.high) },
-    s("line", { x1: 4, x2: 296, y1: 11, y2: 11, class: "rail" }), s("line", { x1: x(one.low), x2: x(one.high), y1: 11, y2: 11, class: "reach" }), s("circle", { cx: x(one.success), cy: 11, r: 5.5, class: "point" })),
-  h("span", { class: "soft" }, `${percent(one.low)} to ${percent(one.high)}`)];
+  return [s("svg", { viewBox: "0 0 300 22", class: "whisker", role: "img", "aria-label": `${percent(value)}, ${within(low, high)}` },
+    s("line", { x1: 4, x2: 296, y1: 11, y2: 11, class: "rail" }), s("line", { x1: x(low), x2: x(high), y1: 11, y2: 11, class: "reach" }), s("circle", { cx: x(value), cy: 11, r: 5.5, class: "point" })),
+  h("span", { class: "soft" }, `${percent(low)} to ${percent(high)}`)];
+}
+
+function drawFigures(box, at, told, stored) {
+  if (told.problem) { put(box, h("p", { class: "card" }, told.problem)); return; }
+  const { success } = told, types = Object.entries(told.types).sort((a, b) => (a[1].success.value ?? 0) - (b[1].success.value ?? 0));
+  const turns = new Chart({ title: "Solved within n actions", unit: "share of the attempts", share: true, over: "actions", key: "actions" });
+  const passes = new Chart({ title: "One of k attempts, and each of them", unit: "share of the tasks, with 95% intervals", share: true, over: "k", key: "passes" });
+  at.closing(() => { turns.close(); passes.close(); });
+  put(box, h("div", { class: "heading" }, h("h2", null, [told.policy && `${told.policy} on ${told.suite}`, stored.length > 1 || told.name ? told.name : ""].filter(Boolean).join(", ") || "Figures"),
+    h("p", { class: "soft" }, `success in ${told.success.n} attempts at ${told.n_tasks} tasks${told.n_errors ? `; ${told.n_errors} attempts ended by the failure of a part and are left out` : ""}`)),
+  h("p", { class: "card hero" }, h("b", null, percent(success.value)), " ", whisker(success.value, success.low, success.high)),
+  h("div", { class: "charts" }, turns.element, passes.element),
+  types.length > 1 ? table("By type of task, the hardest first", [{ title: "Tasks of type" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Attempts", n: true }, { title: "Turns", n: true }, { title: "Errors", n: true }],
+    types.slice(0, 40).map(([name, one]) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, name)), h("td", { class: "n", "data-title": "Success" }, percent(one.success.value)), h("td", { class: "interval", "data-title": "95% interval" }, whisker(one.success.value, one.success.low, one.success.high)), h("td", { class: "n", "data-title": "Attempts" }, one.success.n), h("td", { class: "n", "data-title": "Turns" }, number(one.turns_mean)), h("td", { class: "n", "data-title": "Errors" }, one.n_errors))), { showCaption: true, class: "cards" }) : null,
+  told.hardest.length ? table("The hardest tasks", [{ title: "Task" }, { title: "Solved", n: true }, { title: "Attempts", n: true }, { title: "Score", n: true }, { title: "Turns", n: true }, { title: "Read" }],
+    told.hardest.map((one) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, one.task_id)), h("td", { class: "n", "data-title": "Solved" }, percent(one.solved)), h("td", { class: "n", "data-title": "Attempts" }, one.n), h("td", { class: "n", "data-title": "Score" }, number(one.score)), h("td", { class: "n", "data-title": "Turns" }, number(one.turns)), h("td", null, one.place ? h("a", { href: link("attempt", at.id, one.place) }, "the attempt that came furthest") : null))), { showCaption: true, class: "cards" }) : h("p", { class: "card" }, "No attempt was played to its end."),
+  h("details", { class: "card fold" }, h("summary", null, "All figures"), table("Figures", [{ title: "Figure" }, { title: "Value" }], told.figures.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, value))))));
+  turns.update(told.within.map((one, i) => ({ label: one.label, xs: one.share.map((_, k) => k + 1), values: one.share, colour: COLOURS[i % COLOURS.length] })));
+  const ks = told.passes.map((one) => one.k), column = (name, key) => told.passes.map((one) => one[name][key]);
+  passes.update(told.passes.length > 1 ? [["pass@k", "at"], ["pass^k", "all"]].map(([label, name], i) => ({ label, xs: ks, values: column(name, "value"), band: [column(name, "low"), column(name, "high")], colour: COLOURS[i] })) : []);
+}
+
+// On the line a model is as sure as it is right; below it, it is too sure of itself.
+function drawJudges(box, at, told) {
+  if (!told.models.length && !told.audits.length && !told.problems.length) return;
+  const charts = h("div", { class: "charts" });
+  put(box, h("div", { class: "heading" }, h("h2", null, "Reward models and judges"), h("p", { class: "soft" }, "Where dots lie below the line, a model is surer than it is right.")),
+    told.problems.length ? h("ul", { class: "problems", role: "alert" }, told.problems.map((says) => h("li", null, says))) : null, charts);
+  const draw = (spec, lines) => { const chart = new Chart({ share: true, ...spec }); at.closing(() => chart.close()); charts.append(chart.element); chart.update(lines); };
+  for (const one of told.models) {
+    const of_ = { pairs: "held-out pairs", outcome: "held-out attempts", steps: "steps of held-out attempts" }[one.of] || one.of, low = one.of === "pairs" ? 0.5 : 0;
+    draw({ title: one.title, unit: `share that is so, over the probability that the model gives; ${percent(one.accuracy)} of the ${of_} right`, over: "probability", key: one.title, real: true }, [
+      { label: "as sure as right", xs: [low, 1], values: [low, 1], dash: true, colour: "--s6" },
+      { label: of_, xs: one.bins.map((b) => b.said), values: one.bins.map((b) => b.share), band: [one.bins.map((b) => b.low), one.bins.map((b) => b.high)], points: true, colour: "--s1" }]);
+  }
+  for (const one of told.audits) draw({ title: one.title, unit: `right, with 95% intervals; ${one.stage}`, key: "steps" }, [{ label: "right", xs: one.steps, values: one.values, band: one.low.length ? [one.low, one.high] : null, points: one.steps.length < 3 }]);
 }
 
 function comparison(box, at, first, second, told) {
   if (told.problem) { put(box, h("p", { class: "card" }, told.problem)); return; }
-  const points = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${(100 * Math.abs(value)).toFixed(1)}`;
-  const isClear = told.low > 0 || told.high < 0;
   const tile = (title, figure, words) => h("div", { class: "card tile" }, h("h3", null, title), h("p", { class: "figure" }, figure), h("div", { class: "words" }, words));
   put(box, h("div", { class: "tiles" },
     tile("Difference", `${points(told.difference)} points`, `95% interval ${points(told.low)} to ${points(told.high)}`),
-    tile("Is it chance?", isClear ? "Hardly" : "It may be", `p ${told.p_value < 0.001 ? "< 0.001" : number(told.p_value, 2)}, ${told.test === "mcnemar" ? "McNemar's test" : "permutation test"} on ${told.n} tasks`),
+    tile("Is it chance?", told.low > 0 || told.high < 0 ? "Hardly" : "It may be", `${test(told)} on ${told.n} tasks`),
     tile("Better", String(told.n_better), "tasks"), tile("Worse", String(told.n_worse), told.n_unpaired ? `tasks; ${told.n_unpaired} were in one evaluation alone` : "tasks")),
   told.flipped.length ? table("Tasks that flipped", [{ title: "Task" }, { title: `${first.words}`, n: true }, { title: `${second.words}`, n: true }, { title: "Read" }], told.flipped.map((one) => h("tr", null,
     h("th", { scope: "row", class: "task" }, h("bdi", null, one.task)), h("td", { class: `n ${one.first > one.second ? "better" : "worse"}`, "data-title": first.words }, percent(one.first)), h("td", { class: `n ${one.second > one.first ? "better" : "worse"}`, "data-title": second.words }, percent(one.second)),
-    h("td", null, h("a", { href: link("groups", first.run, { stage: first.name, phase: "eval", task: one.task }) }, "first"), " · ", h("a", { href: link("groups", second.run, { stage: second.name, phase: "eval", task: one.task }) }, "second")))), { showCaption: true, class: "flips cards" }) : h("p", { class: "soft" }, "No task flipped."));
+    h("td", null, h("a", { href: attempts(first, one.task) }, "first"), " · ", h("a", { href: attempts(second, one.task) }, "second")))), { showCaption: true, class: "flips cards" }) : h("p", { class: "soft" }, "No task flipped."));
 }
+
+// A task of a whole evaluation may be in any of its files.
+const attempts = (one, task) => link("groups", one.run, one.name ? { stage: one.name, phase: "eval", task } : { task, all: "1" });
+
+export const points = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${(100 * Math.abs(value)).toFixed(1)}`;
+export const test = (told) => `p ${told.p_value < 0.0001 ? "< 0.0001" : `= ${number(told.p_value, 2)}`}, ${told.test === "mcnemar" ? "McNemar's test" : "permutation test"}, mid-p`;

@@ -1,6 +1,7 @@
 // Attempts of a step by task: one cell an attempt. Filters go through one step, or through all of them from the newest.
 import { get, go, link, run as of } from "./api.js";
 import { duration, h, number, outcomeClass, outcomeSign, outcomeWords, OUTCOMES, percent, put, table } from "./dom.js";
+import { isFrozen } from "./frozen.js";
 
 const FILTERS = ["outcome", "task", "least", "most", "text"];
 
@@ -8,6 +9,7 @@ export async function showGroups(main, at) {
   const { stored } = await get(`${of(at.id)}/steps`, {}, at.signal);
   if (!stored.length) {
     put(main, h("h1", null, "Attempts"), h("p", { class: "card" }, "No attempts are stored yet. The first ones come with the first evaluation or step."));
+    if (isFrozen) return;
     const timer = setTimeout(() => dispatchEvent(new HashChangeEvent("hashchange")), 3000);
     at.closing(() => clearTimeout(timer));
     return;

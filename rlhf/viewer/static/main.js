@@ -2,12 +2,15 @@
 import { get, go, link, parse } from "./api.js";
 import { h, put } from "./dom.js";
 import { showEvaluation } from "./evaluation.js";
+import { isFrozen } from "./frozen.js";
 import { showGroups } from "./groups.js";
+import { showLeaderboard } from "./leaderboard.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showAttempt } from "./trajectory.js";
 
-const VIEWS = { runs: showRuns, run: showRun, groups: showGroups, attempt: showAttempt, evaluation: showEvaluation };
+const OF_ALL = ["runs", "leaderboard"]; // views of no single run
+const VIEWS = { runs: showRuns, run: showRun, groups: showGroups, attempt: showAttempt, evaluation: showEvaluation, leaderboard: showLeaderboard };
 const main = document.getElementById("main"), nav = document.getElementById("nav");
 const select = document.getElementById("run-select"), which = document.getElementById("which");
 let leave = () => {}, shown = "", known = [];
@@ -20,7 +23,7 @@ async function show() {
   leave = () => closing.splice(0).forEach((close) => close());
   try {
     if (!known.length || (at.id && !known.some((one) => one.id === at.id))) known = (await get("runs", {}, aborted.signal)).runs;
-    if (!at.id && view !== "runs" && known.length) at.id = known[0].id;
+    if (!at.id && !OF_ALL.includes(view) && known.length) at.id = known[0].id;
     steer(view, at);
     await VIEWS[view](main, { ...at, runs: known, signal: aborted.signal, closing: (close) => closing.push(close), live });
     if (shown && shown !== view + at.id) { main.focus({ preventScroll: true }); window.scrollTo(0, 0); }
@@ -37,11 +40,11 @@ function failed(error) {
 
 function steer(view, at) {
   const id = at.id || (known[0] && known[0].id) || "", current = view === "attempt" ? "groups" : view;
-  const tabs = [["runs", "Runs", ""], ["run", "Curves", id], ["groups", "Attempts", id], ["evaluation", "Evaluation", id]];
-  put(nav, tabs.filter((tab) => tab[0] === "runs" || id).map(([name, title, of]) => h("a", { href: link(name, of), "aria-current": name === current ? "page" : null }, title)));
-  which.hidden = view === "runs" || known.length < 2;
+  const tabs = [["runs", "Runs", ""], ["run", "Curves", id], ["groups", "Attempts", id], ["evaluation", "Evaluation", id], ["leaderboard", "Leaderboard", ""]];
+  put(nav, tabs.filter(([name]) => (OF_ALL.includes(name) ? !isFrozen || known.length > 1 : id)).map(([name, title, of]) => h("a", { href: link(name, of), "aria-current": name === current ? "page" : null }, title)));
+  which.hidden = OF_ALL.includes(view) || known.length < 2;
   put(select, known.map((run) => h("option", { value: run.id, selected: run.id === id }, run.id)));
-  document.title = `${view === "runs" ? "Runs" : id} · rlhf view`;
+  document.title = `${view === "runs" ? "Runs" : view === "leaderboard" ? "Leaderboard" : id} · ${isFrozen ? "rlhf report" : "rlhf view"}`;
   live("");
 }
 

@@ -3,6 +3,8 @@ import { get, link, run as of } from "./api.js";
 import { Chart, COLOURS } from "./charts.js";
 import { Curves } from "./curves.js";
 import { badge, duration, h, number, percent, put, table, within } from "./dom.js";
+import { points, test } from "./evaluation.js";
+import { isFrozen } from "./frozen.js";
 import { progress } from "./runs.js";
 import { TIMES, Timeline } from "./timeline.js";
 
@@ -12,14 +14,21 @@ const CHARTS = [
   { title: "Loss", names: { "loss/total": "policy gradient", "supervised/loss": "supervised", "preference/loss": "preference", "reward_model/loss": "reward model" } },
   { title: "KL", unit: "nats", names: { "loss/approx_kl": "to the sampling policy", "loss/kl_ref": "to the reference", "loss/kl_teacher": "to the teacher" } },
   { title: "Entropy", unit: "nats", names: { "loss/entropy": "of the next token", "collapse/surprisal": "estimated" } },
-  { title: "Gap to the engine", unit: "nats", names: { "loss/sampler_gap_mean": "mean", "loss/sampler_gap_max": "largest" } },
+  { title: "Gap to the engine", unit: "nats", names: { "loss/sampler_gap_mean": "mean", "loss/sampler_gap_max": "largest", "loss/sampler_kl_k3": "divergence" } },
+  { title: "Weights for that gap", share: true, names: { "loss/sampler_ess": "effective sample size", "loss/sampler_bounded_share": "at a bound", "loss/sampler_masked_share": "masked", "loss/sampler_rejected_share": "rejected" } },
+  { title: "Gradient norm", names: { "optimizer/grad_norm": "policy", "critic/grad_norm": "critic" } },
+  { title: "Watched rewards", unit: "mean over the attempts", names: { "watch/": "" } },
   { title: "Turns", unit: "per episode", names: { "rollout/n_turns_mean": "mean turns" } },
   { title: "Prompt length", unit: "tokens", names: { "rollout/prompt_tokens_mean": "mean", "rollout/prompt_tokens_max": "longest" } },
+  { title: "Sampled", unit: "tokens in a step", names: { "rollout/n_tokens": "tokens" } },
   { title: "Cut and invalid", share: true, names: { truncated: "episodes cut by a limit", "rollout/invalid_share": "invalid actions", "rollout/error_share": "failed parts" } },
   { title: "Learning rate", names: { "optimizer/lr": "policy", "critic/lr": "critic" } },
   { title: "Speed", unit: "tokens per second", names: { "rollout/tokens_per_s": "sampled", "train/tokens_per_s": "trained" } },
   { title: "Memory", unit: "GB", names: { "memory/rss_gb": "resident", "memory/gpu_peak_gb": "GPU, most" } },
-  { title: "Age of what is trained on", unit: "steps", names: { "replay/age_mean": "replayed", "staleness/": "" } },
+  { title: "Age of what is trained on", unit: "versions", names: { "asynchrony/age_mean": "mean", "asynchrony/age_max": "oldest", "replay/age_mean": "replayed, in steps" } },
+  { title: "Ages", unit: "share of the trained tokens, by versions", share: true, names: { "tokens_of_age/": "" } },
+  { title: "Ledger", unit: "tokens", names: { "ledger/": "" } },
+  { title: "Idle", unit: "seconds of a step", names: { "time/trainer_idle_s": "trainer", "time/rollout_idle_s": "rollouts" } },
 ];
 const CUT = ["rollout/n_turn_limit", "rollout/n_token_limit", "rollout/n_episodes"];
 const BASE = ["rollout/success", "rollout/n_failures", "eval/success", "eval/success_low", "eval/success_high", ...CUT, ...TIMES, "time/step_s"];
@@ -33,7 +42,7 @@ export async function showRun(main, at) {
   await Promise.all(curves.map((one) => one.load(at.signal)));
   const known = curves[0].stages, stage = at.params.stage === "all" ? "" : known.includes(at.params.stage) ? at.params.stage : "";
   const ofStage = () => stage || (at.params.stage === "all" ? "" : curves[0].stages.at(-1) || "");
-  const head = h("section", { class: "head" }), cautions = h("section", { class: "cautions" }), timeline = new Timeline();
+  const head = h("section", { class: "head" }), cautions = h("section", { class: "cautions" }), timeline = new Timeline(), paired = h("section");
   const success = new Chart({ title: "Success", unit: "share of episodes, with 95% intervals; dots are evaluations on unseen tasks", wide: true, share: true });
   const charts = CHARTS.map((spec) => ({ spec, chart: new Chart(spec) })).concat(extra.map((name) => {
     const spec = { title: name, unit: found.metrics[name].unit, names: { [name]: "value" } };
@@ -41,7 +50,7 @@ export async function showRun(main, at) {
   }));
   at.closing(() => { success.close(); timeline.close(); charts.forEach(({ chart }) => chart.close()); });
   const picker = h("p", { class: "overlay" });
-  put(main, head, picker, cautions, h("div", { class: "charts" }, success.element, timeline.element, charts.map(({ chart }) => chart.element)), metrics(at, found, extra));
+  put(main, head, picker, cautions, h("div", { class: "charts" }, success.element, timeline.element, charts.map(({ chart }) => chart.element)), paired, facts(at), metrics(at, found, extra));
 
   const draw = () => {
     const shown = ofStage();
@@ -51,10 +60,48 @@ export async function showRun(main, at) {
     for (const { spec, chart } of charts) chart.update(linesOf(spec, curves, shown));
     timeline.update(curves[0].lines);
   };
-  drawHead(head, found);
+  let learned = found.learned;
+  drawHead(head, found, learned);
   drawCautions(cautions, found.cautions);
   draw();
-  watch(at, curves[0], (told) => { drawHead(head, told.head); draw(); }, async () => drawCautions(cautions, (await get(of(at.id), {}, at.signal)).cautions));
+  pairs(paired, at, others).catch(() => {});
+  if (isFrozen) return;
+  watch(at, curves[0], (told) => { drawHead(head, told.head, learned); draw(); }, async () => {
+    const now = await get(of(at.id), {}, at.signal);
+    learned = now.learned;
+    drawHead(head, now, learned);
+    drawCautions(cautions, now.cautions);
+  });
+  curves.slice(1).forEach((one) => follow(at, one, draw));
+}
+
+// Another run that is drawn over this one grows too: its new lines are asked for.
+function follow(at, curves, draw) {
+  const timer = setInterval(async () => {
+    try {
+      const found = await get(`${of(curves.id)}/metrics`, { names: [...curves.names].join(","), since: curves.nLines }, at.signal);
+      if (found.epoch !== curves.epoch || found.n_lines < curves.nLines) await curves.load(at.signal);
+      else if (found.step.length) curves.take(found);
+      else return;
+      draw();
+    } catch { /* the stream of this run says what is wrong */ }
+  }, 1000);
+  at.closing(() => clearInterval(timer));
+}
+
+// The last evaluations of runs that are drawn over each other, paired by task.
+async function pairs(box, at, others) {
+  if (!others.length) return;
+  const named = await Promise.all([at.id, ...others].map(async (id) => { const told = await get(of(id), {}, at.signal); return { id, last: told.stored.at(-1) }; }));
+  const own = named[0], rows = [];
+  for (const other of named.slice(1)) {
+    if (own.last === undefined || other.last === undefined) continue;
+    const told = await get("compare", { first: `${other.id}:${other.last}`, second: `${own.id}:${own.last}` }, at.signal);
+    rows.push(h("tr", null, h("th", { scope: "row" }, `${own.id} against ${other.id}`), told.problem ? h("td", { colSpan: 4 }, told.problem) : [
+      h("td", { class: "n big", "data-title": "Difference" }, `${points(told.difference)} points`), h("td", { "data-title": "95% interval" }, `${points(told.low)} to ${points(told.high)}`),
+      h("td", { "data-title": "Chance" }, `${test(told)}, ${told.n} tasks`), h("td", null, h("a", { href: link("evaluation", at.id, { other: other.id }) }, `${told.n_better} better, ${told.n_worse} worse`))]));
+  }
+  if (rows.length) put(box, table("Paired by task, last evaluations", [{ title: "Runs" }, { title: "Difference", n: true }, { title: "95% interval" }, { title: "Chance" }, { title: "Tasks" }], rows, { showCaption: true, class: "cards" }));
 }
 
 function wanted(metrics) {
@@ -80,7 +127,7 @@ function watch(at, curves, changed, judged) {
   at.closing(() => { stream.close(); clearTimeout(timer); });
 }
 
-function drawHead(box, head) {
+function drawHead(box, head, learned) {
   const left = head.left_s === null || head.left_s === undefined ? null : duration(head.left_s);
   const evaluations = head.evaluations.filter((e) => typeof e.success === "number"), first = evaluations[0], last = evaluations[evaluations.length - 1];
   put(box,
@@ -90,6 +137,7 @@ function drawHead(box, head) {
       tile("Step", head.n_steps ? `${head.step} of ${head.n_steps}` : String(head.step), [head.stage || "not begun", head.n_steps ? progress(head) : null]),
       tile("Success in training", head.success ? percent(head.success.value) : "–", head.success ? within(head.success.low, head.success.high) : "no step yet"),
       tile("On unseen tasks", last ? [first !== last ? h("span", { class: "from" }, `${percent(first.success)} → `) : null, percent(last.success)] : "–", last ? `${last.name}, ${within(last.low, last.high)}` : "not evaluated"),
+      learned ? tile("Learned", `${points(learned.difference)} points`, `on the same ${learned.n} tasks, 95% interval ${points(learned.low)} to ${points(learned.high)}; ${learned.n_better} better, ${learned.n_worse} worse; ${test(learned)}`) : null,
       tile("Sampled", head.tokens_per_s ? `${number(head.tokens_per_s)}` : "–", "tokens per second"),
       tile(head.state === "running" ? "Time left" : "Time a step", head.state === "running" ? left || "–" : head.pace_s ? duration(head.pace_s) : "–", head.state === "running" ? (head.pace_s ? `${duration(head.pace_s)} a step` : "after two steps") : "lately")),
     head.waits_for ? h("p", { class: "waits" }, h("span", { class: "pulse", "aria-hidden": "true" }), "Waiting for ", head.waits_for, ticking(head)) : null);
@@ -110,7 +158,8 @@ function tile(title, figure, words) {
 }
 
 function drawCautions(box, found) {
-  const bad = found.filter((one) => one.level !== "fine"), good = found.filter((one) => one.level === "fine");
+  // The first finding, whether trainer and engine agree, is shown whatever it says.
+  const bad = found.filter((one, i) => i === 0 || one.level !== "fine"), good = found.filter((one, i) => i > 0 && one.level === "fine");
   const one = (f) => h("li", { class: f.level }, h("div", { class: "row" }, h("b", null, f.name), h("span", { class: "badge" }, f.level === "problem" ? "problem" : f.level === "look" ? "look" : "fine"), h("span", { class: "value" }, f.value)), h("p", null, f.words, f.hint ? h("span", { class: "hint" }, ` ${f.hint[0].toUpperCase()}${f.hint.slice(1)}.`) : null));
   put(box, bad.length ? h("ul", { class: "card findings" }, bad.map(one)) : null,
     good.length ? h("details", { class: "card fold" }, h("summary", null, `${good.length} ${good.length === 1 ? "check" : "checks"} found nothing`), h("ul", { class: "findings" }, good.map(one))) : null);
@@ -166,6 +215,24 @@ function linesOf(spec, curves, stage) {
     });
   });
   return lines;
+}
+
+// What was asked and run, where the time went and what failed; asked for when it is opened.
+function facts(at) {
+  const body = h("div", { class: "facts" }, h("p", { class: "soft" }, "Reading…"));
+  const rows = (caption, found) => (found.length ? table(caption, [{ title: "Of" }, { title: "Value" }], found.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, value))), { showCaption: true }) : null);
+  const box = h("details", { class: "card fold", ontoggle: async () => {
+    if (!box.open || body.dataset.done) return;
+    body.dataset.done = "1";
+    const told = await get(`${of(at.id)}/facts`, {}, at.signal).catch((error) => ({ problem: error.message }));
+    if (told.problem) { put(body, h("p", null, told.problem)); return; }
+    put(body, told.failures.length ? table("Failed attempts by message", [{ title: "Attempts", n: true }, { title: "Outcome" }, { title: "Message" }], told.failures.map((one) => h("tr", null, h("td", { class: "n" }, one.n), h("td", null, one.outcome), h("td", null, h("bdi", null, one.message)))), { showCaption: true }) : null,
+      told.n_looked < told.n_files ? h("p", { class: "soft" }, `Failures are those of the newest ${told.n_looked} of ${told.n_files} files.`) : null,
+      rows("Where the time went", told.times), rows("Result", told.result), rows("Data and their hashes", told.data), rows("Versions and hardware", told.versions),
+      told.recipe ? [h("h3", null, "As it was asked for"), h("pre", { tabIndex: 0 }, told.recipe)] : null,
+      table("Metrics, first and last", [{ title: "Metric" }, { title: "First", n: true }, { title: "Last", n: true }], told.metrics.map(([name, first, last]) => h("tr", null, h("th", { scope: "row" }, h("code", null, name)), h("td", { class: "n" }, first), h("td", { class: "n" }, last))), { showCaption: true }));
+  } }, h("summary", null, "Facts: recipe, versions, times, failures"), body);
+  return box;
 }
 
 function metrics(at, found, extra) {

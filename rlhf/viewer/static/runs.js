@@ -3,6 +3,7 @@ import { get, go, link, run as of } from "./api.js";
 import { Chart, COLOURS } from "./charts.js";
 import { Curves } from "./curves.js";
 import { badge, duration, h, percent, put, table, within } from "./dom.js";
+import { isFrozen } from "./frozen.js";
 
 const EVERY = 2000, MOST = 6, NAMES = ["rollout/success", "rollout/n_episodes", "rollout/n_failures", "eval/success"];
 
@@ -35,6 +36,7 @@ export async function showRuns(main, at) {
     if (!runs.length) put(list, h("p", { class: "card" }, "There is no run here yet. It appears as soon as one begins."));
   }
   await refresh();
+  if (isFrozen) return;
   const timer = setInterval(() => { if (!document.hidden) refresh().catch(() => {}); }, EVERY);
   at.closing(() => clearInterval(timer));
 }

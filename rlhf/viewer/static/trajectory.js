@@ -193,6 +193,16 @@ function again(at, own) {
   } }, "Find this task at other steps");
   const { commands } = own;
   return h("section", { class: "card again" }, h("h2", null, "Go on from here"),
-    h("div", { class: "buttons" }, look, own.test ? copyButton(own.test, "Copy as a test") : null, copyButton(commands.look, "Copy the terminal's command"), commands.play ? copyButton(commands.play, "Copy the command to play it") : null),
-    commands.play ? h("pre", { tabIndex: 0 }, commands.play) : null, same);
+    h("div", { class: "buttons" }, look, own.test ? copyButton(() => own.test, "Copy as a test") : null, copyButton(() => commands.look, "Copy the terminal's command")),
+    commands.play && own.turns.length ? playOn(own) : null, same);
 }
+
+// The command that plays the first turns again and then asks a person.
+function playOn(own) {
+  const last = own.turns.length - 1, turns = h("input", { type: "number", min: 0, max: own.turns.length, value: last, oninput: () => tell() });
+  const command = () => `${own.commands.play} --turns ${Math.max(0, Math.min(own.turns.length, Math.round(Number(turns.value) || 0)))}`;
+  const words = h("code"), tell = () => put(words, command());
+  tell();
+  return h("div", { class: "play" }, h("label", null, "Play on after turn ", turns), copyButton(command, "Copy the command"), h("pre", { tabIndex: 0 }, words));
+}
+
