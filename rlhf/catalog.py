@@ -368,6 +368,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "wandb": Entry("rlhf.training.trackers:Wandb", "Weights & Biases, online or offline"),
         "mlflow": Entry("rlhf.training.trackers:MLflow", "MLflow, on a server or in a file"),
         "trackio": Entry("rlhf.training.trackers:Trackio", "Trackio, in a local database"),
+        "opentelemetry": Entry(
+            "rlhf.training.contrib.opentelemetry:OpenTelemetry", "spans of episodes, to a collector or a file"
+        ),
     },
     "correction": {
         "truncated": Entry("rlhf.losses.importance_correction:Truncated", "importance weight, at most C"),

@@ -40,12 +40,12 @@ def refuse_absent_engine(recipe: Recipe) -> None:
 
 def refuse_absent_trackers(recipe: Recipe) -> None:
     """Raise MissingPackageError where the package of a tracker is not installed."""
-    from rlhf.training.trackers import MLflow, Trackio, Wandb
+    from rlhf.training.trackers import TrackerCapabilities
 
     for i, tracker in enumerate(recipe.trackers):
-        if isinstance(tracker, Wandb | MLflow | Trackio):
-            package, where = tracker.package, f"trackers[{i}].kind"
-            _need(package, f"{package} is not installed", where, package, f"pip install 'rlhf-agents[{package}]'")
+        if package := TrackerCapabilities(tracker).package:
+            where, extra = f"trackers[{i}].kind", package.partition(".")[0]
+            _need(package, f"{extra} is not installed", where, extra, f"pip install 'rlhf-agents[{extra}]'")
 
 
 def refuse_absent_quantization(recipe: Recipe) -> None:
@@ -130,7 +130,8 @@ def _is_of_model(part: object) -> bool:
 
 
 def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:
-    if find_spec(package) is None:
+    parent = package.partition(".")[0]
+    if find_spec(parent) is None or find_spec(package) is None:
         raise MissingPackageError(
             what, where=where, got=f"no module named {package}", expected=f"the extra '{extra}'", hint=hint
         )

@@ -1,8 +1,9 @@
-"""`rlhf export`: the policy of a checkpoint as a model folder that needs nothing of this project."""
+"""`rlhf export`: the policy of a checkpoint as a model folder that needs nothing of this project, or attempts."""
 
 from __future__ import annotations
 
 import shutil
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rlhf.commands.output import (
     AsJson,
     caution_without_digests,
     command,
+    one_of,
     print_json,
     quiet_libraries,
     refuse_existing,
@@ -23,22 +25,50 @@ from rlhf.errors import CheckpointError, disk, nearest
 from rlhf.evaluation.folder import run_around, where_to_look
 
 
+class Format(StrEnum):
+    """Forms of what is exported."""
+
+    model = "model"
+    inspect = "inspect"
+    parquet = "parquet"
+
+
 @command
 def export(
     checkpoint: Annotated[
         str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, for its newest checkpoint, or one of them.")
     ],
-    out: Annotated[Path, typer.Option(help="Where the model goes: a folder that does not exist.")],
+    out: Annotated[Path, typer.Option(help="Where it goes: a folder or file that does not exist.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="|".join(Format), help="The policy; or all attempts, as logs of inspect or one table."
+        ),
+    ] = Format.model.value,
+    redact: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Of attempts: black out what a regular expression matches; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the policy of a run or checkpoint as an ordinary Hugging Face folder, with its tokenizer and chat template.
 
+    With --format inspect the attempts of a run or evaluation, as logs that `inspect view` opens; with --format parquet
+    as one table. Keys of common forms are blacked out in them.
+
     An adapter is merged into the weights it was trained over; full weights are copied as they are. The store of an
     agent that remembers goes with them, as store.sqlite, which transformers and vLLM take no notice of.
 
-    Example: rlhf export runs/my-run --out my-model
+    Examples: rlhf export runs/my-run --out my-model; rlhf export runs/my-run --format inspect --out logs
     """
     refuse_existing(out)
+    wanted = one_of(Format, form, "--format", "format")
+    if wanted is not Format.model:
+        from rlhf.commands.contrib.export_attempts import export_attempts
+
+        told = export_attempts(Path(checkpoint), out, wanted.value, redact or [])
+        print_json(told) if as_json else results().print(", ".join(f"{k} {v}" for k, v in told.items()), soft_wrap=True)
+        return
     folder = _checkpoint(Path(checkpoint))
     quiet_libraries()
     is_merged = (folder / "policy" / "adapter_config.json").is_file()

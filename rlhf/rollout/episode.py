@@ -21,6 +21,7 @@ from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
 from rlhf.data.foreign import told
 from rlhf.errors import ContextFull, EngineError
 from rlhf.inference.engine import RolloutEngine
+from rlhf.rollout import telemetry
 from rlhf.rollout.branching import Branch, SharedPrefix
 from rlhf.rollout.env_session import Ended, EnvSession, checked
 from rlhf.rollout.executors import CallError, CallExecutor, InlineLane
@@ -83,7 +84,7 @@ async def run_episode(
         players: who has a seat in the policy's place, by its name.
     """
     own = lanes or lanes_of(environment)
-    clock = time.monotonic()
+    clock, begun_at = time.monotonic(), time.time()
     watch = watch or EpisodeMonitor()
     policy = EpisodePolicy(engine, renderer, limits, sampling, seed, attempt, session, watch, players)
     begun = branch.turns if branch else task.prefix
@@ -102,7 +103,7 @@ async def run_episode(
                 await _release(asked, session, limits, notes)
             if lanes is None:
                 await own.close()
-    return Trajectory(
+    trajectory = Trajectory(
         task_id=task.id,
         attempt=attempt,
         opening=run.opening,
@@ -114,6 +115,8 @@ async def run_episode(
         parent=branch.parent if branch else None,
         n_shared=min(len(branch.turns), len(run.turns)) if branch else 0,
     )
+    telemetry.tell(telemetry.EndedEpisode(trajectory, session, begun_at, run.prepared_s))
+    return trajectory
 
 
 class _Run:
@@ -136,6 +139,7 @@ class _Run:
         self._shown: list[tuple[str, ...]] = []
         self._seats: list[str] = []
         self._clock = time.monotonic()
+        self.prepared_s = 0.0
         self.opening = ""
         self.turns: list[Turn] = []
 
@@ -155,7 +159,7 @@ class _Run:
         self.opening = now.reply
         for turn in self._begun:
             now = await self._replay(live, turn, now)
-        self._lap_s()
+        self.prepared_s = self._lap_s()
         while not (now.terminated or now.truncated):
             if len(self.turns) - self._n_given >= self._limits.max_turns:
                 return Outcome.TURN_LIMIT, f"limits.max_turns is {self._limits.max_turns}"

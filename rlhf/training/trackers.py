@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic.dataclasses import dataclass
 
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.settings import STRICT
 from rlhf.sinks import LogLine
 
@@ -51,6 +52,15 @@ class Tracker(Protocol):
     def end(self, write: Callable[[LogLine], object]) -> None:
         """Send what is left."""
         ...
+
+
+class TrackerCapabilities(CapabilityView):
+    """Optional attributes of a tracker."""
+
+    package = Capability("", str)
+    """Module that it needs; its first name is the name of its extra."""
+    begins_early = Capability(False, bool)
+    """Whether it begins with the run, not with the first line."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -180,6 +190,11 @@ class TrackerSink:
     say: Callable[[str], object]
     _write: Callable[[LogLine], object] | None = None
     _has_failed: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        """Connect where the tracker does not wait for the first line."""
+        if TrackerCapabilities(self.tracker).begins_early:
+            self._guarded(self._begun)
 
     def write(self, line: LogLine) -> None:
         """Send a line; connect before the first."""

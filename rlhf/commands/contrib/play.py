@@ -36,7 +36,10 @@ _QUESTIONS = "hint asks the oracle, actions lists all, state shows the state, qu
 
 @command
 def play(
-    kind: Annotated[str, typer.Argument(help="A catalogue name, package.module:Name, or ./file.py:Name.")],
+    kind: Annotated[
+        str,
+        typer.Argument(help="A catalogue name, package.module:Name, ./file.py:Name, or with --from the folder of a run."),
+    ],
     fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys.")] = None,
     split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",
     task: Annotated[str, typer.Option(metavar="ID|N", help="The task by its id, or by its place from 0 on.")] = "0",
@@ -46,11 +49,18 @@ def play(
             metavar="KIND", help="Read what an agent shows a policy, and reply as it does: chat, '{kind: planner}', ..."
         ),
     ] = "",
+    origin: Annotated[
+        str, typer.Option("--from", metavar="STAGE:PHASE:STEP:ROW", help="Play on from a stored attempt of that run.")
+    ] = "",
+    turns: Annotated[
+        int | None, typer.Option(min=0, help="Of it that are played again first; all but the last if left out.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play an environment yourself.
 
-    Example: rlhf play keyhole rows=3 --task 4. Lines may be piped; where they end, so does the game.
+    Example: rlhf play keyhole rows=3 --task 4. Lines may be piped; where they end, so does the game. `rlhf view` shows
+    the command that plays on from an attempt: rlhf play runs/my-run --from 0-policy_gradient:train:3:5 --turns 2.
     """
     from environments.base import Capabilities
     from rlhf.recipe.builder import build_environment
@@ -59,11 +69,15 @@ def play(
     _read_whatever_comes()
     values = parse_fields(fields or [])
     seat = seat_of(agent) if agent else None
-    environment = build_environment({"kind": kind, **values}, "environment", base=Path.cwd())
+    begun: tuple[str, ...] = ()
+    if origin:
+        environment, task, split, begun = _from(Path(kind), origin, turns)
+    else:
+        environment = build_environment({"kind": kind, **values}, "environment", base=Path.cwd())
     try:
         chosen = _task_of(environment, split, task)
         with asyncio.Runner() as runner:
-            game = Game(environment, chosen, runner, seat, variant(kind, values))
+            game = Game(environment, chosen, runner, seat, "" if origin else variant(kind, values), begun)
             game.play()
     finally:
         with boundary(EnvError, f"{kind}.close", _CHECK):
@@ -76,6 +90,37 @@ def _read_whatever_comes() -> None:
     """Bytes that are no text must not end a game."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
+
+
+def _from(run: Path, origin: str, turns: int | None) -> tuple[Any, str, str, tuple[str, ...]]:
+    """Environment of a run, the task of an attempt there, a split that has it, and its first actions."""
+    from environments.base import properties_of
+    from rlhf.evaluation.folder import RECIPE, no_run
+    from rlhf.evaluation.rows import decode
+    from rlhf.recipe import load
+    from rlhf.rollout.tasks import tasks_of
+    from rlhf.viewer.answers import place_of
+    from rlhf.viewer.attempts import Attempts
+
+    if not (run / RECIPE).is_file():
+        raise no_run(run, "rlhf play --from")
+    stage, phase, step, row = place_of(origin, "--from")
+    attempts = Attempts(run / "trajectories")
+    record = attempts.record(attempts.find(stage, phase, step), row)
+    found = [] if record["is_failure"] else list(decode(record).trajectory.turns)
+    n = max(len(found) - 1, 0) if turns is None else turns
+    actions = tuple(part for turn in found[:n] if turn.action.error is None for part in turn.action.steps)
+    environment = load(run).environment
+    for split in properties_of(environment).splits:
+        if any(task.id == record["task_id"] for task in tasks_of(environment, split)):
+            return environment, str(record["task_id"]), split, actions
+    raise RecipeError(
+        "the environment of this run has no such task now",
+        where=f"--from {origin}",
+        got=str(record["task_id"]),
+        expected="a task of one of its splits",
+        hint="an attempt that began in a stored state cannot be played on",
+    )
 
 
 def _task_of(environment: Any, split: str, wanted: str) -> Task:
@@ -119,6 +164,7 @@ class Game:
         runner: of its calls; lines are read between them, so that Ctrl-C is heard.
         seat: where the player sees what a policy would see; None for an ordinary game.
         variant: which of several games it is, and how another is chosen; '' where there is one.
+        begun: actions that are done before the player is asked.
     """
 
     environment: Any
@@ -126,6 +172,7 @@ class Game:
     runner: asyncio.Runner
     seat: Seat | None
     variant: str = ""
+    begun: tuple[str, ...] = ()
     taken: list[str] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -151,13 +198,23 @@ class Game:
             _say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), self._help, "")
             if self.seat is None:
                 _say(*(message.content for message in self.task.messages), self.now.reply)
-                self._offer()
+                if not self.begun:
+                    self._offer()
+            self._do_again(episode)
             while not self.over and (actions := self._next()) is not None:
                 self._do(episode, actions)
             _say("", f"[{self._ending()}]")
         finally:
             with boundary(EnvError, f"close of {self.task.id}", _CHECK):
                 self.called(episode.close())
+
+    def _do_again(self, episode: Any) -> None:
+        """Do what was begun with, as the player could have done it."""
+        for action in self.begun:
+            if self.over:
+                break
+            _say(f"> {action}")
+            self._do(episode, (action,))
 
     def record(self) -> dict[str, Any]:
         """What was played, in plain values."""

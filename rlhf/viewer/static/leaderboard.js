@@ -15,7 +15,7 @@ function boardOf(board) {
   const columns = [{ title: "#", n: true }, { title: "Policy" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Score", n: true }, { title: "Turns", n: true }, { title: "Failed parts", n: true }, { title: "Against the first" }];
   const first = board.rows[0];
   const rows = board.rows.map((row, i) => h("tr", null,
-    h("td", { class: "n" }, i + 1),
+    h("td", { class: "n", "data-title": "Rank" }, i + 1),
     h("th", { scope: "row", class: "task" }, h("a", { href: link("evaluation", row.run) }, h("bdi", null, row.policy))),
     h("td", { class: "n big", "data-title": "Success" }, percent(row.success)),
     h("td", { class: "interval", "data-title": "95% interval" }, whisker(row.success, row.interval[0], row.interval[1])),
