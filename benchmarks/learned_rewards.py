@@ -24,7 +24,6 @@ import yaml
 from environments.base import Properties, StepResult
 from rlhf.build.train import train
 from rlhf.data import Task
-from rlhf.evaluation.contrib.reliability import reliability_chart
 from rlhf.recipe import load
 from rlhf.training.checkpoints.store import latest
 
@@ -153,8 +152,6 @@ def main() -> None:
                 ends = {"low": judged["accuracy_low"], "high": judged["accuracy_high"]}
                 off = sum(b["n"] * abs(b["said"] - b["share"]) for b in judged["bins"]) / judged["n"]
                 cells = [percent({"value": judged["accuracy"], **ends}, "value"), f"{off:.1%}"]
-                chart = reliability_chart(judged, f"Reward model of {name}", width=560, standalone=True)
-                (given.out / f"{name}-{seed}.svg").write_text(chart)
             points = [value for value in done.values() if isinstance(value, dict) and "success" in value]
             ends = [percent(point, "success") for point in points]
             print(f"| {seed} | `{name}` | {' | '.join(cells)} | {ends[0]} | {ends[-1]} |", flush=True)

@@ -1,22 +1,27 @@
-"""How fast the viewer answers, how much memory it takes, and how soon it shows what is new.
+"""How fast the viewer answers, how much memory it takes, how soon it shows what is new, and what it costs training.
 
     python benchmarks/viewer.py                              # 1,000 steps with 500 attempts each
     python benchmarks/viewer.py --steps 100 --attempts 50    # a small one
+    python benchmarks/viewer.py --cost 5                     # processor seconds of training, five pairs of runs
 
 A run folder is made of real episodes' shape, `rlhf view` is started on it in a process of its own, and its addresses
 are asked one after another, the first time and again. Live delay: lines are appended to the log, and the time until an
-event with them has come is taken.
+event with them has come is taken. Cost: the same short run is trained with nobody watching and with a viewer whose page
+is followed by a client that opens attempts, in turns; the ratio is of the processor seconds of the training process alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -115,12 +120,85 @@ def delays(url: str, folder: Path, n_steps: int, n: int = 20) -> list[float]:
     return found
 
 
+#: A run of a few seconds that stores attempts at each step, as every run does.
+SHORT = """
+name: short
+policy: {kind: from_scratch, hidden_size: 64, n_layers: 2, n_heads: 2, max_context: 512}
+environment: {kind: babyai, level: GoToObj, max_steps: 8}
+agent: {kind: chat, system: ""}
+rewards: {success: {kind: outcome}}
+limits: {max_turns: 8, max_tokens: 8}
+evaluation: {n_tasks: 8}
+stages: [{kind: policy_gradient, steps: 12, tasks_per_step: 4, group_size: 8}]
+"""
+
+
+def follow(url: str, run: str, over: threading.Event) -> None:
+    """What a page does: hear of each line, and open the newest groups."""
+    with urllib.request.urlopen(f"{url}api/run/{run}/events", timeout=120) as stream:
+        for raw in stream:
+            if over.is_set():
+                return
+            told = json.loads(raw[6:]) if raw.startswith(b"data: ") else {}
+            if newest := told.get("newest"):
+                asked(f"{url}api/run/{run}/groups?{urllib.parse.urlencode(newest)}")
+                asked(f"{url}api/run/{run}/trajectory?{urllib.parse.urlencode({**newest, 'row': 0})}")
+
+
+def trained(recipe: Path, folder: Path, is_watched: bool) -> float:
+    """Processor seconds of a training process, and of it alone."""
+    folder.mkdir()
+    over, server = threading.Event(), None
+    if is_watched:
+        command = [sys.executable, "-m", "rlhf.cli", "view", str(folder), "--port", "0", "--json"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        url = json.loads(server.stdout.readline())["url"]
+        threading.Thread(target=follow, args=(url, folder.name, over), daemon=True).start()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "rlhf.cli", "train", str(recipe), "--out", str(folder)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    over.set()
+    if server is not None:
+        server.kill()
+        server.wait()
+    if status:
+        sys.exit(f"the training failed: {status}")
+    return used.ru_utime + used.ru_stime
+
+
+def cost(n: int) -> None:
+    """Ratios of processor seconds, watched over not watched, of `n` pairs of runs, with the 95% interval of the mean."""
+    ratios = []
+    print("| pair | alone | watched | ratio |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as home:
+        recipe = Path(home) / "short.yaml"
+        recipe.write_text(SHORT)
+        trained(recipe, Path(home) / "warm", False)  # caches of files are filled before anything is compared
+        for i in range(n):
+            order = (False, True) if i % 2 else (True, False)
+            found = {watched: trained(recipe, Path(home) / f"{i}-{watched}", watched) for watched in order}
+            ratios.append(found[True] / found[False])
+            print(f"| {i + 1} | {found[False]:.2f} s | {found[True]:.2f} s | {ratios[-1]:.3f} |", flush=True)
+    mean = statistics.fmean(ratios)
+    student = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}.get(n, 2.1)
+    wide = student * statistics.stdev(ratios) / math.sqrt(n) if n > 1 else math.inf
+    print(f"| mean, 95% interval | | | {mean:.3f} ({mean - wide:.3f} to {mean + wide:.3f}) |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--attempts", type=int, default=500)
     parser.add_argument("--folder", type=Path, help="where the run is made, or was")
+    parser.add_argument(
+        "--cost", type=int, metavar="N", help="measure what it costs training, by so many pairs of runs"
+    )
     given = parser.parse_args()
+    if given.cost:
+        cost(given.cost)
+        return
     with tempfile.TemporaryDirectory() as home:
         folder = (given.folder or Path(home)) / "made-up"
         if not folder.is_dir():

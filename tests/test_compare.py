@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, 
 from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
 from rlhf.evaluation.store import TrajectoryWriter
 from tests.commands import last_json, run
+from tests.evaluation.pages import Page
 
 
 def write(
@@ -199,9 +199,15 @@ def test_a_leaderboard_ranks_what_had_the_same_tasks(tmp_path: Path) -> None:
     assert "| strong | 100.0% |" in page and "| weak | 20.0% |" in page
     html = tmp_path / "board.html"
     assert run("leaderboard", weak, strong, "--html", html).exit_code == 0
-    written = html.read_text("utf-8")
-    assert written.index("strong") < written.index("weak") and "houses (10 tasks)" in written
-    assert "http" not in re.sub(r'xmlns="[^"]*"|http-equiv', "", written) and "<svg" in written
+    page = Page(html.read_text("utf-8"))
+    [board] = page.answers["leaderboard"]["boards"]
+    assert [(row["policy"], row["run"]) for row in board["rows"]] == [("strong", "strong"), ("weak", "weak")]
+    assert board["title"] == "houses (10 tasks)" and page.fetches_nothing()
+    [pair] = [told for path, told in page.answers.items() if path.startswith("compare?")]
+    assert abs(pair["difference"]) == pytest.approx(7 / 9) and {p.split("/")[0] for p in page.attempts} == {
+        "strong",
+        "weak",
+    }
     (weak / "summary.json").write_text("{}")
     damaged = run("leaderboard", weak)
     assert damaged.exit_code == 2 and "this file is damaged" in damaged.stderr

@@ -1,8 +1,7 @@
-"""Charts as SVG text, drawn in plain Python: learning curves and intervals, for the report and for the docs.
+"""Charts as SVG text, drawn in plain Python: curves with intervals, for the docs.
 
 A chart follows light and dark mode, says in words what it shows (for a screen reader), and gives each point's numbers
-on hover. `line_chart` and `interval_chart` return a whole `<svg>` element; with `standalone` it carries its own styles
-and may be saved as a `.svg` file.
+on hover. `line_chart` returns a whole `<svg>` element that may be saved as a `.svg` file.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Literal
 from rlhf.errors import DataError
 from rlhf.evaluation.wording import number_text, percent_text
 
-#: Styles of every chart. A page that holds charts puts them in its own style sheet once.
+#: Styles of every chart.
 STYLE = """
 .fig { --ink: #1d2330; --soft: #667085; --grid: #e4e7ec; --paper: #ffffff;
   --c0: #2563c9; --c1: #c2590a; --c2: #1d7f55; --c3: #7b46c9;
@@ -102,7 +101,6 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     width: int = 560,
     height: int = 280,
-    standalone: bool = True,
 ) -> str:
     """Draw curves over one x axis.
 
@@ -116,7 +114,6 @@ def line_chart(
         y_range: fixed ends of the y axis; otherwise they fit the data.
         width: in pixels; the chart scales with its container.
         height: in pixels; a legend that needs lines of its own adds them.
-        standalone: carry styles along, for a file of its own.
     """
     write = percent_text if percent else number_text
     colour = _colours(series)
@@ -132,55 +129,7 @@ def line_chart(
     for one in series:
         if one.kind != "faint":
             body += _hover(frame, one, x_label, write)
-    return _svg(body, _words(title, series, x_label, write), width, height, standalone)
-
-
-def interval_chart(
-    rows: Sequence[tuple[str, float, float, float]],
-    title: str,
-    *,
-    highlight: int | None = -1,
-    width: int = 560,
-    standalone: bool = True,
-) -> str:
-    """Draw shares with their intervals, one row each, on an axis from 0% to 100%.
-
-    Args:
-        rows: label, value, lower end, upper end.
-        title: said to a screen reader.
-        highlight: the row with a colour of its own, counted from the end where it is negative; None is no row.
-        width: in pixels.
-        standalone: carry styles along, for a file of its own.
-    """
-    left, pitch, top = 14 + 7 * max((len(label) for label, *_ in rows), default=4), 34, 10
-    bottom = top + pitch * len(rows)
-    span = width - left - 96
-
-    def at(share: float) -> float:
-        return left + span * share
-
-    body, own = [], None if highlight is None else highlight % max(len(rows), 1)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        body.append(f'<line class="grid" x1="{at(share):.1f}" x2="{at(share):.1f}" y1="{top}" y2="{bottom}"/>')
-        body.append(f'<text x="{at(share):.1f}" y="{bottom + 16}" text-anchor="middle">{share:.0%}</text>')
-    for i, (label, value, low, high) in enumerate(rows):
-        y, paint = top + pitch * (i + 0.5), f"var(--c{0 if i == own else 1})"
-        body += [
-            f'<text x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>',
-            f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" stroke-width="10" stroke-linecap="round" '
-            f'style="stroke:{paint}" opacity=".28"/>',
-            f'<circle class="dot" cx="{at(value):.1f}" cy="{y}" r="6.5" style="fill:{paint}">'
-            f"<title>{escape(_words_of(label, value, low, high))}</title></circle>",
-            f'<text class="value" x="{left + span + 16}" y="{y + 4:.1f}">{percent_text(value)}</text>',
-        ]
-    words = "; ".join(
-        f"{label}: {percent_text(v)}, interval {percent_text(a)} to {percent_text(b)}" for label, v, a, b in rows
-    )
-    return _svg(body, f"{title}. {words}.", width, bottom + 26, standalone)
-
-
-def _words_of(label: str, value: float, low: float, high: float) -> str:
-    return f"{label}: {percent_text(value)}, interval {percent_text(low)} to {percent_text(high)}"
+    return _svg(body, _words(title, series, x_label, write), width, height)
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -365,10 +314,9 @@ def _words(title: str, series: Sequence[Series], x_label: str, write: Callable[[
     return f"{title}. {'; '.join(parts) or 'No data'}."
 
 
-def _svg(body: Sequence[str], words: str, width: int, height: float, standalone: bool) -> str:
-    style = f"<style>{STYLE}</style>" if standalone else ""
-    size = f'width="{width}" height="{height}"' if standalone else 'width="100%"'
+def _svg(body: Sequence[str], words: str, width: int, height: float) -> str:
+    size = f'width="{width}" height="{height}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" role="img" aria-label="{escape(words)}" '
-        f'viewBox="0 0 {width} {height}" {size}>{style}{"".join(body)}</svg>'
+        f'viewBox="0 0 {width} {height}" {size}><style>{STYLE}</style>{"".join(body)}</svg>'
     )

@@ -57,9 +57,7 @@ class Answers:
         found: dict[tuple[str, str], list[int]] = {}
         for stored in self.find(run).attempts.steps():
             found.setdefault((stored.stage, stored.phase), []).append(stored.step)
-        return self._clean(
-            {"stored": [{"stage": s, "phase": p, "steps": steps} for (s, p), steps in found.items()]}
-        )
+        return self._clean({"stored": [{"stage": s, "phase": p, "steps": steps} for (s, p), steps in found.items()]})
 
     def groups(self, run: str, stage: str, phase: str, step: int, asked: Filter, offset: int = 0) -> Any:
         """A page of the groups of a step."""

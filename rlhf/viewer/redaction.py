@@ -25,7 +25,9 @@ BLACK = "█████"
 
 
 #: Finds what any of them might match, so that texts without a key, nearly all, are looked at once.
-_ANY = re.compile("|".join(f"(?:{pattern.replace('(?i)', '(?i:', 1)})" + ")" * ("(?i)" in pattern) for pattern in DEFAULTS))
+_ANY = re.compile(
+    "|".join(f"(?:{pattern.replace('(?i)', '(?i:', 1)})" + ")" * ("(?i)" in pattern) for pattern in DEFAULTS)
+)
 
 
 class Redaction:

@@ -51,6 +51,8 @@ def write_report(folder: Path, redaction: Redaction | None = None) -> Path:
     library = Library([folder])
     answers = Answers(library, redaction or Redaction())
     run = library.runs()[0]
+    if is_evaluation(folder):
+        run.id = "evaluation"  # the page of what was played twice is the same, whatever its folder is called
     title, lines = answers.redaction.values(_told(run))
     data, kept = frozen(answers, LIMIT)
     start = f"{'evaluation' if is_evaluation(folder) else 'run'}/{run.id}"
@@ -132,21 +134,31 @@ def _packed(answers: Answers, run: ShownRun, stored: StoredStep) -> bytes:
     try:
         rows, settings = run.attempts.rows(stored), run.poll().settings
         attempts = [
-            answers.attempt(run, settings, stored, record, row, run.folder.name)
+            answers.attempt(run, settings, stored, record, row, run.id)
             for row, record in enumerate(run.attempts.records(stored))
         ]
         values = {"groups": answers.redaction.values(groups(rows)), "n_attempts": len(rows), "attempts": attempts}
+        if is_evaluation(run.folder):
+            values = _untimed(values)
     except DataError as error:
         values = {"problem": answers.redaction.text(str(error))}
     text = json.dumps(values, allow_nan=False, default=str, separators=(",", ":"), ensure_ascii=False)
     return gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)
 
 
+def _untimed(value: Any) -> Any:
+    """Plain values without seconds: an evaluation that is made again, or gone on with, has the same page."""
+    if isinstance(value, dict):
+        return {name: 0.0 if name in ("duration_s", "seconds") else _untimed(one) for name, one in value.items()}
+    return [_untimed(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def _of_run(answers: Answers, run: ShownRun, kept: dict[str, str]) -> dict[str, Any]:
     """Answers about one run; as what it is now, whatever writes in its folder, and without where that is."""
     head = answers.run(run.id)
     is_over = any((run.folder / name).is_file() for name in (RESULT, SUMMARY))
-    head |= {"state": "finished" if is_over else "stopped", "folder": run.folder.name}
+    head |= {"state": "finished" if is_over else "stopped", "folder": run.id}
+    head |= {"name": run.id} if is_evaluation(run.folder) else {}
     head |= {"waits_for": "", "left_s": None, "now": head["updated"]}
     stored = [
         {**one, "steps": [step for step in one["steps"] if f"{one['stage']}:{one['phase']}:{step}" in kept]}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 from html.parser import HTMLParser
+from typing import Any
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -14,6 +18,7 @@ class Page(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text: list[str] = []
+        self.held = ""
         self.stack: list[str] = []
         self.feed(html)
         assert self.stack == []
@@ -30,8 +35,26 @@ class Page(HTMLParser):
         assert self.stack.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if not {"script", "style"} & set(self.stack):
+        if self.stack[-1:] == ["script"] and self.elements[-1][1].get("type") == "application/json":
+            self.held += data
+        elif not {"script", "style"} & set(self.stack):
             self.text.append(data)
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        """What the page answers in the place of a server, by path."""
+        found: dict[str, Any] = json.loads(self.held)["answers"]
+        return found
+
+    @property
+    def attempts(self) -> dict[str, Any]:
+        """The attempts that the page holds, by RUN/STAGE:PHASE:STEP."""
+        files = json.loads(self.held)["files"]
+        return {
+            f"{run}/{place}": json.loads(gzip.decompress(base64.b64decode(packed)))
+            for run, places in files.items()
+            for place, packed in places.items()
+        }
 
     def count(self, tag: str) -> int:
         return sum(name == tag for name, _ in self.elements)

@@ -11,9 +11,10 @@ import pytest
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import Attempt, read_attempts
-from rlhf.evaluation.evaluation_report import hardest, write_evaluation_report
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.evaluation.summary import summarize
+from rlhf.viewer.evaluation_views import hardest
+from rlhf.viewer.report import write_report
 from tests.evaluation.pages import Page
 
 EVIL = '</pre><script>alert("x")</script><img src=x onerror=alert(1)> ${x} $style \x1b[31m'
@@ -58,34 +59,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_shows_figures_plots_and_the_hardest_tasks(folder: Path) -> None:
-    path = write_evaluation_report(folder)
+    path = write_report(folder)
     page = Page(path.read_text("utf-8"))
     assert path == folder / "report.html" and page.fetches_nothing()
+    found = page.answers["run/evaluation/evaluation"]
     # 4 of the 7 attempts that count
-    assert "57.1%" in page.words and "success in 7 attempts at 4 tasks" in page.words
-    assert "1 attempts ended by the failure of a part" in page.words and "errors: env error 1" in page.words
-    labels = [a.get("aria-label") or "" for tag, a in page.elements if tag == "svg"]
-    titles = ("Success", "Success by type of task", "Solved within n actions", "One of k attempts")
-    assert all(any(label.startswith(title) for label in labels) for title in titles)
+    assert found["success"]["value"] == pytest.approx(4 / 7) and found["success"]["n"] == 7 and found["n_tasks"] == 4
+    assert "Success 57.1%" in page.words and "4 tasks, 2 attempts at each, 1 errors" in page.words
+    assert found["n_errors"] == 1 and ["errors: env error", "1"] in found["figures"]
+    assert {"house/a", "flat/b"} == set(found["types"]) and [one["k"] for one in found["passes"]] == [1, 2]
     # the types take turns, the harder one first: a/2 was never solved, b/1 is the hardest of the other type
-    assert page.count("article") == 4
-    below = page.words[page.words.rindex("The hardest tasks") :]
-    assert below.index("house/a/2") < below.index("flat/b/1") < below.index("house/a/3") < below.index("house/a/1")
-    assert "knock" in page.words and "reply 5 to knock" in page.words and "turn_limit" in page.words
-    assert "torch" in page.words and "asked:" in page.words
+    assert [one["task_id"] for one in found["hardest"]] == ["house/a/2", "flat/b/1", "house/a/3", "house/a/1"]
+    place = found["hardest"][0]["place"]
+    held = page.attempts[f"evaluation/{place['stage']}:{place['phase']}:{place['step']}"]["attempts"][place["row"]]
+    said = [(turn["action"], turn["reply"]) for turn in held["turns"]]
+    assert held["outcome"] == "turn_limit" and said[5] == ("knock", "reply 5 to knock")
+    facts = page.answers["run/evaluation/facts"]
+    assert ["torch", "2.13.0"] in facts["versions"] and "asked:" in facts["recipe"]
 
 
 def test_the_curve_of_actions_counts_what_was_solved_by_then(folder: Path) -> None:
-    page = Page(write_evaluation_report(folder).read_text("utf-8"))
+    [curve] = Page(write_report(folder).read_text("utf-8")).answers["run/evaluation/evaluation"]["within"]
     # solved in 2, 3, 3 and 4 actions, of 7 attempts: 0, 1/7, 3/7, 4/7 and 4/7 from there on
-    shares = {1: "0%", 2: "14.3%", 3: "42.9%", 4: "57.1%", 6: "57.1%"}
-    assert all(f"all, actions {n}: {share}" in page.text for n, share in shares.items())
+    assert curve == {"label": "all", "share": pytest.approx([0, 1 / 7, 3 / 7, 4 / 7, 4 / 7, 4 / 7])}
 
 
 def test_the_same_files_give_the_same_page_wherever_they_are(folder: Path, tmp_path: Path) -> None:
     other = folder.rename(tmp_path / "elsewhere")
-    first = write_evaluation_report(other).read_bytes()
-    assert write_evaluation_report(other.rename(folder)).read_bytes() == first
+    first = write_report(other).read_bytes()
+    assert write_report(other.rename(folder)).read_bytes() == first
 
 
 def test_the_hardest_tasks_are_those_solved_least_with_types_in_turn() -> None:
@@ -108,18 +110,18 @@ def test_the_hardest_tasks_are_those_solved_least_with_types_in_turn() -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     bad = Trajectory(EVIL, 0, EVIL, (Turn(Action("", error=EVIL), EVIL, valid=False),), Outcome.FAILED, detail=EVIL)
     folder = write(tmp_path / "evil", {EVIL: [bad, None]}, policy=EVIL)
-    page = Page(write_evaluation_report(folder).read_text("utf-8"))
-    assert page.count("script") == 1 and page.fetches_nothing()
+    page = Page(write_report(folder).read_text("utf-8"))
+    assert page.count("script") == 3 and page.fetches_nothing()
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
 
 
 def test_a_missing_or_damaged_file_is_named(folder: Path) -> None:
     (folder / "versions.json").write_text("{")
     with pytest.raises(DataError, match=r"versions\.json"):
-        write_evaluation_report(folder)
+        write_report(folder)
     (folder / "versions.json").unlink()
     with pytest.raises(DataError, match=r"versions\.json"):
-        write_evaluation_report(folder)
+        write_report(folder)
 
 
 def test_nothing_but_errors_has_a_page(tmp_path: Path) -> None:
@@ -130,5 +132,5 @@ def test_nothing_but_errors_has_a_page(tmp_path: Path) -> None:
     for each in (*summary["parts"].values(), *summary["types"].values()):
         each["success"]["value"] = each["score"]["value"] = None
     (folder / "summary.json").write_text(json.dumps(summary).replace("NaN", "null").replace("-Infinity", "null"))
-    page = Page(write_evaluation_report(folder).read_text("utf-8"))
-    assert "No attempt was played to its end." in page.words
+    found = Page(write_report(folder).read_text("utf-8")).answers["run/evaluation/evaluation"]
+    assert found["hardest"] == [] and found["success"]["value"] is None and found["within"] == []

@@ -14,7 +14,6 @@ from rlhf.errors import DataError
 from rlhf.evaluation.figures import (
     Band,
     Series,
-    interval_chart,
     line_chart,
     nice_ticks,
     number_text,
@@ -127,15 +126,8 @@ def test_intervals_are_shades_around_lines_and_whiskers_on_points() -> None:
     assert len(whiskers) == 2
 
 
-def test_a_standalone_chart_carries_its_styles() -> None:
+def test_a_chart_carries_its_styles() -> None:
     assert "prefers-color-scheme: dark" in line_chart([], "T", "x", "y")
-    assert "<style>" not in line_chart([], "T", "x", "y", standalone=False)
-
-
-def test_interval_chart_shows_every_row() -> None:
-    svg = ElementTree.fromstring(interval_chart([("before", 0.2, 0.1, 0.3), ("after", 0.9, 0.85, 0.94)], "Success"))
-    assert {"before", "20%", "after", "90%"} <= set(texts(svg))
-    assert "after: 90%, interval 85% to 94%" in svg.attrib["aria-label"]
 
 
 def test_unequal_lengths_are_an_error() -> None:

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
-import subprocess
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,19 +10,27 @@ import pytest
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.errors import CheckpointError, DataError
 from rlhf.evaluation.contrib.findings import Finding, findings
-from rlhf.evaluation.report import write_report
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.store import FailureRecord, TrajectoryRecord, TrajectoryWriter
+from rlhf.evaluation.store import (
+    FailureRecord,
+    StoredStep,
+    TrajectoryRecord,
+    TrajectoryWriter,
+    list_steps,
+    read_trajectories,
+)
 from rlhf.sinks import JsonlSink, Metrics
+from rlhf.viewer.redaction import Redaction
+from rlhf.viewer.report import by_interest, write_report
 from tests.evaluation.pages import Page
 from tests.evaluation.synthetic import make_run
 
-EVIL = '</span></pre><script>alert("x")</script><img src=x onerror=alert(1)> ${x} $style \x1b[31m'
+EVIL = '</span></pre></script><script>alert("x")</script><img src=x onerror=alert(1)> ${x} $style \x1b[31m'
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs") / "quickstart", n_steps=20, n_eval=60)
+    return make_run(tmp_path_factory.mktemp("runs") / "quickstart", n_steps=6, n_eval=60)
 
 
 @pytest.fixture(scope="module")
@@ -39,63 +42,75 @@ def page(run_folder: Path) -> Page:
 
 def test_the_headline_is_success_before_and_after_with_intervals(run_folder: Path, page: Page) -> None:
     result = json.loads((run_folder / "result.json").read_text())
-    for name in ("before", "after"):
+    head = page.answers["run/quickstart"]
+    for name, told in zip(("before", "after"), head["evaluations"], strict=True):
         point = result[name]
+        assert {key: told[key] for key in ("success", "low", "high")} == {
+            key: point[key] for key in told if key in ("success", "low", "high")
+        }
         shown = [f"{100 * point[key]:.1f}".removesuffix(".0") + "%" for key in ("success", "low", "high")]
-        charts = [a["aria-label"] or "" for tag, a in page.elements if tag == "svg"]
-        assert f"{name}: {shown[0]}, interval {shown[1]} to {shown[2]}" in charts[0]
-        assert shown[0] in page.words
-    assert "success on 60 unseen tasks (test split)" in page.words
-    assert "On the same 60 tasks:" in page.words and "McNemar's test, mid-p" in page.words
+        assert f"{name}: success {shown[0]}, 95% interval {shown[1]} to {shown[2]}" in page.words
+    assert head["learned"]["n"] == 60 and head["learned"]["test"] in ("mcnemar", "permutation")
 
 
 def test_the_gap_of_trainer_and_engine_is_the_first_thing_below(page: Page) -> None:
-    start = page.words.index("Can it be trusted?", page.words.index("Facts of the run"))
-    assert page.words[start:].startswith("Can it be trusted? Trainer and engine fine")
+    first, *others = page.answers["run/quickstart"]["cautions"]
+    assert (first["name"], first["level"]) == ("Trainer and engine", "fine")
+    levels = [one["level"] for one in others]
+    assert levels == sorted(levels, key=("problem", "look", "fine").index)
 
 
-def test_every_curve_is_drawn_and_described(page: Page) -> None:
-    labels = [attrs.get("aria-label") or "" for tag, attrs in page.elements if tag == "svg"]
-    titles = ("Success", "Return", "Difference of trainer", "Entropy", "Invalid actions", "Speed", "Imitation")
-    for title in titles:
-        assert sum(label.startswith(title) for label in labels) >= 1, title
-    assert all(re.search(r"\d", label) for label in labels)
+def test_every_curve_is_in_it(run_folder: Path, page: Page) -> None:
+    curves = page.answers["run/quickstart/metrics"]
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    names = {name for line in lines for name in line} - {"step", "stage", "time"}
+    assert set(curves["values"]) == names | {"low", "high"} and len(curves["step"]) == len(lines)
+    assert curves["values"]["loss/entropy"][-2] == pytest.approx(lines[-2]["loss/entropy"], rel=1e-5)
 
 
 def test_nothing_is_fetched(page: Page) -> None:
-    for tag, attrs in page.elements:
-        assert tag not in ("img", "link", "iframe", "object", "base")
-        for name in ("src", "href", "action", "data"):
-            assert not (attrs.get(name) or "#").lstrip().startswith(("http", "//", "file", "javascript"))
-    policy = next(a["content"] for tag, a in page.elements if tag == "meta" and a.get("http-equiv"))
-    assert policy is not None and policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
+    assert page.fetches_nothing()
+    policy = next(a["content"] for tag, a in page.elements if tag == "meta" and a.get("http-equiv")) or ""
+    assert policy.count("sha256-") == 3 and "unsafe" not in policy and "connect-src" not in policy
 
 
-def test_a_screen_reader_finds_its_way(page: Page) -> None:
-    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in pairwise(levels))
-    ids = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(ids) == len(set(ids))
-    links = {(a["href"] or "")[1:] for tag, a in page.elements if tag == "a"}
-    labelled = {a["aria-labelledby"] for _, a in page.elements if "aria-labelledby" in a}
-    assert links | labelled <= set(ids) and len(links) == 4
-    boxes = [a for _, a in page.elements if a.get("class") == "tokens"]
-    assert len(boxes) == 6 and all(a.get("tabindex") == "0" and a.get("aria-label") for a in boxes)
+def test_tokens_carry_colour_log_prob_and_advantage(run_folder: Path, page: Page) -> None:
+    stored = list(read_trajectories(run_folder / "trajectories", stage="policy_gradient", steps=[3]))
+    held = page.attempts["quickstart/policy_gradient:train:3"]["attempts"]
+    for record, shown in zip(stored, (one for one in held if not one["is_failure"]), strict=True):
+        tokens = [g["tokens"] for turn in shown["turns"] for g in turn["generations"]]
+        for kept, g, row in zip(tokens, record.trajectory.generations, record.advantages or (), strict=True):
+            assert kept["id"] == list(g.token_ids) and len(kept["piece"]) == g.n_tokens
+            assert kept["logprob"] == pytest.approx(list(g.logprobs), rel=1e-4)
+            assert kept["advantage"] == pytest.approx(list(row), rel=1e-4)
+            assert kept["version"] == [g.policy_version] * g.n_tokens
 
 
-def test_tokens_carry_colour_log_prob_and_advantage(page: Page) -> None:
-    tokens = [a for tag, a in page.elements if tag == "span" and re.fullmatch(r"t( up| down)?", a.get("class") or "")]
-    assert len(tokens) > 100
-    assert {a["class"] for a in tokens} >= {"t up", "t down"}
-    assert all("log-prob" in (a["title"] or "") for a in tokens)
-    assert all("advantage" in (a["title"] or "") for a in tokens if a["class"] != "t")
+def test_all_attempts_are_in_it_up_to_a_size(run_folder: Path, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = {f"quickstart/{s.stage}:{s.phase}:{s.step}" for s in list_steps(run_folder / "trajectories")}
+    assert set(page.attempts) == stored and "All attempts are in it." in page.words
+    monkeypatch.setattr("rlhf.viewer.report.LIMIT", 20_000)
+    short = Page(write_report(run_folder).read_text("utf-8"))
+    assert "quickstart/after:eval:6" in short.attempts and len(short.attempts) < len(stored)
+    assert f"It holds the attempts of {len(short.attempts)} of 8 steps" in short.words
+    [kept] = [one["steps"] for one in short.answers["run/quickstart/steps"]["stored"] if one["stage"] == "after"]
+    assert kept == [6]
+
+
+@pytest.mark.parametrize(("n", "order"), [(1, [0]), (2, [1, 0]), (9, [8, 0, 4, 6, 2, 7, 5, 3, 1])])
+def test_the_ends_of_a_run_have_room_first(n: int, order: list[int]) -> None:
+    files = [StoredStep("s", i, "train", Path(str(i))) for i in range(n)]
+    assert [stored.step for stored in by_interest(files)] == order
+    evaluations = [StoredStep(name, i, "eval", Path(name)) for i, name in enumerate(("before", "watch", "after"))]
+    assert [s.stage for s in by_interest([*evaluations, *files])][:2] == ["after", "before"]
 
 
 def test_facts_of_the_run_are_there(page: Page) -> None:
-    for fact in ("textworld-express", "1.1.0", "2.13.0", "kind: policy_gradient", "making trajectories and scoring"):
-        assert fact in page.words
-    assert "the game's process died" in page.words
+    facts = page.answers["run/quickstart/facts"]
+    assert ["packages.textworld-express", "1.1.0"] in facts["versions"] and "kind: policy_gradient" in facts["recipe"]
+    assert any(name == "making trajectories and scoring them" for name, _ in facts["times"])
+    assert {"the game's process died"} >= {one["message"] for one in facts["failures"]}
+    assert {name for name, _, _ in facts["metrics"]} >= {"rollout/success", "loss/entropy"}
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
@@ -114,9 +129,22 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     sink.log(1, "other", {"rollout/success": 0.5, "eval/success": 0.5})
     sink.close()
     page = Page(write_report(tmp_path).read_text("utf-8"))
-    assert page.count("script") == 1 and page.count("img") == 0
+    assert page.count("script") == 3 and page.count("img") == 0 and page.fetches_nothing()
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
-    assert page.words.count("onerror=alert(1)") >= 8
+    assert page.words.count("onerror=alert(1)") >= 2
+    [held] = page.attempts.values()
+    assert held["attempts"][0]["opening"] == EVIL and held["attempts"][1]["detail"] == EVIL
+
+
+def test_a_planted_key_is_in_no_report(tmp_path: Path) -> None:
+    key = "sk-proj-Abcdefghij0123456789"
+    t = Trajectory("t", 0, f"the key is {key}", (Turn(Action("order 66"), "done"),), Outcome.SOLVED)
+    TrajectoryWriter(tmp_path / "trajectories").write("s", 1, "train", [TrajectoryRecord(1, "s", "train", "t", t)])
+    (tmp_path / "recipe.yaml").write_text(f"name: {key}\n")
+    for redaction, hidden in ((None, [key]), (Redaction(["order [0-9]+"]), [key, "order 66"])):
+        page = Page(write_report(tmp_path, redaction).read_text("utf-8"))
+        text = json.dumps([page.attempts, page.answers, page.words])
+        assert all(one not in text for one in hidden) and ("order 66" in text) is (redaction is None)
 
 
 def test_a_run_stopped_early_has_a_report(tmp_path: Path) -> None:
@@ -125,9 +153,11 @@ def test_a_run_stopped_early_has_a_report(tmp_path: Path) -> None:
     sink = Metrics([JsonlSink(tmp_path / "metrics.jsonl")])
     sink.log(1, "0-policy_gradient", {"rollout/success": 0.25, "loss/policy": float("nan")})
     sink.close()
-    words = Page(write_report(tmp_path).read_text("utf-8")).words
-    assert "Values that are not finite" in words and "loss/policy" in words
-    assert "No trajectories are stored" in words
+    page = Page(write_report(tmp_path).read_text("utf-8"))
+    head = page.answers[f"run/{tmp_path.name}"]
+    [finding] = [one for one in head["cautions"] if one["name"] == "Values that are not finite"]
+    assert "loss/policy" in finding["words"] and head["state"] == "stopped"
+    assert page.attempts == {} and page.answers[f"run/{tmp_path.name}/steps"] == {"stored": []}
 
 
 def test_no_run_and_damaged_files_are_errors(tmp_path: Path) -> None:
@@ -150,6 +180,14 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "report.html.tmp").mkdir()
     with pytest.raises(CheckpointError, match="cannot be written"):
         write_report(tmp_path)
+
+
+def test_one_unreadable_step_does_not_cost_the_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "coin", n_steps=2, n_eval=4)
+    (run / "trajectories" / "policy_gradient-train-000001.parquet").write_bytes(b"PAR1 half")
+    page = Page(write_report(run).read_text("utf-8"))
+    assert "not a readable trajectory file" in page.attempts["coin/policy_gradient:train:1"]["problem"]
+    assert page.attempts["coin/policy_gradient:train:2"]["attempts"]
 
 
 def run_with(tmp_path: Path, results: dict[str, object] | None = None, **values: float) -> dict[str, Finding]:
@@ -219,20 +257,6 @@ def test_overlapping_intervals_are_pointed_out(tmp_path: Path) -> None:
     assert run_with(tmp_path, {"before": before, "after": after})["Intervals overlap"].level == "look"
     after["low"] = 0.51
     assert "Intervals overlap" not in run_with(tmp_path, {"before": before, "after": after})
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-def test_a_real_browser_runs_the_page(run_folder: Path, page: Page, tmp_path: Path) -> None:
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom"]
-    result = subprocess.run(
-        ["chromium", *flags, f"--user-data-dir={tmp_path}", f"file://{run_folder / 'report.html'}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    # The script ran under the page's own policy: it fills the line below each trajectory.
-    assert len(re.findall(r"\d+ sampled tokens\. Point at one", result.stdout)) == 6
 
 
 def test_an_echo_trap_is_a_problem_and_its_absence_is_not_spoken_of(tmp_path: Path) -> None:

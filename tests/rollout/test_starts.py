@@ -17,8 +17,8 @@ from rlhf.batching.samples import make_samples
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, Score, Task, Turn
 from rlhf.errors import DataError
+from rlhf.evaluation.rows import encode
 from rlhf.evaluation.store import TrajectoryRecord
-from rlhf.evaluation.transcript import transcript
 from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.episode import Branch, run_episode
 from rlhf.rollout.group import run_groups
@@ -27,7 +27,9 @@ from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.terminal import CleanConsole
+from rlhf.viewer.redaction import Redaction
 from rlhf.viewer.terminal import show_trajectory
+from rlhf.viewer.trajectory import trajectory as page_of
 from tests.rollout.small_world import Corridor, CorridorEpisode, tokenizer
 
 LIMITS = Limits(max_turns=4)
@@ -271,12 +273,9 @@ def test_reports_and_terminal_say_what_was_given_and_what_is_shared():
     parent = play(start, Corridor(length=6))
     made = play(start, Corridor(length=6), attempt=1, branch=Branch(0, parent.turns[:3]))
     record = TrajectoryRecord(1, "0-policy_gradient", "train", made.task_id, made)
-    shown = transcript(record, None, 1.0)
-    turns = shown.split("<b>Turn ")[1:]
-    assert [("given" in turn, "in common with attempt 0" in turn) for turn in turns] == [
-        (True, False), (False, True), (False, True), (False, False), (False, False),
-    ]  # fmt: skip
-    assert turns[0].startswith("1") and "go north" in turns[0]
+    shown = page_of(encode(record), None, Redaction(), "run")
+    assert [turn["how"] for turn in shown["turns"]] == ["given", "shared", "shared", "", ""]
+    assert shown["parent"] == 0 and shown["turns"][0]["action"] == "go north"
     console = CleanConsole(file=io.StringIO(), width=200)
     show_trajectory(record, console)
     lines = [line for line in console.file.getvalue().splitlines() if " > go north" in line]

@@ -29,7 +29,9 @@ def test_a_run_has_a_span_for_each_episode_turn_and_step(tmp_path: Path) -> None
     episodes = {s["context"]["span_id"]: s for s in spans if s["name"] == "invoke_agent"}
     stored = list(read_trajectories(done.folder / "trajectories"))
     assert len(episodes) == len(stored) == 2 * 4 + 2 * 3
-    told = sorted((s["attributes"]["rlhf.task"], s["attributes"]["gen_ai.usage.output_tokens"]) for s in episodes.values())
+    told = sorted(
+        (s["attributes"]["rlhf.task"], s["attributes"]["gen_ai.usage.output_tokens"]) for s in episodes.values()
+    )
     assert told == sorted((r.task_id, r.trajectory.n_tokens) for r in stored)
     turns = [s for s in spans if s["name"].startswith("turn ")]
     assert len(turns) == sum(len(r.trajectory.turns) for r in stored)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -11,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.errors import DataError
-from rlhf.evaluation.contrib.reliability import reliability_chart, reliability_charts
+from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.statistics import share_interval, success_estimate
+from rlhf.sinks import LogLine
 from rlhf.training.contrib.calibration import Bin, bins_of, calibration_error, sureness, write_held_out
+from rlhf.viewer.evaluation_views import judges
 
 
 def test_probabilities_are_put_together_with_what_happened() -> None:
@@ -59,7 +60,7 @@ def test_a_choice_is_as_sure_as_the_difference_is_large() -> None:
     assert sureness(800.0) == 1.0
 
 
-def test_the_chart_is_made_from_the_file_beside_the_model(tmp_path: Path) -> None:
+def test_the_page_has_what_the_file_beside_the_model_says(tmp_path: Path) -> None:
     folder = tmp_path / "reward_model" / "1-reward_model"
     folder.mkdir(parents=True)
     write_held_out(
@@ -68,12 +69,19 @@ def test_the_chart_is_made_from_the_file_beside_the_model(tmp_path: Path) -> Non
         {"of": "pairs", "n": 4, "accuracy": 0.75},
         [Bin(4, 0.8, 0.75, 0.3, 0.95)],
     )
-    [chart] = reliability_charts(tmp_path)
-    assert "Reward model of 1-reward_model" in chart and "held-out pairs, 75% right" in chart
-    assert chart.count("<circle") >= 1
-    assert "<style" in reliability_chart(json.loads((folder / "held_out.json").read_text()), "x", standalone=True)
-    assert list(reliability_charts(tmp_path / "nothing")) == []
-    for damage in ("{", '{"bins": []}', '{"of": "pairs", "accuracy": 1, "bins": [{}]}'):
+    data = RunData(tmp_path, [], {}, {}, "", {}, {})
+    [model] = judges(tmp_path, data)["models"]
+    assert (model["title"], model["of"], model["accuracy"]) == ("Reward model of 1-reward_model", "pairs", 0.75)
+    assert model["bins"] == [{"n": 4, "said": 0.8, "share": 0.75, "low": 0.3, "high": 0.95}]
+    assert judges(tmp_path / "nothing", data) == {"models": [], "audits": [], "problems": []}
+    for damage in ("{", '{"bins": []}', "[]"):
         (folder / "held_out.json").write_text(damage)
-        with pytest.raises(DataError, match="damaged"):
-            list(reliability_charts(tmp_path))
+        found = judges(tmp_path, data)
+        assert not found["models"] and "damaged" in found["problems"][0]
+
+
+def test_audits_of_judges_have_their_intervals(tmp_path: Path) -> None:
+    values = {"judge/audit_accuracy": 0.8, "judge/audit_accuracy_low": 0.6, "judge/audit_accuracy_high": 0.9}
+    lines = [LogLine(step, "0-pg", float(step), values) for step in (4, 8)]
+    [audit] = judges(tmp_path, RunData(tmp_path, lines, {}, {}, "", {}, {}))["audits"]
+    assert (audit["steps"], audit["values"], audit["low"], audit["high"]) == ([4, 8], [0.8] * 2, [0.6] * 2, [0.9] * 2)

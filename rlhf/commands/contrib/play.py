@@ -38,7 +38,9 @@ _QUESTIONS = "hint asks the oracle, actions lists all, state shows the state, qu
 def play(
     kind: Annotated[
         str,
-        typer.Argument(help="A catalogue name, package.module:Name, ./file.py:Name, or with --from the folder of a run."),
+        typer.Argument(
+            help="A catalogue name, package.module:Name, ./file.py:Name, or with --from the folder of a run."
+        ),
     ],
     fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys.")] = None,
     split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",

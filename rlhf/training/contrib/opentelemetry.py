@@ -78,7 +78,9 @@ class _Spans:
     def __call__(self, line: LogLine) -> None:
         seconds = line.values.get("time/step_s") or 0.0
         named = {name: value for name, value in line.values.items() if value is not None}
-        span = self._span("step", line.time - seconds, None, {"rlhf.stage": line.stage, "rlhf.step": line.step, **named})
+        span = self._span(
+            "step", line.time - seconds, None, {"rlhf.stage": line.stage, "rlhf.step": line.step, **named}
+        )
         span.end(int(line.time * _NS))
 
     def close(self) -> None:

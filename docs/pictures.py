@@ -1,0 +1,123 @@
+"""The pictures of the README: pages of the viewer while the quickstart trains, and when it is done.
+
+    python docs/pictures.py                    # trains the quickstart, minutes
+    python docs/pictures.py --run runs/mine    # of a run that is finished, without the live one
+
+It takes Debian's `chromium` and the extra `dev`. Each picture is at most 150 kB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+FOLDER = Path(__file__).parent / "images"
+WIDTH, HEIGHT, MOST = 1280, 800, 150_000
+#: Step at which the live picture is taken.
+LIVE = 12
+CLI = [sys.executable, "-m", "rlhf.cli"]
+
+
+@contextmanager
+def viewer(folder: Path) -> Iterator[str]:
+    """Inside, a viewer shows the runs of a folder; its address."""
+    command = [*CLI, "view", str(folder), "--port", "0", "--json", "--until-closed"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stdin is not None
+        try:
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.stdin.close()
+
+
+def keep(page: Any, name: str) -> None:
+    """Write what a page shows, in as few colours as it takes to be small."""
+    page.wait_for_timeout(800)
+    path = FOLDER / f"viewer-{name}.png"
+    page.screenshot(path=path)
+    for colours in (256, 128, 64):
+        Image.open(path).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
+        if path.stat().st_size <= MOST:
+            break
+    print(f"{path}  {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def live(page: Any, url: str, run: str) -> None:
+    """The curves of a run that trains."""
+    page.goto(f"{url}#/run/{run}")
+    page.wait_for_selector("#live.on")
+    page.evaluate("window.scrollTo(0, 0)")
+    keep(page, "curves")
+
+
+def finished(page: Any, url: str, run: str) -> None:
+    """Attempts of an early step, one of them token by token, and the evaluation."""
+    with urllib.request.urlopen(f"{url}api/run/{run}/steps") as answer:
+        stage = next(one for one in json.load(answer)["stored"] if one["phase"] == "train")
+    where = f"stage={stage['stage']}&phase=train&step={stage['steps'][min(2, len(stage['steps']) - 1)]}"
+    page.goto(f"{url}#/groups/{run}?{where}")
+    page.wait_for_selector("table a.cell")
+    keep(page, "attempts")
+    mixed = page.locator("tr:has(a.cell.solved):has(a.cell.failed)")
+    mixed.first.locator("a.cell.solved").first.click()
+    page.wait_for_selector(".turns .t")
+    page.locator(".turns .t").nth(5).hover()
+    page.evaluate("document.querySelector('.heading').scrollIntoView()")
+    keep(page, "tokens")
+    page.goto(f"{url}#/evaluation/{run}")
+    page.wait_for_selector("table.flips")
+    page.evaluate("window.scrollTo(0, 0)")
+    keep(page, "evaluation")
+
+
+def steps_of(url: str, run: str) -> int:
+    """Steps that a run has done of its last stage, 0 before that."""
+    with urllib.request.urlopen(f"{url}api/runs") as answer:
+        found = [one for one in json.load(answer)["runs"] if one["id"] == run]
+    return int(found[0]["step"]) if found and found[0]["stage"].endswith("policy_gradient") else 0
+
+
+def main() -> None:
+    """Take all pictures."""
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a run that is finished")
+    given = parser.parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as play:
+        folder = given.run or Path(home) / "quickstart"
+        training = None
+        if given.run is None:
+            folder.mkdir()
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            training = subprocess.Popen([*CLI, "train", "quickstart", "--out", str(folder)], env=environment)
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        with viewer(folder) as url:
+            if training is not None:
+                while steps_of(url, folder.name) < LIVE:
+                    if training.poll() is not None:
+                        sys.exit("the training ended before its picture was taken")
+                    time.sleep(1)
+                live(page, url, folder.name)
+                training.wait()
+            finished(page, url, folder.name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
