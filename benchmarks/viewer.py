@@ -135,6 +135,8 @@ stages: [{kind: policy_gradient, steps: 12, tasks_per_step: 4, group_size: 8}]
 
 def follow(url: str, run: str, over: threading.Event) -> None:
     """What a page does: hear of each line, and open the newest groups."""
+    while run not in [one["id"] for one in json.load(urllib.request.urlopen(f"{url}api/runs", timeout=60))["runs"]]:
+        time.sleep(0.2)
     with urllib.request.urlopen(f"{url}api/run/{run}/events", timeout=120) as stream:
         for raw in stream:
             if over.is_set():

@@ -1,7 +1,7 @@
 """The pictures of the README: pages of the viewer while the quickstart trains, and when it is done.
 
     python docs/pictures.py                    # trains the quickstart, minutes
-    python docs/pictures.py --run runs/mine    # of a run that is finished, without the live one
+    python docs/pictures.py --run runs/mine    # of a run that is finished
 
 It takes Debian's `chromium` and the extra `dev`. Each picture is at most 150 kB.
 """
@@ -55,8 +55,8 @@ def keep(page: Any, name: str) -> None:
     print(f"{path}  {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 
-def live(page: Any, url: str, run: str) -> None:
-    """The curves of a run that trains."""
+def curves(page: Any, url: str, run: str) -> None:
+    """The curves of a run, as it trains or as it was."""
     page.goto(f"{url}#/run/{run}")
     page.wait_for_selector("#live.on")
     page.evaluate("window.scrollTo(0, 0)")
@@ -71,16 +71,25 @@ def finished(page: Any, url: str, run: str) -> None:
     page.goto(f"{url}#/groups/{run}?{where}")
     page.wait_for_selector("table a.cell")
     keep(page, "attempts")
-    mixed = page.locator("tr:has(a.cell.solved):has(a.cell.failed)")
-    mixed.first.locator("a.cell.solved").first.click()
-    page.wait_for_selector(".turns .t")
-    page.locator(".turns .t").nth(5).hover()
-    page.evaluate("document.querySelector('.heading').scrollIntoView()")
+    telling(page)
+    page.locator(".t.down").first.hover()
     keep(page, "tokens")
     page.goto(f"{url}#/evaluation/{run}")
     page.wait_for_selector("table.flips")
     page.evaluate("window.scrollTo(0, 0)")
     keep(page, "evaluation")
+
+
+def telling(page: Any) -> None:
+    """Open an attempt that was trained towards in some tokens and away from in others, near its beginning."""
+    found = page.locator("tr:has(a.cell.solved):has(a.cell.failed) a.cell")
+    for address in [found.nth(i).get_attribute("href") for i in range(min(found.count(), 40))]:
+        page.goto(page.url.partition("#")[0] + address)
+        page.wait_for_selector(f"a.cell.here[href*='{address.rpartition('row=')[2]}']")
+        page.wait_for_selector(".turns .t")
+        signs = page.evaluate("[...document.querySelectorAll('.t')].slice(0, 12).map((t) => t.className)")
+        if {"t up", "t down"} <= set(signs):
+            return
 
 
 def steps_of(url: str, run: str) -> int:
@@ -113,7 +122,8 @@ def main() -> None:
                     if training.poll() is not None:
                         sys.exit("the training ended before its picture was taken")
                     time.sleep(1)
-                live(page, url, folder.name)
+            curves(page, url, folder.name)
+            if training is not None:
                 training.wait()
             finished(page, url, folder.name)
         browser.close()

@@ -22,7 +22,8 @@ from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.commands.env_summary import glance, kept, variant
 from rlhf.commands.environments import cells, described
-from rlhf.data import Task
+from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+from rlhf.evaluation.store import TrajectoryRecord, TrajectoryWriter
 from tests.commands import last_json, run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -423,3 +424,25 @@ def test_rows_of_the_page_are_those_of_the_command(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["keyhole", "collaborate"])
 def test_measured_shares_of_the_page_are_those_of_the_command(kind: str) -> None:
     assert rows_of_page()[kind][:7] == [f"`{kind}`", *cells(described(kind, [], 100))[1:]]
+
+
+def test_a_stored_attempt_is_played_on(tmp_path: Path) -> None:
+    task = task_of()
+    plan = Keyhole().plan(task, [])
+    turns = tuple(Turn(Action(action), "done") for action in plan)
+    stored = Trajectory(task.id, 0, "", turns, Outcome.SOLVED)
+    record = TrajectoryRecord(3, "0-pg", "eval", task.id, stored)
+    TrajectoryWriter(tmp_path / "trajectories").write("0-pg", 3, "eval", [record])
+    recipe = "policy: {kind: from_scratch}\nenvironment: {kind: keyhole}\nstages: [{kind: policy_gradient, steps: 1}]\n"
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    place = "0-pg:eval:3:0"
+    on = typed(str(tmp_path), "--from", place, "--json", lines=[plan[-1]])
+    assert last_json(on)["actions"] == list(plan) and last_json(on)["success"]
+    two = typed(str(tmp_path), "--from", place, "--turns", "2", "--json", lines=[])
+    assert last_json(two)["actions"] == list(plan[:2]) and not last_json(two)["over"]
+    for words, says in (
+        (["--from", "nonsense"], "no place of an attempt"),
+        (["--from", place, "--agent", "chat"], "agent"),
+    ):
+        refused = typed(str(tmp_path), *words, lines=[])
+        assert refused.exit_code == 2 and says in refused.output

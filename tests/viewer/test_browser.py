@@ -5,6 +5,7 @@ Left out where there is no Chromium or no Playwright: `apt-get install chromium`
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from rlhf.sinks import JsonlSink, LogLine
+from rlhf.viewer.report import write_report
 from tests.evaluation.synthetic import make_run
 from tests.viewer.served import Viewer, hostile_run, viewer
 
@@ -49,7 +51,10 @@ def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     found.set_default_timeout(30_000)
     found.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
     found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.on("request", lambda r: None if r.url.startswith(("http://127.0.0.1:", "data:")) else wrong.append(r.url))
+    found.on(
+        "request",
+        lambda r: None if r.url.startswith(("http://127.0.0.1:", "data:", "file:///")) else wrong.append(r.url),
+    )
     yield found
     width = found.evaluate("document.documentElement.scrollWidth")
     context.close()
@@ -140,3 +145,56 @@ def test_a_run_that_grows_is_drawn_live(page: Any, tmp_path: Path) -> None:
         assert time.monotonic() - written < 10
         assert page.locator(".tile").first.inner_text().split()[1] == "3"
         page.goto("about:blank")
+
+
+def test_the_report_is_the_same_page_without_a_server(page: Any, shown: Viewer) -> None:
+    run = shown.library.get("coin")
+    assert run is not None
+    page.goto(f"file://{write_report(run.folder)}")
+    page.wait_for_selector("figure.chart:visible canvas")
+    assert page.title() == "coin · rlhf report" and "Learned:" in page.locator("main").inner_text()
+    page.locator("summary", has_text="Facts").click()
+    page.wait_for_selector(".facts pre:has-text('policy_gradient')")
+    page.get_by_role("link", name="Attempts").click()
+    page.wait_for_selector("table a.cell")
+    page.get_by_label("Outcome").select_option("solved")
+    page.get_by_role("button", name="This step").click()
+    page.wait_for_selector("a.cell.other")
+    page.locator("a.cell.solved").first.click()
+    page.wait_for_selector(".turns .t.up, .turns .t.down")
+    page.locator("summary", has_text="tokens read").first.click()
+    page.get_by_label("Play on after turn").fill("1")
+    assert page.locator(".play code").inner_text().endswith("--turns 1")
+    page.get_by_role("link", name="Attempts").click()
+    page.wait_for_selector("input[name=text]")
+    page.locator("input[name=text]").fill("PANTRY")
+    page.get_by_role("button", name="All steps").click()
+    page.wait_for_selector("td.around:has-text('pantry')")
+    page.get_by_role("link", name="Evaluation").click()
+    page.wait_for_selector("table.flips")
+    page.locator("select[name=first]").select_option("coin:after")  # the other way round than it is held
+    page.wait_for_selector("text=These are the same evaluation.")
+    page.locator("select[name=second]").select_option("coin:before")
+    page.wait_for_selector(".tile:has-text('−')")
+
+
+def test_ranks_and_a_pair_of_runs(page: Any, shown: Viewer) -> None:
+    page.goto(f"{shown.url}#/leaderboard")
+    page.wait_for_selector(".board >> nth=1")  # the tasks of the two runs begin otherwise
+    assert page.locator(".board .whisker").count() == 2
+    page.goto(f"{shown.url}#/run/coin?with=other")
+    page.wait_for_selector("table:has-text('coin against other')")
+
+
+def test_nothing_keeps_a_screen_reader_out(page: Any, shown: Viewer) -> None:
+    axe = os.environ.get("AXE_JS", "")
+    if not Path(axe).is_file():
+        pytest.skip("AXE_JS names no axe.min.js: npm install axe-core")
+    for view in ("runs", "run/coin", "groups/coin", "evaluation/coin", "leaderboard"):
+        page.goto(f"{shown.url}#/{view}")
+        page.wait_for_selector("h1, .card")
+        page.wait_for_timeout(500)
+        page.evaluate(f"() => {{ {Path(axe).read_text()} }}")
+        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        assert len(found["passes"]) > 10
+        assert [v["id"] for v in found["violations"] if v["impact"] in ("serious", "critical")] == []

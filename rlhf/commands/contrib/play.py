@@ -72,6 +72,8 @@ def play(
     values = parse_fields(fields or [])
     seat = seat_of(agent) if agent else None
     begun: tuple[str, ...] = ()
+    if origin and seat is not None:
+        raise RecipeError("an attempt is played on without an agent", where="--agent", got=agent, hint="leave it out")
     if origin:
         environment, task, split, begun = _from(Path(kind), origin, turns)
     else:

@@ -62,12 +62,12 @@ export function whisker(value, low, high) {
 function drawFigures(box, at, told, stored) {
   if (told.problem) { put(box, h("p", { class: "card" }, told.problem)); return; }
   const { success } = told, types = Object.entries(told.types).sort((a, b) => (a[1].success.value ?? 0) - (b[1].success.value ?? 0));
-  const turns = new Chart({ title: "Solved within n actions", unit: "share of the attempts", share: true, over: "actions", key: "actions" });
+  const turns = new Chart({ title: "Solved within n actions", unit: "share of the attempts", share: true, wide: told.passes.length < 2, over: "actions", key: "actions" });
   const passes = new Chart({ title: "One of k attempts, and each of them", unit: "share of the tasks, with 95% intervals", share: true, over: "k", key: "passes" });
   at.closing(() => { turns.close(); passes.close(); });
   put(box, h("div", { class: "heading" }, h("h2", null, [told.policy && `${told.policy} on ${told.suite}`, stored.length > 1 || told.name ? told.name : ""].filter(Boolean).join(", ") || "Figures"),
     h("p", { class: "soft" }, `success in ${told.success.n} attempts at ${told.n_tasks} tasks${told.n_errors ? `; ${told.n_errors} attempts ended by the failure of a part and are left out` : ""}`)),
-  h("p", { class: "card hero" }, h("b", null, percent(success.value)), " ", whisker(success.value, success.low, success.high)),
+  told.name ? null : h("p", { class: "card hero" }, h("b", null, percent(success.value)), " ", whisker(success.value, success.low, success.high)),
   h("div", { class: "charts" }, turns.element, passes.element),
   types.length > 1 ? table("By type of task, the hardest first", [{ title: "Tasks of type" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Attempts", n: true }, { title: "Turns", n: true }, { title: "Errors", n: true }],
     types.slice(0, 40).map(([name, one]) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, name)), h("td", { class: "n", "data-title": "Success" }, percent(one.success.value)), h("td", { class: "interval", "data-title": "95% interval" }, whisker(one.success.value, one.success.low, one.success.high)), h("td", { class: "n", "data-title": "Attempts" }, one.success.n), h("td", { class: "n", "data-title": "Turns" }, number(one.turns_mean)), h("td", { class: "n", "data-title": "Errors" }, one.n_errors))), { showCaption: true, class: "cards" }) : null,

@@ -137,9 +137,9 @@ function drawHead(box, head, learned) {
       tile("Step", head.n_steps ? `${head.step} of ${head.n_steps}` : String(head.step), [head.stage || "not begun", head.n_steps ? progress(head) : null]),
       tile("Success in training", head.success ? percent(head.success.value) : "–", head.success ? within(head.success.low, head.success.high) : "no step yet"),
       tile("On unseen tasks", last ? [first !== last ? h("span", { class: "from" }, `${percent(first.success)} → `) : null, percent(last.success)] : "–", last ? `${last.name}, ${within(last.low, last.high)}` : "not evaluated"),
-      learned ? tile("Learned", `${points(learned.difference)} points`, `on the same ${learned.n} tasks, 95% interval ${points(learned.low)} to ${points(learned.high)}; ${learned.n_better} better, ${learned.n_worse} worse; ${test(learned)}`) : null,
       tile("Sampled", head.tokens_per_s ? `${number(head.tokens_per_s)}` : "–", "tokens per second"),
       tile(head.state === "running" ? "Time left" : "Time a step", head.state === "running" ? left || "–" : head.pace_s ? duration(head.pace_s) : "–", head.state === "running" ? (head.pace_s ? `${duration(head.pace_s)} a step` : "after two steps") : "lately")),
+    learned ? h("p", { class: "learned" }, "Learned: ", h("b", null, `${points(learned.difference)} points`), ` on the same ${learned.n} tasks, 95% interval ${points(learned.low)} to ${points(learned.high)}; ${learned.n_better} better, ${learned.n_worse} worse; ${test(learned)}.`) : null,
     head.waits_for ? h("p", { class: "waits" }, h("span", { class: "pulse", "aria-hidden": "true" }), "Waiting for ", head.waits_for, ticking(head)) : null);
 }
 

@@ -1,0 +1,128 @@
+"""Attempts in other tools' formats: inspect's own loader reads its logs, any Parquet reader the table; keys in neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from rlhf.evaluation.store import list_steps, read_failures, read_trajectories
+from tests.commands import last_json, run
+from tests.evaluation.synthetic import make_run
+from tests.viewer.served import SECRET, hostile_run
+
+ROOT = Path(__file__).parent.parent.parent
+#: Where `make install-inspect` puts inspect_ai, whose dependencies other packages here do not agree with.
+INSPECT = Path(os.environ.get("INSPECT_PYTHON", ROOT / ".venv" / "inspect" / "bin" / "python"))
+READ = """
+import json, sys
+from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_sample_summaries
+found = {}
+for info in list_eval_logs(sys.argv[1]):
+    log = read_eval_log(info)
+    assert len(log.samples) == len(read_eval_log_sample_summaries(info)) == log.results.total_samples
+    found[info.name.rpartition("/")[2]] = {
+        "status": log.status,
+        "step": log.eval.metadata["step"],
+        "accuracy": log.results.scores[0].metrics["accuracy"].value if log.results.scores else None,
+        "samples": [
+            [s.id, s.epoch, s.scores["success"].value if s.scores else None, [m.text for m in s.messages],
+             s.error.message if s.error else None, s.limit.type if s.limit else None] for s in log.samples
+        ],
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def coin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "coin", n_steps=3, n_eval=6)
+
+
+@pytest.fixture(scope="module")
+def logs(coin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "logs"
+    assert last_json(run("export", coin, "--format", "inspect", "--out", out, "--json"))["n_logs"] == 5
+    return out
+
+
+@pytest.mark.skipif(not INSPECT.is_file(), reason="no inspect_ai: make install-inspect")
+def test_inspects_own_loader_reads_the_logs(coin: Path, logs: Path) -> None:
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([INSPECT, "-c", READ, logs], capture_output=True, text=True, check=True, env=clean, cwd=logs)
+    found = json.loads(done.stdout.splitlines()[-1])
+    stored = list_steps(coin / "trajectories")
+    assert set(found) == {f"{s.path.stem}.eval" for s in stored}
+    for one in stored:
+        log = found[f"{one.path.stem}.eval"]
+        where = {"stage": one.stage, "phase": one.phase}
+        records = list(read_trajectories(coin / "trajectories", steps=[one.step], **where))
+        failures = [f for f in read_failures(coin / "trajectories", **where) if f.step == one.step]
+        assert (log["status"], log["step"]) == ("success", one.step)
+        assert log["accuracy"] == pytest.approx(sum(r.trajectory.solved for r in records) / len(records))
+        assert len(log["samples"]) == len(records) + len(failures)
+        by_key = {(id_, epoch): rest for id_, epoch, *rest in log["samples"]}
+        first = records[0].trajectory
+        value, texts, error, limit = by_key[first.task_id, 1]
+        assert value == ("C" if first.solved else "I") and error is None
+        assert limit == (None if first.solved else "message")
+        said = [text for turn in first.turns for text in (turn.action.said or turn.action.text, turn.reply)]
+        assert texts == [first.opening, *said]
+
+
+def test_a_log_says_the_same_to_who_reads_the_zip(coin: Path, logs: Path) -> None:
+    with zipfile.ZipFile(logs / "after-eval-000003.eval") as log:
+        assert {"header.json", "summaries.json", "_journal/start.json"} < set(log.namelist())
+        header = json.loads(log.read("header.json"))
+        summaries = json.loads(log.read("summaries.json"))
+    assert header["eval"]["metadata"] == {"run": "coin", "stage": "after", "phase": "eval", "step": 3}
+    assert header["version"] == 2 and header["eval"]["dataset"]["samples"] == 6 == len(summaries)
+
+
+def test_one_table_has_every_attempt(coin: Path, tmp_path: Path) -> None:
+    out = tmp_path / "attempts.parquet"
+    told = last_json(run("export", coin, "--format", "parquet", "--out", out, "--json"))
+    rows = pq.read_table(out).to_pylist()
+    records = list(read_trajectories(coin / "trajectories"))
+    failures = list(read_failures(coin / "trajectories"))
+    assert len(rows) == told["n_attempts"] == len(records) + len(failures)
+    assert sum(row["solved"] for row in rows) == sum(r.trajectory.solved for r in records)
+    [row] = [r for r in rows if (r["step"], r["stage"], r["task_id"]) == (3, "after", "coin/test/2")]
+    [record] = read_trajectories(coin / "trajectories", stage="after", task_id="coin/test/2")
+    assert record.score is not None and row["score"] == record.score.total
+    assert dict(row["parts"])["environment"] == record.score.parts["environment"].value
+    assert [m["content"] for m in row["messages"]][0] == record.trajectory.opening
+    again = run("export", coin, "--format", "parquet", "--out", out)
+    assert again.exit_code == 2 and "nothing is overwritten" in again.output
+
+
+def test_a_planted_key_is_in_no_export(tmp_path: Path) -> None:
+    folder = hostile_run(tmp_path / "run", length=100)
+    assert any(SECRET in r.trajectory.opening for r in read_trajectories(folder / "trajectories"))  # it is planted
+    run("export", folder, "--format", "inspect", "--out", tmp_path / "logs", "--redact", "right to [a-z]+")
+    run("export", folder, "--format", "parquet", "--out", tmp_path / "t.parquet", "--redact", "right to [a-z]+")
+    texts = [str(pq.read_table(tmp_path / "t.parquet").to_pylist())]
+    for path in (tmp_path / "logs").iterdir():
+        with zipfile.ZipFile(path) as log:
+            texts += [name + log.read(name).decode() for name in log.namelist()]
+    for text in texts:
+        assert SECRET[8:] not in text and "right to left" not in text
+    assert "█" in texts[0]
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path, coin: Path) -> None:
+    none = run("export", tmp_path, "--format", "inspect", "--out", tmp_path / "logs")
+    assert none.exit_code == 2 and "there is no run" in none.output
+    wrong = run("export", coin, "--format", "inspct", "--out", tmp_path / "logs")
+    assert wrong.exit_code == 2 and "inspect" in wrong.output
+    run_folder = shutil.copytree(coin, tmp_path / "copy")
+    next((run_folder / "trajectories").glob("*.parquet")).write_bytes(b"half a file")
+    damaged = run("export", run_folder, "--format", "parquet", "--out", tmp_path / "t.parquet")
+    assert damaged.exit_code == 2 and "not a readable trajectory file" in damaged.output
+    assert not list(tmp_path.glob("*.partial")) and not (tmp_path / "t.parquet").exists()
