@@ -19,7 +19,7 @@ WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest
 SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart install install-vllm install-dev check fast test test-all gpu-test docs bench clean
+.PHONY: quickstart install install-vllm install-dev install-inspect pictures check fast test test-all gpu-test docs bench clean
 
 # Models this small gain nothing from threads, and one thread gives the same curve on every machine.
 quickstart: export OMP_NUM_THREADS ?= 1
@@ -46,6 +46,16 @@ $(VENV)/.installed-dev: $(VENV)/.installed $(VENV)/.installed-vllm pyproject.tom
 	$(BIN)/python -m pip install --quiet --no-deps $(BARE)
 	touch $@
 
+# Beside the others: its dependencies do not agree with theirs.
+install-inspect: $(VENV)/inspect/.installed ## inspect_ai, whose loader tests read exported logs with
+$(VENV)/inspect/.installed: Makefile
+	$(PYTHON) -m venv $(VENV)/inspect
+	$(VENV)/inspect/bin/python -m pip install --quiet --retries 1 inspect-ai==0.3.285
+	touch $@
+
+pictures: install-dev ## the pictures of the README, by a run of the quickstart in Debian's Chromium
+	$(BIN)/python docs/pictures.py
+
 check: install-dev ## formatting, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -57,7 +67,7 @@ fast: install-dev ## the tests that one runs while writing
 	$(PYTEST) $(SPREAD) -m fast
 
 test: export OMP_NUM_THREADS ?= 1
-test: install-dev ## all that CI runs, and whether every branch was taken where that is promised
+test: install-dev install-inspect ## all that CI runs, and whether every branch was taken where that is promised
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(SPREAD) $(COVERING)
 	$(BIN)/coverage combine --quiet

@@ -6,8 +6,8 @@
 
 A run folder is made of real episodes' shape, `rlhf view` is started on it in a process of its own, and its addresses
 are asked one after another, the first time and again. Live delay: lines are appended to the log, and the time until an
-event with them has come is taken. Cost: the same short run is trained with nobody watching and with a viewer whose page
-is followed by a client that opens attempts, in turns; the ratio is of the processor seconds of the training process alone.
+event with them has come is taken. Cost: a short run is trained with nobody watching, and with a viewer whose page is
+followed by a client that opens attempts, in turns; the ratio is of the processor seconds of the training alone.
 """
 
 from __future__ import annotations

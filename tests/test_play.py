@@ -428,18 +428,20 @@ def test_measured_shares_of_the_page_are_those_of_the_command(kind: str) -> None
 
 def test_a_stored_attempt_is_played_on(tmp_path: Path) -> None:
     task = task_of()
-    plan = Keyhole().plan(task, [])
+    plan = list(KEYHOLE.plan(task, []) or ())
     turns = tuple(Turn(Action(action), "done") for action in plan)
     stored = Trajectory(task.id, 0, "", turns, Outcome.SOLVED)
     record = TrajectoryRecord(3, "0-pg", "eval", task.id, stored)
     TrajectoryWriter(tmp_path / "trajectories").write("0-pg", 3, "eval", [record])
-    recipe = "policy: {kind: from_scratch}\nenvironment: {kind: keyhole}\nstages: [{kind: policy_gradient, steps: 1}]\n"
-    (tmp_path / "recipe.yaml").write_text(recipe)
+    (tmp_path / "recipe.yaml").write_text(
+        "policy: {kind: from_scratch}\nenvironment: {kind: keyhole, rows: 3, columns: 3, loops: 4}\n"
+        "rewards: {outcome: {kind: outcome}}\nstages: [{kind: policy_gradient, steps: 1}]\n"
+    )
     place = "0-pg:eval:3:0"
-    on = typed(str(tmp_path), "--from", place, "--json", lines=[plan[-1]])
-    assert last_json(on)["actions"] == list(plan) and last_json(on)["success"]
-    two = typed(str(tmp_path), "--from", place, "--turns", "2", "--json", lines=[])
-    assert last_json(two)["actions"] == list(plan[:2]) and not last_json(two)["over"]
+    on = typed(str(tmp_path), "--from", place, lines=[plan[-1]])
+    assert last_json(on)["actions"] == plan and last_json(on)["success"]
+    two = typed(str(tmp_path), "--from", place, "--turns", "2", lines=[])
+    assert last_json(two)["actions"] == plan[:2] and not last_json(two)["over"]
     for words, says in (
         (["--from", "nonsense"], "no place of an attempt"),
         (["--from", place, "--agent", "chat"], "agent"),

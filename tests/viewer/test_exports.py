@@ -1,4 +1,4 @@
-"""Attempts in other tools' formats: inspect's own loader reads its logs, any Parquet reader the table; keys in neither."""
+"""Attempts in other formats: inspect's own loader reads its logs, any Parquet reader the table; keys in neither."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_one_table_has_every_attempt(coin: Path, tmp_path: Path) -> None:
     [record] = read_trajectories(coin / "trajectories", stage="after", task_id="coin/test/2")
     assert record.score is not None and row["score"] == record.score.total
     assert dict(row["parts"])["environment"] == record.score.parts["environment"].value
-    assert [m["content"] for m in row["messages"]][0] == record.trajectory.opening
+    assert row["messages"][0]["content"] == record.trajectory.opening
     again = run("export", coin, "--format", "parquet", "--out", out)
     assert again.exit_code == 2 and "nothing is overwritten" in again.output
 
