@@ -171,7 +171,7 @@ def trained(recipe: Path, folder: Path, is_watched: bool) -> float:
 
 
 def cost(n: int) -> None:
-    """Print the ratios of processor seconds, watched over not, of `n` pairs of runs, and the 95% interval of the mean."""
+    """Print the ratios of processor seconds, watched over not, of `n` pairs, and the 95% interval of the mean."""
     ratios = []
     print("| pair | alone | watched | ratio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as home:

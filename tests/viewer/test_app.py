@@ -255,7 +255,7 @@ def test_a_real_run_is_shown_and_its_test_passes(tmp_path: Path) -> None:
         assert (head["state"], head["step"], head["n_steps"]) == ("finished", 2, 2)
         found = shown.get("run/run/trajectory", stage="0-policy_gradient", phase="train", step=2, row=0)
     assert found["has_tokenizer"] and found["turns"][0]["generations"][0]["tokens"]["advantage"]
-    assert "words.py:Words" in found["commands"]["play"]
+    assert found["commands"]["play"] == f"rlhf play {done.folder} --from 0-policy_gradient:train:2:0"
     space: dict[str, Any] = {}
     exec(found["test"], space)  # it plays the attempt again and expects its outcome
     [test] = [value for name, value in space.items() if name.startswith("test_attempt_is_")]
