@@ -12,7 +12,7 @@ _EXPECTED = "a finite number, or a Verdict"
 
 
 def checked_verdict(said: object, where: str, n_turns: int | None = None) -> Verdict:
-    """Return what a reward said as a verdict of Python's own types; a reason is cut to a length that can be read.
+    """Verdict of Python's own types from a reward's result; a long reason is cut.
 
     Args:
         said: whatever a reward has returned.

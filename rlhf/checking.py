@@ -228,7 +228,7 @@ def no_effect(where: str, value: object, why: str, do: str = "remove the key") -
 def unused(
     part: Any, keys: tuple[str, ...], path: str, why: str, do: str = "remove the key", default: Any = None
 ) -> Iterator[Problem]:
-    """Yield a problem for each of `keys` that has another value than its default, as none has an effect.
+    """Yield a problem for each of `keys` that is set and has no effect.
 
     Args:
         part: a dataclass whose keys all have defaults.
@@ -246,7 +246,7 @@ def unused(
 
 
 def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem]:
-    """Yield a problem, at key or option `where`, for a split that is none of those that an environment declares."""
+    """Yield a problem, at key or option `where`, for a split that the environment lacks."""
     if split not in offered:
         yield Problem(
             "the environment has no such split",
@@ -258,12 +258,12 @@ def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem
 
 
 def is_local_model(named: str) -> bool:
-    """Whether `named` is a folder: it is there, or it cannot be a name on a hub, which has one `/` at most."""
+    """True if `named` is a folder: it exists, or cannot be a hub name (at most one `/`)."""
     return Path(named).expanduser().exists() or named.startswith((".", "/", "~")) or named.count("/") > 1
 
 
 def no_model(named: str, where: str, do: str) -> Iterator[Problem]:
-    """Yield a problem where `named` is a folder without a model; a name on a hub is not looked up.
+    """Yield a problem where `named` is a folder without a model; hub names are not looked up.
 
     Args:
         named: folder or name of the model.

@@ -61,7 +61,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this one writes files and talks to the user."""
+        """True for the process that writes files and talks to the user."""
         return self.rank == 0
 
     def begin(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Processes:
         self.gather(None, "the folder of the run")
 
     def share(self, n: int) -> slice:
-        """Return which of `n` things are this one's: neighbours, and as many as the others' up to one.
+        """Slice of `n` things for this process: contiguous, balanced to within one.
 
         Five for two processes: 0 to 2, and 3 to 4.
         """
@@ -113,7 +113,7 @@ class Processes:
         return first
 
     def agree_to_stop(self) -> bool:
-        """Whether a signal has asked any of several to stop; all get the same answer."""
+        """True if a stop signal reached any process; all get the same answer."""
         self.stops_together = self.n > 1 and any(self.gather(self.stops, "whether to stop"))
         return self.stops_together
 
@@ -196,7 +196,7 @@ def n_wanted() -> int:
 
 
 def n_here() -> int:
-    """How many of them run on this machine."""
+    """Number of processes on this machine."""
     return _number("LOCAL_WORLD_SIZE", n_wanted())
 
 
@@ -252,7 +252,7 @@ def leave() -> None:
 
 
 def take_one_gpu() -> None:
-    """See only the GPU whose number among the visible ones is LOCAL_RANK, and call it 0, as engines of this process do.
+    """Restrict CUDA to the visible GPU numbered LOCAL_RANK, which becomes device 0.
 
     Must come before anything asks CUDA what there is; once done, doing it again changes nothing.
     """
@@ -270,7 +270,7 @@ def take_one_gpu() -> None:
 
 
 def in_turn(items: Sequence[T], parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return results for `items` in order, where process r has worked on items r, r + n, r + 2n and so on.
+    """Results for `items` in order, where process r has worked on items r, r + n, r + 2n and so on.
 
     Args:
         items: all of them.

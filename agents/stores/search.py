@@ -37,7 +37,7 @@ def words_of(text: str) -> list[str]:
 
 
 def in_common(one: str, other: str) -> float:
-    """The share of words that two texts have in common, |A ∩ B| / |A ∪ B|; 0 where there are none."""
+    """Word overlap of two texts, |A ∩ B| / |A ∪ B|; 0 where there are none."""
     a, b = set(words_of(one)), set(words_of(other))
     return len(a & b) / max(len(a | b), 1)
 

@@ -18,7 +18,7 @@ _WORD = re.compile(r"\w+")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case; there is no stemming, and no word is left out."""
+    """Lower-case words of a text, without stemming or stop words."""
     return _WORD.findall(text.lower())
 
 

@@ -27,7 +27,7 @@ class Pattern:
     match: Literal["search", "whole"] = "whole"
     """`search` finds it anywhere; `whole` wants it to match all of the text, but for white space around it."""
     of: Literal["last_action", "all_actions"] = "last_action"
-    """Which text; all actions are joined by new lines."""
+    """Text to match; all actions are joined by new lines."""
     limit_s: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Processor seconds for one text."""
 

@@ -1,4 +1,4 @@
-"""Language models as guides on the way: subgoals that are paid when they are reached, and what a reply was worth."""
+"""Language models as dense-reward guides: paid subgoals, and feedback on replies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Subgoals(AsksModel):
-    """Subgoals that a model names for a task, each paid on the turn in which an attempt first reaches it.
+    """Subgoals that a model names for a task, each paid at the turn that first reaches it.
 
     The model reads what the agent is told at the beginning and names up to `most` subgoals, once for all attempts at a
     task. Then it reads each attempt and says which action reached which of them. A subgoal is worth `bonus` / n, with n
@@ -30,7 +30,7 @@ class Subgoals(AsksModel):
     """
 
     bonus: Annotated[float, Field(gt=0)] = 1.0
-    """What all subgoals together are worth."""
+    """Total reward of all subgoals."""
     most: Annotated[int, Field(ge=1)] = 5
     """Most subgoals of a task."""
 
@@ -82,7 +82,7 @@ def named(reply: str, mark: str) -> list[str]:
 
 
 def reached(reply: str, mark: str, n_goals: int, n_turns: int) -> dict[int, int]:
-    """Return subgoal → action of the lines REACHED mark: i AT k, from 1; of several of one subgoal the earliest.
+    """Subgoal → action of the lines REACHED mark: i AT k, from 1; the earliest of a subgoal.
 
     Raises:
         Unreadable: there is no such line, nor one that says NONE, or one names what there is not.
@@ -118,9 +118,9 @@ class Feedback(AsksModel):
     """
 
     question: str = "Does this reply of the environment show that the agent has made progress with its task?"
-    """What the model decides of each reply."""
+    """Question to the model about each reply."""
     bonus: Annotated[float, Field(gt=0)] = 0.1
-    """What a reply that shows progress is worth."""
+    """Reward of a reply that shows progress."""
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Judge all replies of a group. Raises RewardError where that cannot be done."""

@@ -1,4 +1,4 @@
-"""Part marks for the next action of a shopper: the right kind of action, the right fields, the right words."""
+"""Partial credit for a shopper's next action: kind, fields and words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TERMINATE = 0.3
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PageAction:
-    """Part marks for one action: valid JSON .5, the right `type` .3 more, and the rest by type.
+    """Partial credit for one action: valid JSON .5, the right `type` .3 more, and the rest by type.
 
     With R the ROUGE-L of a field and D `difficulty`: `click` .2 where it has a `name`, + D · R(name); `type_and_submit`
     .1 for each of `name` and `text`, + .1 · R(name) + D · R(text); `terminate` .3. A right click with R .5:

@@ -1,4 +1,4 @@
-"""Language models as judges: which of two attempts is better, how good one is, and whether it keeps to principles."""
+"""Language-model judges: pairwise, pointwise, and by principles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Judge(AsksModel):
     """
 
     question: str = "Which attempt does better what the agent was asked to do?"
-    """What the judge decides."""
+    """Question to the judge."""
     normalised: bool = False
     """Divide by the typical difference of two attempts."""
 
@@ -93,11 +93,11 @@ class Grade(AsksModel):
     """
 
     question: str = "How well does the agent do what it was asked to do?"
-    """What the judge decides."""
+    """Question to the judge."""
     scale: Literal["points", "yes_no"] = "points"
     """0 to 10 points, or yes or no."""
     unreadable: Literal["error", "wrong"] = "error"
-    """What a reply without a verdict is: asked again `tries` times and then an error, or at once a 0."""
+    """Handling of a reply without a verdict: asked again up to `tries` and then an error, or at once a 0."""
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt. Raises RewardError where that cannot be done."""
@@ -125,7 +125,7 @@ class Grade(AsksModel):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Principles(AsksModel):
-    """Whether an attempt keeps to principles: log p(Yes) − log p(No) of a model that is asked about each, in nats.
+    """Principle adherence: log p(Yes) − log p(No) of a model asked about each principle, in nats.
 
     Probabilities of .7 and .2 are worth 1.252763; normalising them among the two changes nothing. Each difference is
     brought within ±`most`, and the value is their mean. Yes and No count in every way of writing them. Where one of the
@@ -138,7 +138,7 @@ class Principles(AsksModel):
     """
 
     principles: Annotated[tuple[str, ...], Field(min_length=1)]
-    """What is asked, each as a statement about the attempt: the answer uses no tool twice."""
+    """Principles, each as a statement about the attempt: the answer uses no tool twice."""
     most: Annotated[float, Field(gt=0)] = 5.0
     """Largest difference that counts, in nats."""
 

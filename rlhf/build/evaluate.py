@@ -98,7 +98,7 @@ def evaluate(
 
 
 def _hold(out: Path, stack: ExitStack, console: CleanConsole) -> None:
-    """Make the folder of an evaluation, and keep other processes from writing there; an empty one goes again."""
+    """Create and lock the folder of an evaluation; it is removed if it stays empty."""
     was_there = out.is_dir()
     with disk("the evaluation", out):
         out.mkdir(parents=True, exist_ok=True)
@@ -268,7 +268,7 @@ def finish(
 
 
 def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]) -> dict[str, Any]:
-    """What the environments served: hashes of the tasks, and of what each says first."""
+    """Fingerprint of the evaluation's data: hashes of the tasks and of their first observations."""
     said = openings(attempts)
     return {
         part.name: {
@@ -283,7 +283,7 @@ def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]
 
 
 def _are_counted(found: EvaluationTarget, attempts: list[Attempt]) -> bool:
-    """Whether the server of the policy counted the tokens of every reply."""
+    """True if the policy's server counted the tokens of every reply."""
     return found.kind == "endpoint" and all(a.is_counted for a in attempts if a.n_turns)
 
 

@@ -97,7 +97,7 @@ def train(
     profile: int | None = None,
     callbacks: Callbacks | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any.
+    """Train a recipe, or resume the run in folder `resume`; profile `profile` steps if given.
 
     Returns:
         plain values: success before and after with intervals, times, counts, the folder and the report.
@@ -225,7 +225,7 @@ async def prepare(
 async def _start(
     recipe: Recipe, folder: Path, found: Path | None, state: State, progress: RichProgress
 ) -> tuple[Policy, RolloutRunner, dict[int, Any]]:
-    """Policy, engine and demonstrations; these last, as they take long, but where the tokenizer is made of them."""
+    """Build policy, engine and demonstrations; demonstrations last, unless the tokenizer is made of them."""
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
@@ -347,7 +347,7 @@ async def make_collector(
 
 
 async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, Any]:
-    """Demonstrations of every stage that needs some: played once, then kept in the run folder, or data that is read."""
+    """Demonstrations by stage index: played once and kept in the run folder, or read from data."""
     played: dict[int, Any] = {index: texts_of(recipe, index) for index, _ in data_stages(recipe)}
     for index, stage in enumerate(recipe.stages):
         if index in played:
@@ -381,7 +381,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
 
 
 def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) -> list[Any]:
-    """The stages, with samplers that have seen the demonstrations they need, each of which is started once to try."""
+    """Stages whose samplers have their demonstrations; each sampler is started once as a check."""
     stages: list[Any] = []
     for index, stage in enumerate(recipe.stages):
         if isinstance(stage, PolicyGradient) and isinstance(stage.sampler, DemonstratedSampler):
@@ -411,14 +411,14 @@ async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress
 
 
 def write_record(folder: Path, recipe: Recipe) -> None:
-    """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
+    """Write the versions and the resolved recipe, which make the folder a run."""
     record = versions(recipe.environment) | programs_record(recipe.rewards) | {"data": digests(recipe)}
     write_listed(folder / "versions.json", json.dumps(record, indent=1))
     write_listed(folder / "recipe.yaml", dump(recipe))
 
 
 def programs_record(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
-    """What the sandbox amounts to, where a reward runs programs. Raises RecipeError where that is too little for it."""
+    """Sandbox properties, where a reward runs programs. Raises RecipeError where that is too little for it."""
     record = sandbox_record({name: weighted.reward for name, weighted in rewards.items()})
     return {"sandbox": record} if record else {}
 

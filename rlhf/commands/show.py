@@ -184,7 +184,7 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ahead_text(ahead: dict[str, Any]) -> str:
-    """What playing ahead comes to."""
+    """Text on asynchronous rollouts: lag, groups in flight and correction."""
     repeated = "the run repeats itself to the bit" if ahead["schedule"] == "fixed" else "the clock says by which policy"
     waits = "waits for them" if ahead["checkpoint"] == "drain" else "begins them again"
     return (

@@ -62,7 +62,7 @@ _CHANGES = {
 
 @dataclass(frozen=True)
 class Part:
-    """One sort of thing in memory.
+    """Category of memory, with its bytes.
 
     Attributes:
         name: of `_CHANGES`.
@@ -97,7 +97,7 @@ class Estimate:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is there when most is."""
+        """Parts of memory at the peak."""
         return self.held + max(self.passing, key=total)
 
     def change(self, part: Part) -> str:
@@ -176,7 +176,7 @@ def _estimate(
 
 
 def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) -> dict[str, int]:
-    """Return what a trainer holds of the policy in each process, and what an update takes beside it, in bytes.
+    """Bytes of the policy's trainer in each process: what it holds, and what an update adds.
 
     Of a parameter in bfloat16, eight processes and ZeRO 2: weights 2, gradients 4 / 8, weights in float32 (`masters`)
     4 / 8, moments 8 / 8. Plain torch in bfloat16: 2, 4, 4 and 8; in float32: 4, 4, 0 and 8.
@@ -210,7 +210,7 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
 
 
 def _on_host(kind: Any) -> set[str]:
-    """What lies in the machine's memory though the policy is on a GPU."""
+    """Parts that lie in host memory though the policy is on a GPU."""
     found = {"masters", "moments"} if isinstance(kind, DeepSpeed) and kind.offload_optimizer else set()
     if found and sharding_of(kind).gradients:
         found.add("gradients")
@@ -276,7 +276,7 @@ def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
 
 
 def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
-    """Bytes of a critic: its own backbone, gradients and moments of all that it trains; the head is next to none."""
+    """Bytes of a critic: its own backbone, gradients and moments; its head is negligible."""
     declared = CriticCapabilities(critic)
     if declared.trains_backbone is None:  # a critic of one's own, of which nothing is known
         return 0
@@ -315,7 +315,7 @@ def _engine_size(recipe: Recipe, dtype: str) -> int:
 
 
 def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tuple[int, int]:
-    """Bytes of keys and values in each process: what is counted, and the most that there can be.
+    """Bytes of the KV cache in each process: the counted ones and the upper bound.
 
     The bound has every live episode fill its context. Where nothing but the model's own size limits that, only what
     episodes sample is counted.
@@ -340,7 +340,7 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
 
 
 def _episodes(stage: Any) -> int:
-    """Attempts that the policy makes before the updates of a stage, or of a step of it; 0 where it makes none."""
+    """Attempts sampled before the updates of a stage or step; 0 where it samples none."""
     if isinstance(stage, OnPairs):
         return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
     if isinstance(stage, Supervised):
@@ -352,7 +352,7 @@ def _episodes(stage: Any) -> int:
 
 
 def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
-    """The largest micro-batch of a stage: filled to its budget, unless there are fewer tokens in a minibatch."""
+    """Largest micro-batch of a stage: its token budget, or a smaller minibatch."""
     limits = recipe.limits
     context = limits.max_context or config.get_text_config().max_position_embeddings
     loss = None
@@ -377,7 +377,7 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
 
 
 def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
-    """Bytes of activations of a critic that trains a backbone; it keeps them where the policy computes them again."""
+    """Bytes of a critic's activations where it trains a backbone; it does not recompute them."""
     if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_backbone:
         return 0
     return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0

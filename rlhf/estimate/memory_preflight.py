@@ -69,7 +69,7 @@ def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> N
 
 
 def _with_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> list[Part]:
-    """Weights and cache of an engine of one's own are at least the share of the GPU that it takes."""
+    """Parts with a separate engine's weights and cache raised to its share of the GPU."""
     from rlhf.inference.settings import VllmSettings
 
     if not isinstance(recipe.engine, VllmSettings) or recipe.engine.servers:

@@ -149,7 +149,7 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
 
 
 def _as_named(reward: Any) -> Any:
-    """Return the part that the recipe names: of what was made into a reward, the verifier or function."""
+    """Part as the recipe names it: the verifier or function inside a wrapped reward."""
     from rewards.trl_function import TrlFunction
     from rewards.verified import Verified
 

@@ -178,7 +178,7 @@ class Suite:
         return found
 
     def taken_by(self, recipe: Recipe) -> Suite:
-        """Return the suite for a policy that was trained with `recipe`: asked to act as it is used to.
+        """Suite adapted to a policy trained with `recipe`, whose agent it uses.
 
         The agent, the length of a reply and the context are the policy's; the tasks, the number of turns and the
         rewards stay the suite's.
@@ -300,7 +300,7 @@ def load_suite(path_or_name: str, overrides: Sequence[str] = ()) -> Suite:
 
 
 def _nearest_suite(name: str, listed: Iterable[str]) -> str:
-    """Name the nearest suite, which may be one of answers, for another command; '' where none is near."""
+    """Suggestion of the nearest suite, of answers too; '' where none is near."""
     path = Path(name).expanduser()
     beside = files_beside(path) if path.suffix or path.parent != Path() else {}
     if (file := closest(path.stem, beside)) is not None:

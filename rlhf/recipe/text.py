@@ -95,7 +95,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def to_text(values: Mapping[str, Any]) -> str:
-    """Write plain values as YAML that `parse` reads back, keys in the given order, short lists on one line."""
+    """YAML text that `parse` reads back, keys in the given order, short lists on one line."""
     text = yaml.dump(
         _escaped(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
     )

@@ -122,7 +122,7 @@ class _Board:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One attempt to make: which task of the list, its how-manieth occurrence, which attempt, from where on."""
+    """Attempt to make: task index, occurrence, attempt number, branch point."""
 
     index: int
     task: Task
@@ -229,7 +229,7 @@ async def run_groups(
 
 
 class _First(asyncio.Future[None]):
-    """Result of the first of some tasks; cancelled, it cancels `playing` in the same moment, and not a round later."""
+    """First result of some tasks; cancelling it cancels `playing` in the same moment."""
 
     def __init__(self, playing: asyncio.Task[None]) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class _Rollout:
         n_at_once: int,
         ended: Sequence[asyncio.Event],
     ) -> None:
-        """Make the attempts of `jobs` and the rounds of branches, into `groups`; say of each when it has ended."""
+        """Play `jobs` and the rounds of branches into `groups`, reporting each group's end."""
         firsts = [job for job in jobs if job.attempt == 0]
         for number in range(1, 1 + grouping.n_rounds):
             await self._round(jobs, groups, n_at_once, [asyncio.Event() for _ in ended])
@@ -331,7 +331,7 @@ class _Rollout:
         await _in_order(jobs, work, n_at_once)
 
     def branches(self, job: _Job, group: list[Trajectory], grouping: GroupStructure, number: int) -> list[_Job]:
-        """Return the attempts of a round of branches at the task of `job`, numbered behind those of its group.
+        """Jobs of a round of branches at the task of `job`, numbered after those of its group.
 
         Replies of the group within which one of them leaves are recorded in pieces from then on.
         """
@@ -369,7 +369,7 @@ def _jobs(tasks: Sequence[Task], group_size: int, earlier: Sequence[str]) -> lis
 
 
 async def _in_order(jobs: Sequence[_Job], work: Callable[[_Job], Awaitable[None]], max_concurrent: int) -> None:
-    """Work on all jobs, begun in order; when one raises or this is cancelled, the others are cancelled and awaited."""
+    """Run all jobs, begun in order; an exception or cancellation cancels and awaits the others."""
     waiting = iter(jobs)
 
     async def runner() -> None:

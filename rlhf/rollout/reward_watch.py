@@ -15,14 +15,17 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Watch:
-    """What a watched reward is compared with, and what follows when the two part. `watch: true` takes the defaults."""
+    """Watch of a held-out reward: what to compare with, and what to do when they diverge.
+
+    `watch: true` takes the defaults.
+    """
 
     of: str | None = None
     """The trained reward that it stands beside, by its name in the recipe; null compares with the whole score."""
     window: Annotated[int, Field(ge=8)] = 20
     """Steps over which a trend is looked for; twice, four times as many, and so on are looked at too."""
     stop: bool = False
-    """Whether the run stops, once in a stage, when the trained reward rises while this one falls."""
+    """Stop the run, once in a stage, when the trained reward rises while this one falls."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse comparisons with nothing, and windows that are longer than training."""

@@ -39,7 +39,7 @@ class _Counts:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Reflection:
-    """Shows summaries of earlier attempts by topic, in an order that is learnt from which of them were used.
+    """Reflective memory: summaries by topic, in an order learnt from their use.
 
     Prospective: after a step the policy (role `memory`) or a rule writes summaries of one attempt at each task that has
     something new to tell, each with a topic; a summary is merged into the entry it continues, or becomes an entry.
@@ -52,7 +52,7 @@ class Reflection:
     k: Annotated[int, Field(ge=1)] = 4
     """Most summaries that are shown."""
     candidates: Annotated[int, Field(ge=1)] = 20
-    """Those that they are drawn from: the nearest to the opening in words (BM25)."""
+    """Number of candidates: the nearest to the opening in words (BM25)."""
     tau: Annotated[float, Field(ge=0)] = 0.2
     """τ of the draw: the higher, the more others than the best are tried. The draw is the task's own: all attempts of a
     step at it are shown the same. 0 shows the best."""
@@ -66,10 +66,10 @@ class Reflection:
     seed: int = 0
     """Of the draws."""
     used: Literal["cited", "words"] = "cited"
-    """What counts as used: what the policy cites as [m1], which no action holds; or what an action shares a word with
-    that neither the opening nor an observation had said."""
+    """Evidence of use: what the policy cites as [m1], which no action holds; or what an action shares a word with that
+    neither the opening nor an observation had said."""
     writer: Literal["policy", "rule"] = "policy"
-    """Who writes the summaries. A rule writes one: what was done, and how it ended."""
+    """Writer of the summaries. A rule writes one: what was done, and how it ended."""
     merge_at: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The rule merges a summary into the entry whose topic has at least this share of words in common."""
     neighbours: Annotated[int, Field(ge=0)] = 3
@@ -81,14 +81,14 @@ class Reflection:
     max_chars: Annotated[int, Field(ge=20)] = 300
     """Longest summary; a merged one keeps its end."""
     own: bool = False
-    """Whether a task is shown summaries that it has a part in, which a test task never has."""
+    """Include summaries that the same task had a part in, which a test task never has."""
     max_transcript: Annotated[int, Field(ge=20)] = 2000
     """Characters of an attempt that the policy is asked about: its end, where it is longer."""
     ask: str = (
         'Summarise by topic what helps with later tasks, as JSON: {"topics": [{"topic": "...", "summary": "..."}]}. '
         'Add "id": 1 to merge a summary into a known one, whose text it then replaces.'
     )
-    """What is asked, after the neighbours and the attempt."""
+    """Prompt for summaries, after the neighbours and the attempt."""
     cite: str = "Cite what you use of this, as [m1]."
     """Said behind the summaries where `used` is `cited`; empty for a policy that was trained to cite."""
 
@@ -99,7 +99,7 @@ class Reflection:
 
     @property
     def asks_policy(self) -> bool:
-        """Whether the policy writes the summaries."""
+        """True if the policy writes the summaries."""
         return self.writer == "policy"
 
     def recollect(self, store: Store, history: History) -> Recollection:
@@ -142,7 +142,7 @@ class Reflection:
     async def learn_asking(
         self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
     ) -> Mapping[str, float]:
-        """Learn what was used, then ask for summaries of one attempt at each task that has something new to tell."""
+        """Learn from use, then ask for summaries of one informative attempt at each task."""
         figures, counts = self._look_back(store, groups), _Counts()
         for of in self._news(store, groups):
             told = transcript(of, self.max_transcript)
@@ -160,7 +160,7 @@ class Reflection:
         return figures | self._finish(store, groups, counts)
 
     def _read(self, one: object, known: Mapping[int, Entry]) -> tuple[str, str, Entry | None]:
-        """Topic, summary, and the entry that it goes into; empty where there is none, or it names an unknown id."""
+        """Topic, summary, and the entry that it updates; empty if absent or of an unknown id."""
         if not isinstance(one, dict):
             return "", "", None
         number = one.get("id")

@@ -1,4 +1,4 @@
-"""A re-ranker of entries that learns from which of them were used: scores, a draw, and the gradient of REINFORCE.
+"""Re-ranker of entries trained by REINFORCE on their use: scores, sampling, gradient.
 
 Pure functions. Vectors are hashed bags of words, so that nothing is loaded and equal texts are equal vectors anywhere.
 
@@ -44,7 +44,7 @@ class Weights:
 
 
 def vector(text: str, dim: int) -> Array:
-    """`[D]` how often each word is there, each word at a place and with a sign of its own, of length 1; 0 for none."""
+    """Hashed bag of words `[D]`, signed and of length 1; 0 for no words."""
     found = np.zeros(dim)
     for word in words_of(text):
         code = crc32(word.encode("utf-8", "ignore"))
@@ -54,7 +54,10 @@ def vector(text: str, dim: int) -> Array:
 
 
 def scores(weights: Weights, query: Array, entries: Array) -> Array:
-    """`[K]` s_i = q′ · m′_i with q′ = q + W_q q and m′_i = m_i + W_m m_i, of a query `[D]` and entries `[K, D]`."""
+    """Scores `[K]` of entries `[K, D]` for a query `[D]`.
+
+    s_i = q′ · m′_i with q′ = q + W_q q and m′_i = m_i + W_m m_i.
+    """
     found: Array = (entries + entries @ weights.entry.T) @ (query + weights.query @ query)
     return found
 
@@ -92,7 +95,7 @@ def gradient(
     tau: float,
     baseline: float,
 ) -> Weights:
-    """Gradient of REINFORCE: Σ_j (Σ_{l≥j} (R_l − b)) ∇ log p_j, an unbiased estimate of ∇ E[Σ_l R_l].
+    """REINFORCE gradient Σ_j (Σ_{l≥j} (R_l − b)) ∇ log p_j, an unbiased estimate of ∇ E[Σ_l R_l].
 
     A draw has no part in the rewards of those before it, so each counts what came with it and after it.
 

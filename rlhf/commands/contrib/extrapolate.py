@@ -38,7 +38,7 @@ def extrapolate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep of what training changed its first singular direction, and go along it: further than the run did, if asked.
+    """Extrapolate training along the first singular direction of each weight's change.
 
     One checkpoint (of a run: its newest) gives its own change, --alpha times. With --target, the line through several
     checkpoints against their success; of a run these are all that were kept of its last stage (keep_checkpoints).
@@ -71,7 +71,7 @@ def extrapolate(
 
 
 def _checkpoints(targets: Sequence[str], *, several: bool) -> list[Path]:
-    """The checkpoints that are named; of a run, its newest, or all that were kept of its last stage."""
+    """Named checkpoints; of a run its newest, or all that its last stage kept."""
     from rlhf.training.checkpoints.store import every
 
     if len(targets) > 1 or not (Path(targets[0]) / "recipe.yaml").is_file():

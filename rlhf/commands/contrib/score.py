@@ -79,7 +79,7 @@ def score(
 
 
 def _named(targets: Sequence[str]) -> list[tuple[str, str]]:
-    """The targets with names of their own: the last word of each, and a number behind it where it is not the first."""
+    """Targets with unique names: the last word of each, numbered where it repeats."""
     names: list[tuple[str, str]] = []
     for target in targets:
         kind = _values(target).get("kind", target)

@@ -22,7 +22,7 @@ from rlhf.training.throughput import Meter
 
 
 class _ZeroKeys(Protocol):
-    """What of the recipe the trainer reads; see `rlhf.training.backends.settings.DeepSpeed`."""
+    """Recipe keys that the trainer reads; see `rlhf.training.backends.settings.DeepSpeed`."""
 
     @property
     def zero(self) -> Literal[0, 1, 2, 3]: ...
@@ -100,7 +100,7 @@ class DeepSpeedTrainer(DistributedTrainer):
         return _Live(self._engine)
 
     def close(self) -> None:
-        """Leave the policy with an ordinary module, whole in every process; one that was loaded in pieces stays so."""
+        """Restore an ordinary module, whole in every process; one loaded in shards stays sharded."""
         module = self._engine.module
         _destroy(self._engine)
         with current().hearing("the end of a stage"):
@@ -133,7 +133,7 @@ class ZeroLayout:
     timeout_s: float
 
     def lay_out(self, policy: Policy) -> Any:
-        """Cut a module whose weights have no memory; returns what gathers them for passes until a trainer starts."""
+        """Shard a module on the meta device; returns the gatherer of its weights until a trainer starts."""
         join(self.timeout_s)
         deepspeed, on_gpu = _library(), torch.cuda.is_available()
         precision = self.kind.precision or _format_of(policy.model)
@@ -182,21 +182,24 @@ class _Live:
         return self._engine(**inputs)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Those of the module."""
+        """Parameters of the module."""
         found: Iterator[torch.nn.Parameter] = self._engine.module.parameters()
         return found
 
 
 @dataclass
 class _EngineStepper(Stepper):
-    """Lets DeepSpeed bound the gradient and make the update; it leaves out a gradient that is not finite."""
+    """DeepSpeed's clipping and update; non-finite gradients are skipped."""
 
     engine: Any = None
     moments: Any = None
     is_scaled: bool = False
 
     def step(self, *, beside: bool = False) -> float:
-        """As `Stepper.step`. What float16's scale made too large is left out too, and the scale is lowered."""
+        """Make an update, as `Stepper.step`.
+
+        What float16's scale made too large is left out too, and the scale is lowered.
+        """
         self._set_lr(beside)
         self.moments.prepare()
         with current().hearing("an update"):

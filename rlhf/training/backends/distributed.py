@@ -22,7 +22,7 @@ from rlhf.training.backends.torch import R, T, TorchTrainer
 
 @dataclass
 class DistributedTrainer(TorchTrainer):
-    """Updates `policy` in place, together with the other processes: each must make the same calls in the same order."""
+    """Trainer of several processes: each must make the same calls in the same order."""
 
     @property
     def rounds_in_place(self) -> bool:
@@ -44,7 +44,7 @@ class DistributedTrainer(TorchTrainer):
         return self._shared(batches)
 
     def _shared(self, items: Sequence[T]) -> list[tuple[T, bool]]:
-        """Return every n-th item; where that is one fewer than another process has, the last of all, not to count."""
+        """Every n-th item; where another process has one more, the last again, not to count."""
         if not items:
             return []
         here = current()

@@ -33,7 +33,7 @@ _WARNING = "FSDP2-wrapped module .* returned a view tensor"
 
 
 class _FsdpKeys(Protocol):
-    """What of the recipe the trainer reads; see `rlhf.training.backends.settings.Fsdp`."""
+    """Recipe keys that the trainer reads; see `rlhf.training.backends.settings.Fsdp`."""
 
     @property
     def precision(self) -> Precision | None: ...
@@ -58,7 +58,7 @@ class FsdpLayout:
     timeout_s: float
 
     def lay_out(self, policy: Policy) -> None:
-        """Cut a module whose weights have no memory; what each process holds then is not set to anything."""
+        """Shard a module on the meta device; its shards are uninitialised."""
         join(self.timeout_s)
         wanted = format_for(self.precision, policy.model)
         for p in policy.model.parameters():
@@ -76,7 +76,7 @@ def format_for(precision: Precision | None, model: Any) -> torch.dtype:
 
 
 def cut(policy: Policy, wanted: torch.dtype) -> None:
-    """Take the module of a policy to pieces, a layer after the other, and the rest as one."""
+    """Shard a policy's module, layer by layer, and the rest as one unit."""
     model = policy.model
     base = model.get_base_model() if policy.is_lora else model
     layers = [m for m in base.modules() if type(m).__name__ in set(base._no_split_modules or ())]
@@ -100,7 +100,7 @@ def cut(policy: Policy, wanted: torch.dtype) -> None:
 
 @torch.no_grad()
 def _round(model: Any) -> None:
-    """Leave pieces with the values that the model computes with, as a stage that makes it whole does."""
+    """Round shards to the model's format, as a stage does that gathers it."""
     for p in model.parameters():
         p.grad = None
         own = p.to_local()
@@ -142,7 +142,7 @@ class FsdpTrainer(DistributedTrainer):
         return self.settings.build(self.policy.model.parameters(), kind=ShardedAdamW)
 
     def close(self) -> None:
-        """Leave the policy with an ordinary module, whole in every process; one that was loaded in pieces stays so."""
+        """Restore an ordinary module, whole in every process; one loaded in shards stays sharded."""
         if self.policy.load is not None:
             _round(self.policy.model)
             super().close()

@@ -36,7 +36,7 @@ class AdamW:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After warm-up: stay, or fall towards `final_lr_share` of the peak, where the stage ends."""
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """What is left of the peak at the end of the stage, where the schedule falls."""
+    """Final learning rate as a share of the peak, for schedules that decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Updates over which the rate rises linearly from 0."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
@@ -69,7 +69,7 @@ class AdamW:
         return kind(trainable, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
 
     def lr_at(self, update: int, n_updates: int) -> float:
-        """Learning rate of update number `update` of `n_updates`, from 0; a pure function, so resume needs no state."""
+        """Learning rate of update `update` of `n_updates`, from 0; pure, so resume needs no state."""
         if update < self.warmup_steps:
             return self.lr * (update + 1) / (self.warmup_steps + 1)
         if self.schedule == "constant":

@@ -24,7 +24,7 @@ from rlhf.training.stages.imitation import imitation_samples
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImitateFailed:
-    """Collect the tasks that all attempts of a group failed, and imitate demonstrations of them when enough wait.
+    """Queue the tasks that a whole group failed, and imitate their demonstrations in batches.
 
     A task waits once, however often it is failed, and only if the environment's oracle solves it. When `size` wait, the
     step ends with one supervised update on the demonstrations of those that wait longest, by the same optimiser:
@@ -80,7 +80,7 @@ class FailedTaskQueue:
         self.waiting, self.n_updates = self.after, n_updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Who waits, and what was done."""
+        """Waiting tasks and counters."""
         return {"waiting": list(self.waiting), "n_updates": self.n_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ class FailedImitation(StageHook):
         self.hard.learn(parts.trainer.n_beside)
 
     def state_dict(self) -> dict[str, Any]:
-        """Who waits, and what was done."""
+        """Waiting tasks and counters."""
         return self.hard.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A reward model that is trained further while a policy learns from it: its recipe keys, and what stays of its scale.
+"""Recipe keys of a reward refresh, and the preservation of its reward's scale.
 
 Held-out pairs are of the policy that made them. A policy that has moved says other things, of which the model knows
 less, and it moves where the model is wrong in its favour. So every few steps the model learns from what the policy does
@@ -69,7 +69,7 @@ class RewardRefresh:
     pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
     """Pairs or attempts of one forward pass; changes memory and speed alone."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
-    """How the weights are updated; its running means go on from one time to the next."""
+    """Optimizer of the reward model; its moments persist between refreshes."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse names of no reward model and of no truth, keys of other models, and a schedule."""
@@ -132,7 +132,7 @@ class RewardRefresh:
 def kept_scale(
     before: Sequence[float], after: Sequence[float], scale: tuple[float, float] = (1.0, 0.0)
 ) -> tuple[float, float]:
-    """Return (a, b) with which a · after + b has the mean and the deviation of a₀ · before + b₀.
+    """Affine (a, b) that gives a · after + b the mean and deviation of a₀ · before + b₀.
 
     Numbers 1 and 3 that became 0 and 8: the deviation 1 became 4 and the mean 2 became 4, so a = 1/4 and b = 2 − 1 = 1,
     and 0 and 8 are served as 1 and 3. Where all are equal, before or after, a stays and the mean alone is kept.

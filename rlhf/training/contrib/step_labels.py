@@ -1,4 +1,4 @@
-"""Labels of attempts and of their steps: how likely it is that what was done up to here comes out right."""
+"""Labels of attempts and steps: probability of success from here on."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def labelled(groups: Iterable[ScoredGroup], *, steps: bool, enough: float, eta: 
 
 
 def passing(group: ScoredGroup) -> list[dict[int, tuple[int, ...]]]:
-    """Return, of each attempt of a group, turn -> the attempts that did and read the same up to the end of that turn.
+    """Attempts through each turn, by attempt: those identical up to the end of that turn.
 
     The turns are those that the policy took. Each attempt is among its own.
     """

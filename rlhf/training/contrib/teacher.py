@@ -52,7 +52,7 @@ class Teacher:
         return cls(model, where)
 
     def teach(self, stage: StageKeys, trainer: TorchTrainer, rows: Sequence[Sample]) -> list[Floats]:
-        """Return the log-probs of the policy tokens of each row, at the temperature that they were sampled at.
+        """Teacher log-probs of each row's policy tokens, at their sampling temperature.
 
         Raises:
             ModelError: a row is longer than the teacher's context.
@@ -78,7 +78,7 @@ def teacher_of(stage: StageKeys, policy: Policy) -> Teacher | None:
 
 @dataclass(frozen=True)
 class Teaching(StageHook):
-    """A teacher in the steps of a stage: its coefficient in the loss, and its log-probs on the rows.
+    """Teacher hook of a stage: its loss coefficient, and its log-probs on the rows.
 
     Attributes:
         teacher: of the stage.

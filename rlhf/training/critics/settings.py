@@ -35,11 +35,11 @@ class LiveCritic(Stateful, Protocol):
 
     @property
     def n_updates(self) -> int:
-        """Updates made or tried so far, of the stage; it moves in every step that changes what is remembered."""
+        """Updates made or tried so far in the stage; it moves with every change of memory."""
         ...
 
     def is_warming(self, step: int) -> bool:
-        """Whether it learns alone in a step, counted from 0."""
+        """True in warm-up steps, counted from 0, in which the critic learns alone."""
         ...
 
     def look(self, groups: Sequence[ScoredGroup]) -> Look:
@@ -47,7 +47,7 @@ class LiveCritic(Stateful, Protocol):
         ...
 
     def learn(self, seen: Any, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
-        """Make what updates are left of a step once it has credit, and return what is logged of all.
+        """Remaining updates of a step once it has credit; returns metrics of all.
 
         Args:
             seen: what `look` returned in this step.
@@ -96,13 +96,13 @@ class CriticCapabilities(CapabilityView):
     """Optional attributes of a critic's settings, with None for each that they leave out."""
 
     optimizer = Capability[object](None)
-    """How it is updated."""
+    """Optimizer of the critic."""
     trains_backbone = Capability[bool | None](None, bool)
-    """Whether the gradient goes on into its backbone; None where nothing is known of its model."""
+    """True if the gradient reaches its backbone; None where its model is unknown."""
     tau = Capability[object](None)
     """Share by which a copy follows it in each update."""
     told = Capability[object](None)
-    """What it reads before what the policy read; such a critic is compared with what it began as."""
+    """Privileged text that it reads first; such a critic is compared with its initial model."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class CriticHook(StageHook):
             step.values |= self.critic.learn(self.seen, step.rows, step.rng, step.number)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the critic remembers."""
+        """State of the critic."""
         return self.critic.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Rewards that are watched: whether what is trained on rises while a held-out reward falls, looked for in every step.
+"""Reward watch: detects a rising trained reward with a falling held-out reward.
 
 A policy finds what a reward pays for without its being done: the reward rises and the quality falls. A second reward
 that is never trained on shows it, as long as nothing is chosen by it. Over the last `window` steps, and over twice and
@@ -62,7 +62,7 @@ def trend(values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
 
 @dataclass
 class Watches(StageHook):
-    """Takes in each step; kept in checkpoints, so that a resumed run warns as one that ran on.
+    """Watch of each step's rewards; its state is in checkpoints.
 
     Attributes:
         settings: of each watched reward, by its name in the recipe.

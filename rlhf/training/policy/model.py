@@ -158,7 +158,7 @@ def load_folder(
     template: Path | None = None,
     loader: Loader | None = None,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer of a Hugging Face folder or hub name, with the chat template that is named if one is.
+    """Model and tokenizer of a Hugging Face folder or hub name, with a named chat template if any.
 
     Raises:
         ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
@@ -260,7 +260,7 @@ class Policy:
 
     @property
     def compiles_well(self) -> bool:
-        """Whether torch.compile is known to make this model's layers faster: on a GPU, in 16 bits, one adapter."""
+        """True if torch.compile speeds this model up: on a GPU, in 16 bits, one adapter."""
         first = next(self.model.parameters())
         is_plain = role_adapters(self.model) is None and getattr(self.model, "quantization_method", None) is None
         return bool(first.is_cuda and is_short(first) and is_plain)
@@ -392,7 +392,7 @@ def resume(
 
 
 def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
-    """The adapter in a folder, by the names and on the devices of the trained parameters of `model`."""
+    """Weights of the adapter in a folder, by name and device of `model`'s trained parameters."""
     from safetensors.torch import load_file
 
     check_model(saved)
@@ -409,7 +409,7 @@ def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
 
 
 def _name_in_file(name: str) -> str:
-    """PEFT leaves the adapter's name out of the names in its file, and of DoRA's lengths the last part too."""
+    """Parameter name in PEFT's file: without the adapter's name, and DoRA's magnitude suffix."""
     name = re.sub(r"(\.lora_\w+)\.[^.]+", r"\1", name)
     return name.removesuffix(".weight") if name.endswith(".lora_magnitude_vector.weight") else name
 

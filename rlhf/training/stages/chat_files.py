@@ -30,7 +30,7 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message of a chat.
+    """Message of a chat.
 
     Attributes:
         role: who speaks.
@@ -47,7 +47,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One row of a file.
+    """Row of a chat file.
 
     Attributes:
         number: its line, or its number from 1 where a file has no lines.

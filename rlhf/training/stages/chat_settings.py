@@ -42,7 +42,7 @@ class Chats:
     max_rows: Annotated[int, Field(ge=1)] | None = None
     """Only so many rows, the first."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of rows longer than the policy's context: an error before training begins, or nothing."""
+    """Handling of rows longer than the policy's context: `refuse` before training begins, or `drop`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the rows that is not learnt, whose loss is measured after each epoch."""
     least: float | None = None
