@@ -47,7 +47,7 @@ class Cases:
     attempts of a step at it are shown the same."""
     lr: Annotated[float, Field(ge=0)] = 0.1
     """Learning rate of w; 0 keeps the order by words in common."""
-    own: bool = False
+    include_same_task: bool = False
     """Include cases of the same task. A test task never has any."""
     max_cases: Annotated[int, Field(ge=2)] = 1000
     """Most cases; of more the oldest go."""
@@ -56,7 +56,7 @@ class Cases:
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Choose cases for a task that begins."""
-        known = [c for c in store.entries(_CASE) if self.own or c.origin.task != history.task.id]
+        known = [c for c in store.entries(_CASE) if self.include_same_task or c.origin.task != history.task.id]
         if not known:
             return Recollection()
         weights = weights_of(store)

@@ -48,7 +48,7 @@ class EpisodicMemory:
     """β_s, weight of being like successes."""
     explore: _Beta = 1.0
     """β_e, weight of being unlike failures."""
-    of: str | None = None
+    success_reward: str | None = None
     """Reward of the recipe that says what came out right, by name; null for what the environment calls solved."""
     above: Annotated[float, Field(allow_inf_nan=False)] = 0.5
     """An attempt is a success where that reward is above this; solved counts 1, anything else 0."""
@@ -75,14 +75,15 @@ class EpisodicMemory:
         """Refuse a memory that feeds on itself, is never filled, or never pays."""
         recipe = context.recipe
         others = [name for name in recipe.rewards if name != context.reward]
-        if self.of is not None and self.of not in others:
-            is_own = self.of == context.reward
+        if self.success_reward is not None and self.success_reward not in others:
+            is_own = self.success_reward == context.reward
             yield Problem(
                 "a memory is told by another reward what came out right" if is_own else "there is no such reward",
-                where=context.at("of"),
-                got=self.of,
+                where=context.at("success_reward"),
+                got=self.success_reward,
                 expected=", ".join(others) or "another reward of the recipe",
-                do=nearest(self.of, others) or "name one of these, or leave `of` out to ask the environment",
+                do=nearest(self.success_reward, others)
+                or "name one of these, or leave `success_reward` out to ask the environment",
             )
         if not recipe.longest:
             yield Problem(
@@ -153,8 +154,8 @@ class Episodes:
             [x for x in column if x is not None] for column in (zip(*raw, strict=True) if raw else ((), ()))
         )
         for trajectory, score in met:
-            of, said = self.settings.of, {**score.watched, **score.parts}
-            value = float(trajectory.solved) if of is None else said[of].value if of in said else None
+            name, values = self.settings.success_reward, {**score.watched, **score.parts}
+            value = float(trajectory.solved) if name is None else values[name].value if name in values else None
             if value is not None:  # a watched reward may have failed
                 shelf = self.successes if value > self.settings.above else self.failures
                 shelf.add(query_of(trajectory), embedded(answer_of(trajectory), self.settings.dim))

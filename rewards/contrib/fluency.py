@@ -67,7 +67,7 @@ class LanguageConsistency:
     """Share of letters in the script of the language, or the missing share as a penalty.
 
     By script, which is what a policy that mixes languages changes; English and French are the same to it. A share of
-    `enough` is worth 1, so that names and quotations cost nothing.
+    `min_share` is worth 1, so that names and quotations cost nothing.
 
     Source: DeepSeek-R1, arXiv 2501.12948, which counts words of the target language.
     """
@@ -76,7 +76,7 @@ class LanguageConsistency:
 
     script: Script = "latin"
     """The script of the language."""
-    enough: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share from which on nothing is missing."""
     penalty: bool = False
     """Give the value minus 1: 0 for the right script, −1 for another throughout."""
@@ -84,5 +84,5 @@ class LanguageConsistency:
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Look at all actions; never raises."""
         share = in_script(transcript(trajectory), self.script)
-        value = min(share / self.enough, 1.0)
+        value = min(share / self.min_share, 1.0)
         return Verdict(value - self.penalty, why=f"{share:.1%} of the letters are {self.script}")

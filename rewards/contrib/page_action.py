@@ -40,7 +40,7 @@ class PageAction:
 
     difficulty: _Value = 1000.0
     """D, the weight of long texts. Estimators that divide by the group's deviation tame it; 1 keeps values small."""
-    least: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_score: Annotated[float, Field(ge=0, le=1)] = 0.0
     """An R below this counts as 0."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
@@ -65,7 +65,7 @@ class PageAction:
             if not isinstance(said.get(name), str):
                 continue
             score = _ROUGE.score(said[name], str(wanted.get(name, "")))
-            score = score if score >= self.least else 0.0
+            score = score if score >= self.min_score else 0.0
             total += there + words * score + self.difficulty * score * hard
             scores.append(f"R({name}) {score:.2f}")
         return total, f"{kind}, {', '.join(scores) or 'no fields'}"

@@ -46,7 +46,8 @@ def tools_of(task: Task) -> tuple[str, ...]:
 class SearchEfficiency:
     """Search-efficiency reward: right answers with few searches earn most.
 
-    Broken form −1; right 1 + `bonus` · max(0, `n_free` − searches); wrong `searched_wrong_score` if it searched, else 0.
+    Broken form −1; right 1 + `bonus` · max(0, `n_free` − searches); wrong `searched_wrong_score` if it
+    searched, else 0.
 
     With the defaults a right answer earns 1.6, 1.4, 1.2 and 1 with 0, 1, 2 and 3 or more searches, a wrong one .05, 0:
     knowing is best, searching beats guessing.
@@ -65,7 +66,7 @@ class SearchEfficiency:
     """Reward of each search saved."""
     n_free: Annotated[int, Field(ge=0)] = 3
     """From so many searches on there is no bonus."""
-    tried: _Value = 0.05
+    searched_wrong_score: _Value = 0.05
     """Reward of a wrong answer that was searched for."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
@@ -80,7 +81,7 @@ class SearchEfficiency:
         """Return the reward of a well-formed attempt with `n` searches."""
         if right:
             return 1 + self.bonus * max(0, self.n_free - n)
-        return self.tried if n else 0.0
+        return self.searched_wrong_score if n else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -148,7 +149,7 @@ def cost_bounds(costs: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CostAware:
-    """Broken form −1; wrong `kept` · (1 − c); else (metric + `kept`)(1 − c) + c · S, S the thrift.
+    """Broken form −1; wrong `format_score` · (1 − c); else (metric + `format_score`)(1 − c) + c · S, S the thrift.
 
     S = 1 − (√cost − `low`) / (`high` − `low`), between 0 and 1, or .5 where both are equal. Metric .8, c .6 and S .5
     give .8 · .4 + .6 · .5 = .62. The cost is the sum of the numbers that `cost` finds in the environment's replies.
@@ -162,11 +163,11 @@ class CostAware:
 
     form: Format = Field(default_factory=Format)
     """The order of calls and replies."""
-    kept: _Value = 0.0
+    format_score: _Value = 0.0
     """Reward of a well-formed reply, added to the metric."""
     metric: Literal["exact", "f1"] = "exact"
     """Metric of the answer."""
-    c: Annotated[float, Field(ge=0, le=1)] = 0.0
+    cost_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Weight of the cost."""
     cost: str = r"(?i)cost[=: ]+(\d+(?:\.\d+)?)"
     """A regular expression whose first group is the cost of a call, in a reply."""
@@ -201,5 +202,7 @@ class CostAware:
     def value(self, score: float, spent: float) -> float:
         """Return the reward of a well-formed attempt."""
         if score == 0:
-            return self.kept * (1 - self.c)
-        return (score + self.kept) * (1 - self.c) + self.c * thrift(spent, self.low, self.high)
+            return self.format_score * (1 - self.cost_weight)
+        return (score + self.format_score) * (1 - self.cost_weight) + self.cost_weight * thrift(
+            spent, self.low, self.high
+        )

@@ -72,7 +72,7 @@ class AsksModel:
     """Folder or hub name of a local model instead, which is loaded beside the policy."""
     max_tokens: Annotated[int, Field(ge=1)] = 512
     """Most tokens of a reply."""
-    tries: Annotated[int, Field(ge=1)] = 3
+    max_requests: Annotated[int, Field(ge=1)] = 3
     """Maximal requests for a verdict, each with another seed. Then it is an error."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature of the first try; later ones are sampled with at least 0.7, or they would say the same."""
@@ -163,14 +163,14 @@ class Asker:
             await self.server.close()
 
     async def verdict(self, question: Question, read: Callable[[str], Found]) -> Found:
-        """Ask until a reply can be read, `tries` times.
+        """Ask until a reply can be read, `max_requests` times.
 
         Raises:
             RewardError: none could.
             EngineError: the model does not answer.
         """
         reply, problem = "", ""
-        for number in range(self.settings.tries):
+        for number in range(self.settings.max_requests):
             reply = await self.reply(question, number)
             try:
                 return read(reply)
@@ -179,7 +179,7 @@ class Asker:
         raise RewardError(
             f"the judge gives no verdict: {problem}",
             where=self.settings.path or f"{self.settings.model} at {self.settings.url}",
-            got=f"{reply[-200:]!r}, the last of {self.settings.tries} replies",
+            got=f"{reply[-200:]!r}, the last of {self.settings.max_requests} replies",
             expected="a reply that ends as it was asked to",
             hint="use a model that follows instructions, or raise max_tokens",
         )

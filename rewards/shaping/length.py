@@ -57,13 +57,13 @@ class Concise:
     unit: Unit = "tokens"
     """Unit of length: sampled tokens, or turns."""
     correct: Reward = Field(default_factory=Outcome)
-    """The reward or verifier that says which attempts are correct: those worth at least `enough`."""
-    enough: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """The reward or verifier that says which attempts are correct: those worth at least `min_correct`."""
+    min_correct: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Minimal value of `correct` for a correct attempt."""
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Judge a group; raises what `correct` raises."""
-        right = [(await ask(self.correct, task, t)).value >= self.enough for t in trajectories]
+        right = [(await ask(self.correct, task, t)).value >= self.min_correct for t in trajectories]
         lengths = [length(t, self.unit) for t in trajectories]
         values = concise(right, lengths, self.alpha)
         return [

@@ -292,7 +292,7 @@ def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
     # A shared backbone keeps gradients in the policy's place, one after the other, and moments of its own.
     held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
     # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
-    copied = declared.tau is not None or (declared.told is not None and critic.lora is None)
+    copied = declared.tau is not None or (declared.privileged_text is not None and critic.lora is None)
     return held + (moved if copied else 0)
 
 

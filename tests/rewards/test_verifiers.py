@@ -288,7 +288,7 @@ def test_a_pattern_that_takes_for_ever_is_worth_nothing():
     assert Pattern(pattern=r"move (north|south)")(task(), played("wait", " move north\n")).value == 1
     assert Pattern(pattern=r"north")(task(), played("move north")).value == 0
     assert Pattern(pattern=r"north", match="search")(task(), played("move north")).value == 1
-    assert Pattern(pattern=r"wait.*north", of="all_actions")(task(), played("wait", "north")).value == 1
+    assert Pattern(pattern=r"wait.*north", match_in="all_actions")(task(), played("wait", "north")).value == 1
     begin = time.monotonic()
     found = Pattern(pattern=r"(a+)+b", limit_s=0.2)(task(), played("a" * 60))
     assert found.value == 0 and "0.2 s" in found.why and time.monotonic() - begin < 20

@@ -135,7 +135,7 @@ def test_frozen_it_learns_in_its_warm_up_and_then_stays(groups: list[ScoredGroup
 
 
 def test_what_it_is_told_changes_what_it_says(groups: list[ScoredGroup]) -> None:
-    critics = [critic_of(policy(), told=told) for told in ("", "{reference} ")]
+    critics = [critic_of(policy(), privileged_text=told) for told in ("", "{reference} ")]
     one, other = (critic.look(groups).values[0].actions_GNT for critic in critics)
     assert one != other
     # A task that begins in the middle of one of the split is told of the whole of it.
@@ -146,10 +146,10 @@ def test_tasks_that_it_could_not_be_told_of_are_refused() -> None:
     critic = critic_of(policy())
     with pytest.raises(TrainingError, match="tasks without one") as caught:
         critic.meet([Task("a", reference="x"), Task("b")])
-    assert caught.value.where == "critic.told" and "such as b" in str(caught.value.got)
+    assert caught.value.where == "critic.privileged_text" and "such as b" in str(caught.value.got)
     with pytest.raises(TrainingError, match="not of the stage's split"):
         critic.look([group(trajectory(generation([0], [5]), task_id="elsewhere/1"))])
-    critic_of(policy(), told="").meet([Task("b")])
+    critic_of(policy(), privileged_text="").meet([Task("b")])
 
 
 def test_a_step_without_pairs_or_tokens_teaches_nothing() -> None:
@@ -162,7 +162,7 @@ def test_a_step_without_pairs_or_tokens_teaches_nothing() -> None:
 
 def test_keys_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match=r"where \{reference\} goes"):
-        SweetCritic(told="Think hard.")
+        SweetCritic(privileged_text="Think hard.")
     with pytest.raises(ValueError, match="there are none"):
         SweetCritic(frozen=True, warmup_steps=0)
 

@@ -106,7 +106,7 @@ class Graph:
     """Earlier observations that are shown."""
     max_tokens: Annotated[int, Field(ge=1)] = 200
     """Longest text that is shown before an action."""
-    own: bool = False
+    include_same_task: bool = False
     """Include what earlier attempts at the same task left, which a test task never has."""
     max_facts: Annotated[int, Field(ge=2)] = 2000
     """Most facts of the store; of more the oldest go."""
@@ -192,11 +192,11 @@ class Graph:
         world = _World()
         if store is not None:
             stored, mine = _Stored.of(store), {history.task.id}
-            by_id = {i: one for i, (one, tasks) in stored.facts.items() if self.own or tasks != mine}
+            by_id = {i: one for i, (one, tasks) in stored.facts.items() if self.include_same_task or tasks != mine}
             world.facts = {one: number for number, one in by_id.items()}
             for entry, numbers in stored.told:
                 told = [by_id[number] for number in numbers if number in by_id]
-                if told and (self.own or entry.origin.task not in mine):
+                if told and (self.include_same_task or entry.origin.task not in mine):
                     world.told.append((entry.text, entry.id, told))
         texts = (history.opening, *(turn.reply for turn in history.turns))
         for text, turn in zip(texts, history.turns, strict=False):

@@ -80,7 +80,7 @@ class Reflection:
     """Most entries; of more the oldest go."""
     max_chars: Annotated[int, Field(ge=20)] = 300
     """Longest summary; a merged one keeps its end."""
-    own: bool = False
+    include_same_task: bool = False
     """Include summaries that the same task had a part in, which a test task never has."""
     max_transcript: Annotated[int, Field(ge=20)] = 2000
     """Characters of an attempt that the policy is asked about: its end, where it is longer."""
@@ -106,7 +106,7 @@ class Reflection:
         """Draw summaries for a task that begins."""
         tasks, task = store.tasks(), history.task.id
         found = [hit.entry for hit in store.search(history.opening, len(tasks), kind=_TOPIC)] if tasks else []
-        among = [e for e in found if self.own or task not in tasks[e.id]][: self.candidates]
+        among = [e for e in found if self.include_same_task or task not in tasks[e.id]][: self.candidates]
         if not among:
             return Recollection()
         order = self._drawn(store, history.opening, among, task)

@@ -115,9 +115,9 @@ class Typed:
     """Facts."""
     procedural: Procedural | None = Field(default_factory=Procedural)
     """Procedural memory: how-tos."""
-    asks: bool = True
+    ask_policy: bool = True
     """Ask the policy; else the core stays as it began, and how-tos are lists of actions."""
-    own: bool = False
+    include_same_task: bool = False
     """Include what earlier attempts at the same task left, which a test task never has."""
     max_transcript: Annotated[int, Field(ge=20)] = 2000
     """Characters of an attempt that the policy is asked about: its end, where it is longer."""
@@ -126,21 +126,25 @@ class Typed:
         """Refuse kinds that nobody would ever write to."""
         if not any((self.core, self.episodic, self.semantic, self.procedural)):
             raise ValueError("core, episodic, semantic and procedural are all null, expected at least one")
-        if not self.asks and self.semantic is not None and self.semantic.extractor is None:
-            raise ValueError("asks is false and semantic has no extractor, expected one of them: nobody says a fact")
-        if not self.asks and self.core is not None and not self.core.begin:
-            raise ValueError("asks is false and core.begin is empty, expected lines, or core: null: it stays as it is")
+        if not self.ask_policy and self.semantic is not None and self.semantic.extractor is None:
+            raise ValueError(
+                "ask_policy is false and semantic has no extractor, expected one of them: nobody says a fact"
+            )
+        if not self.ask_policy and self.core is not None and not self.core.begin:
+            raise ValueError(
+                "ask_policy is false and core.begin is empty, expected lines, or core: null: it stays as it is"
+            )
 
     @property
     def asks_policy(self) -> bool:
         """True if there is anything to ask."""
         says_facts = self.semantic is not None and self.semantic.extractor is None
-        return self.asks and (self.core is not None or self.procedural is not None or says_facts)
+        return self.ask_policy and (self.core is not None or self.procedural is not None or says_facts)
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Choose of each kind what fits a task that begins."""
         tasks = store.tasks()
-        mine = frozenset() if self.own else frozenset({history.task.id})
+        mine = frozenset() if self.include_same_task else frozenset({history.task.id})
         lines: list[str] = []
         entries: list[int] = []
         if self.core is not None:

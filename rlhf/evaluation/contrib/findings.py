@@ -162,7 +162,8 @@ def _watched(run: RunData) -> Iterator[Finding]:
         trained = [x + y for x, y in zip(watched, gaps, strict=True)]
         ends = [(_mean(values[:n]), _mean(values[-n:])) for values in (trained, watched)]
         (trained_first, trained_last), (first, last) = ends
-        what = run.setting(f"rewards.{name}.watch.of")
+        keys = ("compare_with", "of")  # the second is how older runs have it
+        what = next((found for key in keys if (found := run.setting(f"rewards.{name}.watch.{key}"))), None)
         yield Finding(
             f"Watched reward {name}",
             f"alarm at {len(alarms)} of {len(watched)} steps" if alarms else "no alarm",

@@ -147,7 +147,8 @@ class PolicyJudge(StageHook):
             return f"the judge of {self.name} after step {step} is right on {accuracy}"
         return (
             f"caution: the policy of step {self.next_step} does not become the judge of {self.name}, as it is right on "
-            f"{accuracy} and judge_refresh.least is {self.settings.least:g}; the judge stays until the stage ends"
+            f"{accuracy} and judge_refresh.min_accuracy is {self.settings.min_accuracy:g}; "
+            "the judge stays until the stage ends"
         )
 
     def on_stage_end(self, run: RunContext) -> None:
@@ -179,7 +180,7 @@ class PolicyJudge(StageHook):
         # From here on nothing waits.
         self.audit, self.n_audits, self.is_due = audit, self.n_audits + 1, False
         if not is_first:
-            passed = found.value >= self.settings.least
+            passed = found.value >= self.settings.min_accuracy
             self._decide(passed, step)
             asking = asking if passed else None
         ties = sum(x == 0.5 for x in preferred) / len(preferred)

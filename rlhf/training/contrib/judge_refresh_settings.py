@@ -37,7 +37,7 @@ class JudgeRefresh:
     """Truth from which an attempt is right."""
     every: Annotated[int, Field(ge=1)] = 20
     """Steps between two renewals, and least number of steps that a judge is behind."""
-    least: Annotated[float, Field(ge=0, le=1)] = 0.6
+    min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.6
     """Least share of audited pairs of which a new judge has to prefer the right attempt; ½ is chance."""
     split: str = "dev"
     """Split of the audit's tasks."""

@@ -58,7 +58,7 @@ class SweetCritic(OwnModel):
     backbone: ClassVar[str] = "own"
     trains_backbone: ClassVar[bool] = True
 
-    told: str = "Known in hindsight: {reference}\n\n"
+    privileged_text: str = "Known in hindsight: {reference}\n\n"
     """Privileged text before what the policy read; `{reference}` is the task's. Empty tells nothing more than the
     policy was told."""
     over: Literal["turns", "tokens"] = "turns"
@@ -75,8 +75,10 @@ class SweetCritic(OwnModel):
     """Tasks in one update, with all their pairs."""
 
     def __post_init__(self) -> None:
-        if self.told and _REFERENCE not in self.told:
-            raise ValueError(f"told does not say where {_REFERENCE} goes; leave it empty to tell the critic nothing")
+        if self.privileged_text and _REFERENCE not in self.privileged_text:
+            raise ValueError(
+                f"privileged_text does not say where {_REFERENCE} goes; leave it empty to tell the critic nothing"
+            )
         if self.frozen and not self.warmup_steps:
             raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
 
@@ -217,34 +219,34 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
         Raises:
             TrainingError: some have none.
         """
-        if not self.settings.told:
+        if not self.settings.privileged_text:
             return
         without = [task.id for task in tasks if task.reference is None]
         if without:
             raise TrainingError(
                 "this critic is told the reference of each task, and there are tasks without one",
-                where="critic.told",
+                where="critic.privileged_text",
                 got=f"{len(without)} of {len(tasks)} tasks without a reference, such as {without[0]}",
                 expected="Task.reference of every task of the split",
-                hint="write critic.told: '' to tell the critic no more than the policy is told",
+                hint="write critic.privileged_text: '' to tell the critic no more than the policy is told",
             )
         for task in tasks:
-            text = self.settings.told.replace(_REFERENCE, task.reference or "")
+            text = self.settings.privileged_text.replace(_REFERENCE, task.reference or "")
             self._told[task.id] = np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int64)
 
     def _prefix(self, task_id: str) -> Ints:
         """Token ids of a task's privileged text; a task from a mid-episode state has that of the whole."""
-        if not self.settings.told:
+        if not self.settings.privileged_text:
             return np.zeros(0, np.int64)
         origin = task_id.rpartition("@")[0]
         found = self._told.get(task_id, self._told.get(origin))
         if found is None:
             raise TrainingError(
                 "this critic is told the reference of each task, and this one is not of the stage's split",
-                where="critic.told",
+                where="critic.privileged_text",
                 got=task_id,
                 expected=f"one of {len(self._told)} tasks",
-                hint="write critic.told: '' to tell the critic no more than the policy is told",
+                hint="write critic.privileged_text: '' to tell the critic no more than the policy is told",
             )
         return found
 

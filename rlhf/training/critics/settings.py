@@ -101,7 +101,7 @@ class CriticCapabilities(CapabilityView):
     """True if the gradient reaches its backbone; None where its model is unknown."""
     tau = Capability[object](None)
     """Share by which a copy follows it in each update."""
-    told = Capability[object](None)
+    privileged_text = Capability[object](None)
     """Privileged text that it reads first; such a critic is compared with its initial model."""
 
 

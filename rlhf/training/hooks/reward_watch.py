@@ -136,7 +136,7 @@ class Watches(StageHook):
     def _alarm(self, name: str, where: str) -> str:
         """Say how the trained reward and the watched one part, if they do."""
         settings = self.settings[name]
-        what = f"the reward {settings.of}" if settings.of else "the score"
+        what = f"the reward {settings.compare_with}" if settings.compare_with else "the score"
         for n in _windows(settings.window, len(self.trained[name])):
             trained, watched = (trend(values[name][-n:]) for values in (self.trained, self.watched))
             if trained.low > 0 and watched.high < 0:
@@ -174,7 +174,7 @@ class Watches(StageHook):
 
 
 def _trained(score: Score, settings: Watch) -> float:
-    return score.total if settings.of is None else score.parts[settings.of].value
+    return score.total if settings.compare_with is None else score.parts[settings.compare_with].value
 
 
 def _windows(window: int, n_steps: int) -> Iterator[int]:

@@ -243,7 +243,7 @@ def test_a_summary_becomes_an_entry_or_goes_into_a_known_one(store: Store) -> No
     # No task is shown what it has a part in; another one is.
     for task, entries in (("a", ()), ("b", ()), ("c", (1,))):
         assert kind.recollect(store, History(Task(task), "blue keys")).entries == entries
-    assert replace(kind, own=True).recollect(store, History(Task("a"), "blue keys")).entries == (1,)
+    assert replace(kind, include_same_task=True).recollect(store, History(Task("a"), "blue keys")).entries == (1,)
 
 
 def test_a_task_is_asked_about_when_it_is_new_and_when_it_is_first_solved(store: Store) -> None:
