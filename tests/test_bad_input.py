@@ -395,7 +395,7 @@ def test_a_resumed_run_keeps_the_kinds_of_its_parts(echo: Path, tmp_path: Path, 
 def test_a_folder_without_a_tokenizer_is_told_of(tmp_path: Path) -> None:
     """Whatever else it holds: without these files a tokenizer of no tokens would be made, and blamed on the texts."""
     from rlhf.errors import ModelError
-    from rlhf.training.policy.model import load_folder
+    from rlhf.training.policy.model_files import load_folder
 
     for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
         (tmp_path / name).write_text("{}")

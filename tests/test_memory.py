@@ -21,7 +21,8 @@ from rewards.models.reward_model import RewardModelScore
 from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.estimate.dry_run import Pass, peak_bytes
-from rlhf.estimate.memory import Estimate, Part, buffers, estimates, trainer_bytes
+from rlhf.estimate.figures import Estimate, Part
+from rlhf.estimate.memory import buffers, estimates, trainer_bytes
 from rlhf.estimate.memory_preflight import check, free_memory, refuse_too_large
 from rlhf.estimate.meta import Parameter, config_of, shaped
 from rlhf.recipe import Recipe, load

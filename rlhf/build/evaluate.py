@@ -21,8 +21,8 @@ from rlhf.build.load_policy import at_play
 from rlhf.build.memory_store import refuse_other_kind
 from rlhf.build.preflight import refuse_unreferenced
 from rlhf.build.processes import stopped_by_term
+from rlhf.build.record import programs_record, versions
 from rlhf.build.resume import without_empty
-from rlhf.build.train import programs_record, versions
 from rlhf.data import Task
 from rlhf.digests import Manifest, read_listed, write_listed
 from rlhf.errors import RecipeError, disk

@@ -59,7 +59,8 @@ def show(
 def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:
     from rlhf.commands.trial import try_out
     from rlhf.errors import ModelError
-    from rlhf.estimate.memory import estimates, total
+    from rlhf.estimate.figures import total
+    from rlhf.estimate.memory import estimates
 
     found = try_out(recipe, n_steps, n_processes)
     try:

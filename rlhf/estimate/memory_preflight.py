@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rlhf.errors import ModelError, RecipeError
 
 if TYPE_CHECKING:
-    from rlhf.estimate.memory import Estimate, Part
+    from rlhf.estimate.figures import Estimate, Part
     from rlhf.recipe import Recipe
 
 #: Where Linux says how much memory the processes of a container may have, and have.

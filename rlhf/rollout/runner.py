@@ -18,10 +18,11 @@ from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.inference.engine import RolloutEngine
 from rlhf.processes import current
-from rlhf.rollout.group import OnProgress, finished_groups
+from rlhf.rollout.group import finished_groups
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.progress import OnProgress
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import Weighted, check_failures, score_group
 from rlhf.spans import span

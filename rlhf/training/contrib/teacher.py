@@ -21,7 +21,8 @@ from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.context import LiveStage, RunContext, StageKeys
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.policy.model import Policy, load_folder
+from rlhf.training.policy.model import Policy
+from rlhf.training.policy.model_files import load_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.policy.lora import causal_of, no_base
-from rlhf.training.policy.model import Lora, Policy, load_folder
+from rlhf.training.policy.model import Lora, Policy
+from rlhf.training.policy.model_files import load_folder
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -21,7 +21,7 @@ import psutil
 from rlhf.build.engine import SHAPES
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.server import ServerInstance
-from rlhf.rollout.group import Progress
+from rlhf.rollout.progress import Progress
 from rlhf.training.policy.model import Policy
 from tests import recipe_parts
 from tests.rollout.vllm.real_vllm import MAX_CONTEXT

@@ -25,8 +25,9 @@ from rlhf.data import Generation, Outcome, SamplingParams, ScoredGroup
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.vllm.engine import AtUpdate, VllmEngine
 from rlhf.inference.vllm.server import ServerInstance
-from rlhf.rollout.group import Progress, run_groups
+from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.progress import Progress
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.training.policy.model import Policy
