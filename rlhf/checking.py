@@ -157,34 +157,15 @@ class CheckContext:
 
 
 class Checks(Protocol):
-    """A part that checks itself."""
+    """Part that checks itself.
+
+    Three more methods may stand beside `check`: `cautions(context)` yields a sentence for what is legal and probably
+    not meant, `check_processes(context, n)` a problem where the part cannot work in `n` > 1 processes, and
+    `check_seats(context)` one where it needs a game with several seats.
+    """
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Yield what cannot work in this place, the most telling first."""
-        ...
-
-
-class Cautions(Protocol):
-    """A part that says what is legal around it and probably not meant."""
-
-    def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Yield one sentence for each such thing."""
-        ...
-
-
-class ChecksProcesses(Protocol):
-    """A part that works in one process only."""
-
-    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
-        """Yield why the part cannot work in `n` processes, which are at least two."""
-        ...
-
-
-class ChecksSeats(Protocol):
-    """A part that needs a game with several seats."""
-
-    def check_seats(self, context: CheckContext) -> Iterator[Problem]:
-        """Yield what is missing; asked once training is to begin."""
         ...
 
 

@@ -96,7 +96,7 @@ class Processes:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.n
-        with span("processes"), self.hearing(what):
+        with span("processes"), self.comm_errors(what):
             dist.all_gather_object(found, value, group=self._group)
         return found
 
@@ -107,7 +107,7 @@ class Processes:
         import torch.distributed as dist
 
         found: list[Any] = [value if self.is_main else None]
-        with self.hearing(what):
+        with self.comm_errors(what):
             dist.broadcast_object_list(found, src=0, group=self._group)
         first: T = found[0]
         return first
@@ -118,7 +118,7 @@ class Processes:
         return self.stops_together
 
     @contextmanager
-    def hearing(self, what: str) -> Iterator[None]:
+    def comm_errors(self, what: str) -> Iterator[None]:
         """Inside, other processes are waited for: a failure of that becomes a ProcessError with their reason."""
         begun = time.monotonic()
         try:
@@ -132,7 +132,7 @@ class Processes:
             waited = time.monotonic() - begun
             raise self._silence(what, text, waited) from error
 
-    def tell(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Leave the reason why this one stops, for the others; a silence of another one is none."""
         if self.n == 1 or self.folder is None or isinstance(error, ProcessError):
             return
@@ -231,7 +231,7 @@ def join(timeout_s: float) -> Processes:
     found = Processes(rank, n, timeout_s)
     limit = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    with found.hearing("the beginning"):
+    with found.comm_errors("the beginning"):
         try:
             dist.init_process_group(backend, rank=rank, world_size=n, timeout=limit)
         except dist.DistError as error:

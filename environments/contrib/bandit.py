@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -217,42 +217,3 @@ class BanditEpisode:
     def _state_key(self) -> str:
         seen = sorted((where, sorted(paid)) for where, paid in self.seen.items())
         return f"{digest(repr(self._levers))}/{self.n_pulled}/{digest(repr(seen), 8)}"
-
-
-# --- reference play --------------------------------------------------------------------------------------------------
-
-#: From what was seen, how many levers there are, whose turn it is, and chance, to a lever.
-Player = Callable[[Seen, int, int, random.Random], int]
-
-
-def ucb(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
-    """UCB1 (Auer et al. 2002): each lever once, then the one with the largest mean + sqrt(2 ln n / pulls of it)."""
-    paid = [seen.get((guest, lever), []) for lever in range(n_levers)]
-    if [] in paid:
-        return paid.index([])
-    n = sum(map(len, paid))
-    return max(range(n_levers), key=lambda i: sum(paid[i]) / len(paid[i]) + math.sqrt(2 * math.log(n) / len(paid[i])))
-
-
-def thompson(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
-    """Thompson sampling with Beta(1, 1): the lever of the largest sampled mean; payments are cut to [0, 1]."""
-
-    def drawn(lever: int) -> float:
-        paid = [min(max(x, 0.0), 1.0) for x in seen.get((guest, lever), [])]
-        return rng.betavariate(1 + sum(paid), 1 + len(paid) - sum(paid))
-
-    return max(range(n_levers), key=drawn)
-
-
-def chance(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
-    """Any lever, each as likely."""
-    return rng.randrange(n_levers)
-
-
-def play(world: Bandit, task: Task, player: Player) -> BanditEpisode:
-    """Let a player play a task to its end; its randomness depends on the task's seed."""
-    episode, levers, rng = world.start(task), world.instance(task), random.Random(task.seed)
-    while not episode.over:
-        lever = player(episode.seen, world.levers, levers.guest(episode.n_pulled), rng)
-        episode.do(f"pull {levers.names[lever]}")
-    return episode

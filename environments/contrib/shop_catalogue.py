@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from environments.contrib.bm25 import words_of
+from environments.contrib.bm25 import tokenize
 from environments.core.normalise import words
 from rlhf.errors import EnvError
 
@@ -110,7 +110,7 @@ def type_reward(bought: Product, wanted: Product) -> float:
     With s the share of the words of the wanted name that are in the bought one: 0 where s is 0, .1 below .1, else 1
     where s is above .2 or both have the same query or two departments in common, and .5 where not.
     """
-    mine, theirs = (set(words_of(one.title)) - _SMALL_WORDS for one in (bought, wanted))
+    mine, theirs = (set(tokenize(one.title)) - _SMALL_WORDS for one in (bought, wanted))
     share = len(mine & theirs) / len(theirs) if theirs else 0.2
     common = {d.strip() for d in bought.departments.split("›")} & {d.strip() for d in wanted.departments.split("›")}
     if share < 0.1:
@@ -120,7 +120,7 @@ def type_reward(bought: Product, wanted: Product) -> float:
 
 def alike(one: str, other: str) -> bool:
     """True if one text's words are all in the other, or the texts differ in few letters."""
-    a, b = set(words_of(one)), set(words_of(other))
+    a, b = set(tokenize(one)), set(tokenize(other))
     if not a or not b:
         return False
     return a <= b or b <= a or SequenceMatcher(None, " ".join(sorted(a)), " ".join(sorted(b))).ratio() > _FUZZY

@@ -46,7 +46,8 @@ class Subgoals(AsksModel):
     def _propose(self, told: str) -> Callable[[Asker], Awaitable[list[str]]]:
         wanted = (
             f"Name the subgoals that an agent reaches on its way, one to {self.max_subgoals}, in their order, each "
-            "something that can be seen to have happened. Reason first. Then write for each a line SUBGOAL {mark}: subgoal."
+            "something that can be seen to have happened. Reason first. Then write for each a line "
+            "SUBGOAL {mark}: subgoal."
         )
         question = asked([("What the agent is told", told)], wanted)
         return lambda asker: asker.verdict(question, lambda reply: named(reply, question.mark)[: self.max_subgoals])

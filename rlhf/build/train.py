@@ -94,7 +94,7 @@ def train(
                 _train(recipe, folder, resume is not None, progress, profile, callbacks or Callbacks(()))
             )
         except BaseException as error:
-            here.tell(error)
+            here.record_failure(error)
             raise
 
 

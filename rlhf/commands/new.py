@@ -96,7 +96,7 @@ def _can_name(part: str, name: str) -> bool:
     is_name = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
     if not is_name or name in _TAKEN or name.startswith("test_") or _is_installed(name):
         return False
-    return _class_of(name) not in _words_of(part)
+    return _class_of(name) not in _taken_names(part)
 
 
 def _is_installed(name: str) -> bool:
@@ -110,7 +110,7 @@ def _class_of(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def _words_of(part: str) -> set[str]:
+def _taken_names(part: str) -> set[str]:
     """Names that a new class must not shadow: classes and imports in the files of a part."""
     trees = [ast.parse(text) for file, text in texts_of(part, "x").items() if file.endswith(".py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]

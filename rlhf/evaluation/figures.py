@@ -170,7 +170,7 @@ def interval_chart(
             f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" stroke-width="10" stroke-linecap="round" '
             f'style="stroke:{paint}" opacity=".28"/>',
             f'<circle class="dot" cx="{at(value):.1f}" cy="{y}" r="6.5" style="fill:{paint}">'
-            f"<title>{escape(_words_of(label, value, low, high))}</title></circle>",
+            f"<title>{escape(_tooltip(label, value, low, high))}</title></circle>",
             f'<text class="value" x="{left + span + 16}" y="{y + 4:.1f}">{percent_text(value)}</text>',
         ]
     words = "; ".join(
@@ -179,7 +179,7 @@ def interval_chart(
     return _svg(body, f"{title}. {words}.", width, bottom + 26, standalone)
 
 
-def _words_of(label: str, value: float, low: float, high: float) -> str:
+def _tooltip(label: str, value: float, low: float, high: float) -> str:
     return f"{label}: {percent_text(value)}, interval {percent_text(low)} to {percent_text(high)}"
 
 

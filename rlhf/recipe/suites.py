@@ -34,7 +34,7 @@ from rlhf.recipe.files import Listed, files_beside, listed_in
 from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
 from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
-from rlhf.recipe.text import read, to_text
+from rlhf.recipe.text import read
 from rlhf.recipe.values import join
 from rlhf.settings import STRICT
 
@@ -249,11 +249,6 @@ def values_of_suite(suite: Suite) -> dict[str, Any]:
             for part in suite.parts
         },
     }
-
-
-def dump_suite(suite: Suite) -> str:
-    """Write `suite` as YAML with every default in it."""
-    return to_text(values_of_suite(suite))
 
 
 def suite_of_recipe(recipe: Recipe) -> Suite:

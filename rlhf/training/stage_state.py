@@ -73,7 +73,7 @@ class StageComponents:
         if isinstance(critic, CriticTrainer):
             critic.model.to(device_of(run.policy.model))
         if isinstance(critic, PrivilegedCritic):
-            critic.meet(tasks)
+            critic.set_references(tasks)
         source = stage.sampler.start(tasks, run.seed)
         hooks: Sequence[StageHook] = hooks_of(run, stage, tasks, critic)
         if run.lookahead is not None:  # the first, as it has to hear at once what the source has learned

@@ -20,7 +20,7 @@ from agents.stores.asking import actions_of, asked, how_it_ended, json_object, l
 from agents.stores.contrib.rerank import Array, Weights, draw, gradient, scores, vector
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection, n_shown, recalled
-from agents.stores.search import in_common, words_of
+from agents.stores.search import in_common, tokenize
 from agents.stores.store import Store
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
@@ -237,9 +237,9 @@ class Reflection:
     def _used(self, of: Trajectory, by_id: Mapping[int, Entry], found: Recollection) -> set[int]:
         if self.used == "cited":
             return {int(n) for turn in of.turns for n in turn.action.notes.get(CITED, "").split()}
-        known = words_of(" ".join([of.opening, *(turn.reply for turn in of.turns)]))
-        said = {*words_of(" ".join(actions_of(of)))}.difference(known)
-        return {n for n in found.entries if n in by_id and not said.isdisjoint(words_of(by_id[n].text))}
+        known = tokenize(" ".join([of.opening, *(turn.reply for turn in of.turns)]))
+        said = {*tokenize(" ".join(actions_of(of)))}.difference(known)
+        return {n for n in found.entries if n in by_id and not said.isdisjoint(tokenize(by_id[n].text))}
 
 
 def weights_of(store: Store, dim: int) -> Weights:

@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.stores.search import words_of
+from agents.stores.search import tokenize
 
 Array = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ class Weights:
 def vector(text: str, dim: int) -> Array:
     """Hashed bag of words `[D]`, signed and of length 1; 0 for no words."""
     found = np.zeros(dim)
-    for word in words_of(text):
+    for word in tokenize(text):
         code = crc32(word.encode("utf-8", "ignore"))
         found[code % dim] += 1.0 if code >> 31 else -1.0
     length = float(np.linalg.norm(found))
@@ -72,17 +72,6 @@ def draw(values: Sequence[float], k: int, tau: float, seed: str) -> list[int]:
     noise = [-log(-log(min(max(rng.random(), 1e-300), 1 - 1e-16))) for _ in values] if tau else [0.0] * len(values)
     perturbed = [value + tau * g for value, g in zip(values, noise, strict=True)]
     return sorted(range(len(values)), key=lambda i: (-perturbed[i], i))[:k]
-
-
-def log_prob(values: Sequence[float], order: Sequence[int], tau: float) -> float:
-    """Log-prob of drawing `order`: Σ_j log softmax(s / τ)_j among what is left, in nats."""
-    total, left = 0.0, list(range(len(values)))
-    for chosen in order:
-        parts = np.array([values[i] / tau for i in left])
-        top = float(parts.max())
-        total += values[chosen] / tau - top - float(np.log(np.exp(parts - top).sum()))
-        left.remove(chosen)
-    return total
 
 
 def gradient(

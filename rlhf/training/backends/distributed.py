@@ -36,7 +36,7 @@ class DistributedTrainer(TorchTrainer):
 
     def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
         here = current()
-        with here.hearing("a forward pass"):
+        with here.comm_errors("a forward pass"):
             own = [work(item) for item, _ in self._shared(items)]
         return in_turn(items, here.gather(own, "what a forward pass found"))
 

@@ -65,7 +65,7 @@ class FsdpLayout:
             if is_hollow(p):
                 p.data = torch.zeros((), dtype=wanted).expand(p.shape)
         policy.model.to(wanted)
-        with current().hearing("the start of FSDP"):
+        with current().comm_errors("the start of FSDP"):
             cut(policy, wanted)
 
 
@@ -137,7 +137,7 @@ class FsdpTrainer(DistributedTrainer):
     def _optimizer(self) -> Any:
         if self.policy.load is None:
             self._empty = empty_copy(self.policy.model)
-            with current().hearing("the start of FSDP"):
+            with current().comm_errors("the start of FSDP"):
                 cut(self.policy, self._format)
         return self.settings.build(self.policy.model.parameters(), kind=ShardedAdamW)
 
@@ -148,7 +148,7 @@ class FsdpTrainer(DistributedTrainer):
             super().close()
             return
         device = device_of(self.policy.model)
-        with current().hearing("the end of a stage"):
+        with current().comm_errors("the end of a stage"):
             found = full_state(self.policy.model)
         made = {id(value): nn.Parameter(value) for value in found.values()}  # one for a tensor of two names
         names = [name for name, _ in self._empty.named_parameters(remove_duplicate=False)]
@@ -161,13 +161,13 @@ class FsdpTrainer(DistributedTrainer):
         (loss * current().n).backward()  # type: ignore[no-untyped-call]
 
     def _step(
-        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
+        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, off_schedule: bool = False
     ) -> dict[str, float]:
         model: FSDPModule = self.policy.model
         model.set_reshard_after_forward(self.kind.reshard_after_forward)
         try:
-            with current().hearing("an update"):
-                return super()._step(batches, compute, beside=beside)
+            with current().comm_errors("an update"):
+                return super()._step(batches, compute, off_schedule=off_schedule)
         except ProcessError:
             raise
         except Exception:

@@ -33,7 +33,7 @@ def add_gradients(parameters: Iterable[torch.nn.Parameter], what: str) -> None:
     own = list(parameters)
     if not own:
         return
-    with here.hearing(what):
+    with here.comm_errors(what):
         given = torch.tensor([float(p.grad is not None) for p in own], device=own[0].device)
         dist.all_reduce(given)
         for parameter, n_given in zip(own, given.tolist(), strict=True):

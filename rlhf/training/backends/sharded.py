@@ -72,7 +72,7 @@ def full_tensor_of(tensor: Any) -> torch.Tensor:
     if not is_dtensor(tensor):
         found: torch.Tensor = tensor
         return found
-    with current().hearing("sharded tensors"):
+    with current().comm_errors("sharded tensors"):
         found = tensor.full_tensor()
     return found
 

@@ -98,13 +98,13 @@ class TorchTrainer:
         self._stepper.n_updates = value
 
     @property
-    def n_beside(self) -> int:
+    def n_off_schedule(self) -> int:
         """Updates among them that are no part of the schedule."""
-        return self._stepper.n_beside
+        return self._stepper.n_off_schedule
 
-    @n_beside.setter
-    def n_beside(self, value: int) -> None:
-        self._stepper.n_beside = value
+    @n_off_schedule.setter
+    def n_off_schedule(self, value: int) -> None:
+        self._stepper.n_off_schedule = value
 
     @property
     def n_skipped(self) -> int:
@@ -249,12 +249,12 @@ class TorchTrainer:
         return whole_of(self._each(batches, lambda batch: self._inputs(batch, loss, temperature)))
 
     def imitate(
-        self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, beside: bool = False
+        self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, off_schedule: bool = False
     ) -> dict[str, float]:
         """Imitation update: loss Σ w · A · (−log π − c · entropy) over demonstrated tokens.
 
         Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of actions, in nats.
-        With `beside` the update is no part of the learning rate's schedule, and has the rate of the one before it.
+        With `off_schedule` the update is no part of the learning rate's schedule, and has the rate of the last one.
         """
         wanted: set[Figure] = {"entropy"} if entropy_coef else set()
         n_actions = max(sum(int((b.advantages == 1).sum()) for b in batches), 1)
@@ -270,7 +270,7 @@ class TorchTrainer:
             return Computed(value, {"supervised/loss": mean})
 
         with self._at_work():
-            return self._step(batches, of, beside=beside)
+            return self._step(batches, of, off_schedule=off_schedule)
 
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
         if batch.off_policy is not None and not LossNeeds(loss).takes_off_policy:
@@ -328,7 +328,7 @@ class TorchTrainer:
         return found, share_of([(n, self._changes.n)])
 
     def _step(
-        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
+        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, off_schedule: bool = False
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -344,7 +344,7 @@ class TorchTrainer:
         leave_alone(self.policy.model, adapters_of(batches))
         with span("optimiser"):
             self._changes.begin()
-            norm = self._stepper.step(beside=beside)
+            norm = self._stepper.step(off_schedule=off_schedule)
             n_changed = self._changes.end()
         self.policy.model.eval()
         found, share = self._merged(batches, counted, n_changed)

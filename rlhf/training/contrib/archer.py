@@ -182,7 +182,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
         """Updates made or tried so far, of the stage."""
         return self._n_tried
 
-    def look(self, groups: Sequence[ScoredGroup]) -> TurnValuePredictions:
+    def predict(self, groups: Sequence[ScoredGroup]) -> TurnValuePredictions:
         """Add a step's turns to the buffer, update the critic, and return its values of them."""
         begun = time.perf_counter()
         of_each = episodes_of(groups, bootstrap=self.settings.bootstrap)

@@ -99,7 +99,7 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
         super().__init__(settings, model, optimizer_of(settings, model), n_steps * settings.epochs * n_batches)
 
     @torch.no_grad()
-    def look(self, groups: Sequence[ScoredGroup]) -> ContributionPredictions:
+    def predict(self, groups: Sequence[ScoredGroup]) -> ContributionPredictions:
         """Return what each turn of a step contributed, as far as it knows; dropout is off."""
         begun = time.perf_counter()
         self.model.eval()

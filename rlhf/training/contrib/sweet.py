@@ -213,7 +213,7 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
 
     # --- what it is told ---
 
-    def meet(self, tasks: Sequence[Task]) -> None:
+    def set_references(self, tasks: Sequence[Task]) -> None:
         """Read the references of the tasks that the stage draws from.
 
         Raises:
@@ -266,7 +266,7 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
     # --- before anything is learnt from a step ---
 
     @torch.no_grad()
-    def look(self, groups: Sequence[ScoredGroup]) -> Compared:
+    def predict(self, groups: Sequence[ScoredGroup]) -> Compared:
         """Score of each turn of a step, relative to the critic's initial model."""
         begun = time.perf_counter()
         self.model.eval()

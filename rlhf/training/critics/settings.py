@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlhf.training.policy.model import Policy
 
 
-class Look(Protocol):
+class Predictions(Protocol):
     """Predictions of a critic for a step."""
 
     @property
@@ -42,7 +42,7 @@ class LiveCritic(Stateful, Protocol):
         """True in warm-up steps, counted from 0, in which the critic learns alone."""
         ...
 
-    def look(self, groups: Sequence[ScoredGroup]) -> Look:
+    def predict(self, groups: Sequence[ScoredGroup]) -> Predictions:
         """Return what it expects of the states of a step. An off-policy critic may learn from them first."""
         ...
 
@@ -50,7 +50,7 @@ class LiveCritic(Stateful, Protocol):
         """Remaining updates of a step once it has credit; returns metrics of all.
 
         Args:
-            seen: what `look` returned in this step.
+            seen: what `predict` returned in this step.
             samples: all rows of the step, with the returns that the estimator gave.
             rng: draws.
             step: counted from 0.
@@ -62,7 +62,7 @@ class LiveCritic(Stateful, Protocol):
 class PrivilegedCritic(Protocol):
     """Critic that is told more of the tasks than the policy is."""
 
-    def meet(self, tasks: Sequence[Task]) -> None:
+    def set_references(self, tasks: Sequence[Task]) -> None:
         """Take in the tasks that the stage draws from, with their references. Asked once, before the first step."""
         ...
 
@@ -117,7 +117,7 @@ class CriticHook(StageHook):
     key: ClassVar[str] = "critic"
 
     critic: LiveCritic
-    seen: Look | None = None
+    seen: Predictions | None = None
 
     @property
     def n_critic_updates(self) -> int:
@@ -131,7 +131,7 @@ class CriticHook(StageHook):
     def expected(self, step: Step) -> Sequence[Values]:
         """Return what the critic expects of the states of a step."""
         with span("critic"):
-            self.seen = self.critic.look(step.groups)
+            self.seen = self.critic.predict(step.groups)
         return self.seen.values
 
     async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:

@@ -131,7 +131,7 @@ class CriticTrainer(OwnUpdates[Critic, ValueModel]):
     # --- before anything is learnt from a step ---
 
     @torch.no_grad()
-    def look(self, groups: Sequence[ScoredGroup]) -> ValuePredictions:
+    def predict(self, groups: Sequence[ScoredGroup]) -> ValuePredictions:
         """Return what the critic expects of the states of a step; dropout is off."""
         begun = time.perf_counter()
         rows, sampled = value_rows(groups, self._stage.layout)
