@@ -54,7 +54,7 @@ def is_verifier(part: Any) -> bool:
     is_bare = second and all(a is inspect.Parameter.empty for a in annotations) and "task" not in first
     if is_bare and inspect.isfunction(part) and where != "<lambda>":
         raise RecipeError(
-            "nothing says whether this is a verifier or a reward",
+            "cannot tell whether this is a verifier or a reward",
             where=where,
             got=got,
             expected="(answer, reference) for a verifier, (task, trajectory) for a reward",

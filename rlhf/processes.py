@@ -290,6 +290,6 @@ def _number(name: str, default: int) -> int:
     value = os.environ.get(name, "")
     if value and not value.isdecimal():
         raise RecipeError(
-            "this is no number of a process", where=f"the environment variable {name}", got=value, expected="0, 1, ..."
+            "invalid process number", where=f"the environment variable {name}", got=value, expected="0, 1, ..."
         )
     return int(value) if value else default

@@ -95,7 +95,7 @@ def _number(name: str, value: Any) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
-        raise DataError("a metric is no number", where=name, got=repr(value)[:80], expected="a float") from error
+        raise DataError("a metric is not a number", where=name, got=repr(value)[:80], expected="a float") from error
     return number if math.isfinite(number) else None
 
 

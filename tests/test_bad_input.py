@@ -207,7 +207,7 @@ def test_the_nearest_file_is_named(given: str, named: str, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("policy: [1, 2\nseed: 0\n", ("this is no YAML", "line 2")),
+        ("policy: [1, 2\nseed: 0\n", ("invalid YAML", "line 2")),
         ("seed: 1\nseed: 2\n", ("'seed' is written twice",)),
         ("- policy\n", ("a recipe is a mapping",)),
         ("", ("an empty file",)),
@@ -231,7 +231,7 @@ def test_a_file_that_raises_when_it_is_imported(echo: Path) -> None:
 def test_debug_shows_the_stack_and_the_same_message(echo: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(echo), "seed=x", "--debug"])
     assert result.exit_code == 2
-    assert "Traceback" in result.stderr and "error seed: this is no seed" in result.stderr
+    assert "Traceback" in result.stderr and "error seed: invalid seed" in result.stderr
 
 
 def test_a_message_is_json_for_scripts(echo: Path) -> None:

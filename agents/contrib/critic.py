@@ -184,7 +184,7 @@ class _Asked(PolicyProxy):
     async def again(self, told: Message) -> Reply:
         """Sample a reply to what is told after the newest plain call. Raises AgentError where there was none."""
         if not self.messages:
-            raise AgentError("nothing was proposed that could be revised", where="agent.actor", expected="a call")
+            raise AgentError("no earlier proposal to revise", where="agent.actor", expected="a call")
         return await self.generate((*self.messages, told), tools=self.tools)
 
 

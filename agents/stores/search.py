@@ -88,7 +88,7 @@ def by_vectors(query: Vector, vectors: Sequence[Vector], k: int) -> list[tuple[i
     matrix = np.stack(vectors).astype(np.float64)
     if matrix.shape[1] != query.shape[0]:
         raise StoreError(
-            "the query has another length than what is stored",
+            "the query vector differs in length from the stored vectors",
             where="agents.stores.search",
             got=f"{query.shape[0]} numbers",
             expected=f"{matrix.shape[1]}, as the store's encoder gives",

@@ -221,4 +221,4 @@ def _read(folder: Path, *names: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise EnvError("this is no JSON", where=str(path), got=str(error)[:80]) from error
+        raise EnvError("invalid JSON", where=str(path), got=str(error)[:80]) from error

@@ -78,7 +78,7 @@ class EpisodicMemory:
         if self.success_reward is not None and self.success_reward not in others:
             is_own = self.success_reward == context.reward
             yield Problem(
-                "a memory is told by another reward what came out right" if is_own else "there is no such reward",
+                "an episodic memory needs another reward as its success label" if is_own else "there is no such reward",
                 where=context.at("success_reward"),
                 got=self.success_reward,
                 expected=", ".join(others) or "another reward of the recipe",

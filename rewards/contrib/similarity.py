@@ -119,7 +119,7 @@ class PatchSimilarity:
             before, after = dict(files["before"]), dict(files["after"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RewardError(
-                "the reference is no pair of files before and after",
+                "the reference is not a pair of files before and after",
                 where=f"patch_similarity, task {task.id}",
                 got=reference[:80],
                 expected='{"before": {path: text}, "after": {path: text}}',

@@ -91,7 +91,7 @@ def _reference(subtask: str, reference: str) -> Items:
     found = _READ[subtask](text)
     if not found:
         raise RewardError(
-            "the reference names nothing that an answer could be compared with",
+            "the reference names nothing to compare an answer with",
             where=f"subtasks, {subtask}",
             got=repr(reference)[:200],
             expected="lines as an answer has them between the backticks",

@@ -84,7 +84,7 @@ def parse(text: str, where: str) -> list[Assertion]:
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise RewardError("this is no Python", where=where, got=f"{error}: {text[:200]}") from error
+        raise RewardError("invalid Python", where=where, got=f"{error}: {text[:200]}") from error
     found = []
     for statement in statements:
         line = ast.unparse(statement)

@@ -79,7 +79,7 @@ def start_in_namespaces(order: Mapping[str, Any], user: int | None, status: int)
         os.write(ready[1], b"+")
         os.close(go[1])
         if not os.read(go[0], 1):
-            raise OSError("nobody says who is who inside")
+            raise OSError("the user namespace has no id mapping")
         # The first process that is born after unshare is the init of the new namespace.
         os.waitpid(fork(status, lambda: _be_init(order, user, status)), 0)
         os._exit(0)

@@ -249,7 +249,7 @@ def _loaded(recipe: Any, arguments: Arguments, texts: Sequence[str]) -> Recipe:
 def _of_mapping(recipe: Mapping[str, Any] | None, arguments: Arguments) -> dict[str, Any]:
     if recipe is not None and not isinstance(recipe, Mapping):
         raise RecipeError(
-            "this is no recipe",
+            "not a recipe",
             where="rlhf.train",
             got=f"a {type(recipe).__name__}",
             expected="a name, a path, a mapping of keys to values, or a Recipe",

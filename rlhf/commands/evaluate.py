@@ -234,7 +234,7 @@ def _refuse_idle(asked: EvaluationRequest, checkpoint: Path | None, priced: bool
 
     if asked.endpoint and not asked.endpoint.startswith(("http://", "https://")):
         raise RecipeError(
-            "this is no address",
+            "not an address",
             where="--endpoint",
             got=asked.endpoint,
             expected="an address that begins with http:// or https://",

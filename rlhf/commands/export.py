@@ -97,7 +97,7 @@ def _checkpoint(asked: Path) -> Path:
         around = around if around is not None and (around / "checkpoints").is_dir() else None
         near = nearest(folder.name, [p.name for p in every(folder.parent)]) if folder.parent.is_dir() else ""
         raise CheckpointError(
-            "this is no checkpoint of a run",
+            "not a checkpoint of a run",
             where=str(asked),
             got="another folder" if folder.is_dir() else "no such folder",
             expected="a folder in checkpoints/ of a run, which says what model the policy is",

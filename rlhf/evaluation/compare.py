@@ -229,7 +229,7 @@ def _check_alike(first: Side, second: Side) -> None:
     other = [task for task in said[0].keys() & said[1].keys() if said[0][task] != said[1][task]]
     if other:
         raise DataError(
-            "the same tasks by name, and others by what the environment says",
+            "tasks of equal ids with different content",
             where=f"{first.name} and {second.name}",
             got=f"{len(other)} tasks with other openings, such as {min(other)}",
             expected="evaluations on one version and setting of the environment",

@@ -85,7 +85,7 @@ def dpo(
     _check_positive("dpo", beta=beta)
     if not 0 <= label_smoothing < 0.5:
         raise DataError(
-            "labels that are wrong half of the time tell nothing",
+            "label smoothing of ½ or more removes the preference",
             where="dpo.label_smoothing",
             got=str(label_smoothing),
             expected="at least 0, less than 0.5",

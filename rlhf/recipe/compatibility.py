@@ -156,7 +156,7 @@ def _critics(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             yield no_effect(f"{path}.critic", "a critic", why)
         if given in CATALOG["critic"] and given != wanted:
             yield Problem(
-                "this critic does not learn what the estimator asks",
+                "this critic does not estimate what the estimator needs",
                 where=f"{path}.critic.kind",
                 got=f"{given} for {estimator}",
                 expected=wanted,

@@ -189,7 +189,7 @@ def _check_call(messages: Sequence[Message], max_tokens: object, role: object) -
         problem, got = "role is no text", shown(role)
     else:
         return
-    raise AgentError(f"the agent asks the policy with what it cannot be asked: {problem}", where="generate", got=got)
+    raise AgentError(f"invalid policy call by the agent: {problem}", where="generate", got=got)
 
 
 def context_of(engine: RolloutEngine, limits: Limits) -> int:

@@ -99,7 +99,7 @@ class Renderer:
         borders = [*replies, len(messages)]
         if borders[0] == 0:
             raise DataError(
-                "nothing comes before the first reply",
+                "the prompt before the first reply is empty",
                 where="Renderer.prompt",
                 got=f"{len(messages)} messages",
                 expected="at least one message before the first sampled reply",
@@ -249,7 +249,7 @@ class Renderer:
         stop_ids = tuple(dict.fromkeys(i for i in found if i is not None))
         if not stop_ids:
             raise ModelError(
-                "nothing ends a reply",
+                "no stop token ends a reply",
                 where=str(self.tokenizer.name_or_path) or "tokenizer",
                 got="no eos token, and no special token after a reply in the chat template",
                 hint="set `eos_token` in the model's tokenizer_config.json",

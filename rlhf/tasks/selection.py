@@ -50,7 +50,7 @@ class Selection:
                 expected=f"{len(self.kept)} numbers, at least 0",
             )
         if self.n_more < 0:
-            raise DataError("a selection asks for less than nothing", where=where, got=str(self.n_more))
+            raise DataError("a selection asks for a negative number of tasks", where=where, got=str(self.n_more))
 
 
 @runtime_checkable

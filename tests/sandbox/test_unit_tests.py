@@ -333,7 +333,7 @@ def test_an_assertion_is_reckoned_outside(text: str, calls: list[str], values: l
         ("assert f(1) ** 9 == 1", "values, comparisons and calls"),
         ("assert f(1 + g(1)) == 1", "calls as whole arguments"),
         ("assert f('a' + 'b') == 1", "arguments that are plain values"),
-        ("assert f(", "this is no Python"),
+        ("assert f(", "invalid Python"),
     ],
 )
 def test_an_assertion_that_cannot_be_judged_outside_is_refused(text: str, says: str) -> None:

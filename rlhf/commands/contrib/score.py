@@ -110,7 +110,7 @@ def _refuse_out(out: Path | None, run: Path) -> None:
     inside = run.resolve() in out.resolve().parents
     if inside or out.exists():
         raise RecipeError(
-            "what is stored is never changed" if inside else "this file exists",
+            "stored trajectories are read-only" if inside else "this file exists",
             where=f"--out {out}",
             got="a file within the run" if inside else "a file or folder that is there",
             expected="a new file elsewhere",
@@ -124,7 +124,7 @@ def _refuse_against(against: str, stored: Stored) -> None:
     names = stored_names(stored.records)
     if against not in names:
         raise RecipeError(
-            "nothing of this name is stored",
+            "no stored value of this name",
             where="--against",
             got=against,
             expected=", ".join(names),

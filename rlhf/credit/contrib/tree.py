@@ -94,7 +94,7 @@ def members(parents_V: Sequence[int], leaves_G: Sequence[int]) -> list[list[int]
     is_tree = list(parents_V[:1]) == [-1] and all(0 <= p < v for v, p in enumerate(parents_V[1:], start=1))
     if not is_tree or not all(0 <= leaf < len(parents_V) for leaf in leaves_G):
         raise DataError(
-            "this is no tree",
+            "not a tree",
             where="rlhf.credit.contrib.tree",
             got=f"parents {list(parents_V)}, leaves {list(leaves_G)}",
             expected="-1 first, then for each node the number of one before it; leaves that are nodes",

@@ -86,7 +86,7 @@ class Curriculum:
             )
         if self.levels is None and not all(isinstance(level, int | float) for level in found):
             raise RecipeError(
-                "the levels are no numbers, and nothing says which are harder",
+                "the levels are not numbers, and their order of difficulty is not declared",
                 where="sampler.levels",
                 got=", ".join(map(repr, found)),
                 expected="the levels, from easy to hard",

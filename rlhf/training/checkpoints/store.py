@@ -326,7 +326,7 @@ def load_state(folder: Path) -> State:
         return State(**json.loads((folder / STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            "this is not a readable checkpoint",
+            "the checkpoint is not readable",
             where=str(folder),
             got=f"{type(error).__name__}: {error}",
             expected="a folder with policy/, trainer.pt and state.json",

@@ -60,7 +60,7 @@ def bins_of(
     """
     if not len(said) == len(happened) == len(task_ids) or not all(least - 1e-9 <= p <= 1 + 1e-9 for p in said):
         raise DataError(
-            "no probabilities of what happened",
+            "invalid probabilities or outcomes",
             where="reliability",
             got=f"{len(said)} probabilities, {len(happened)} facts, {len(task_ids)} tasks",
             expected=f"as many of each, and probabilities in [{least:g}, 1]",

@@ -128,7 +128,9 @@ class Refresher(StageHook):
         await run.check_stop()
         with span("reward models"):
             if run.estimate is None:
-                raise TrainingError("nothing says how sure a share is", where="reward_refresh", expected="Run.estimate")
+                raise TrainingError(
+                    "no interval estimator for a share", where="reward_refresh", expected="Run.estimate"
+                )
             run.progress.note(f"training the reward model of {self.name} further")
             figures = self.refresh(run.estimate)
             run.log(run.state.step, figures, delivered=False)

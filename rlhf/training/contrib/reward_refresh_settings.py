@@ -93,7 +93,7 @@ class RewardRefresh:
         yield from unused(self, reward.unrefreshed, context.path, why)
         if self.optimizer.schedule != "constant":
             yield Problem(
-                "nobody knows how many updates there will be, so the learning rate cannot fall towards the last",
+                "the number of updates is unknown, so the learning rate cannot decay over them",
                 where=context.at("optimizer.schedule"),
                 got=self.optimizer.schedule,
                 expected="constant",
@@ -112,7 +112,7 @@ class RewardRefresh:
             remove = "remove the key: what the environment calls solved is then true"
             unwatch = f"write weight: 0 in place of watch in rewards.{truth}, or add a second reward to watch"
             yield Problem(
-                "what is watched cannot be learnt from" if watched else "this names no reward that could be the truth",
+                "a watched reward cannot be trained on" if watched else "this names no reward that could be the truth",
                 where=context.at("truth"),
                 got=truth,
                 expected="the name of another reward, or null",

@@ -49,7 +49,7 @@ def soft_mean(rewards_J: Sequence[float], eta: float) -> float:
     """
     if not rewards_J or eta < 0:
         raise DataError(
-            "there is no such mean",
+            "the soft mean is not defined",
             where="soft_mean",
             got=f"{len(rewards_J)} rewards, eta {eta}",
             expected="at least one reward, and eta at least 0",

@@ -133,7 +133,7 @@ class _Form:
             found = ("prompt and completion", (prompt, completion)) if prompt and completion else None
         if found is None:
             raise RecipeError(
-                "these columns are no chat",
+                "these columns do not form a chat",
                 where=f"{where}, {settings.path}, line {number}",
                 got=", ".join(map(str, row)),
                 expected=f"messages ({', '.join(_MESSAGES)}), a prompt with a completion, or text",

@@ -177,7 +177,7 @@ def _row(generations: Sequence[Generation], where: str) -> Side | None:
         prompt = generation.prompt.token_ids
         if prompt[: len(ids)] != ids:
             raise TrainingError(
-                "this is no single row of tokens: its prompts do not extend each other",
+                "the attempt is not a single row of tokens: its prompts do not extend each other",
                 where=where,
                 got=f"a prompt of {len(prompt)} tokens that does not begin with the {len(ids)} before it",
                 expected="an agent whose context only grows, such as {kind: chat} with history: null",
