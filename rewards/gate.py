@@ -62,7 +62,7 @@ def total_of(values: tuple[float, ...], where: str) -> float:
         total = math.inf
     if not math.isfinite(total):
         raise RewardError(
-            "the sum is not a finite number",
+            "the sum is no finite number",
             where=where,
             got=", ".join(f"{x:g}" for x in values[:8]),
             expected=_EXPECTED,

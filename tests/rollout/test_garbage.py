@@ -179,7 +179,7 @@ def test_two_thousand_results_of_rewards_with_hangs_and_long_texts(kind: str) ->
 def test_a_sum_that_is_no_finite_number_is_a_failure_of_the_reward() -> None:
     group = judged(lambda task, t: 1e308 if t.attempt else 0.0, 2, 20.0)
     assert [t.attempt for t in group.trajectories] == [0]
-    assert "the sum is not a finite number" in group.failures[0].message
+    assert "the sum is no finite number" in group.failures[0].message
 
 
 # --- agents ----------------------------------------------------------------------------------------------------------

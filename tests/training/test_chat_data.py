@@ -179,7 +179,7 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
     "a column that is not there": (
         [{"question": "a", "reply": "b"}], {"prompt": "qestion"}, ("data.prompt", "qestion", "did you mean 'question'?")
     ),
-    "no known column": ([{"mesages": []}], {}, ("line 1", "no chat", "'mesages': did you mean 'messages'?")),
+    "no known column": ([{"mesages": []}], {}, ("line 1", "do not form a chat", "'mesages': did you mean 'messages'?")),
     "a lacking column": (
         [{"prompt": "a", "completion": "b"}, {"prompt": "a", "complation": "b"}], {},
         ("line 2", "lacks a column", "did you mean 'complation'?"),
