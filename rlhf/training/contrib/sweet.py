@@ -76,9 +76,7 @@ class SweetCritic(OwnModel):
 
     def __post_init__(self) -> None:
         if self.privileged_text and _REFERENCE not in self.privileged_text:
-            raise ValueError(
-                f"privileged_text does not say where {_REFERENCE} goes; leave it empty to tell the critic nothing"
-            )
+            raise ValueError(f"privileged_text lacks {_REFERENCE}; leave it empty to tell the critic nothing")
         if self.frozen and not self.warmup_steps:
             raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
 
