@@ -161,7 +161,7 @@ def test_a_step_without_pairs_or_tokens_teaches_nothing() -> None:
 
 
 def test_keys_without_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"where \{reference\} goes"):
+    with pytest.raises(ValueError, match=r"lacks \{reference\}"):
         SweetCritic(privileged_text="Think hard.")
     with pytest.raises(ValueError, match="there are none"):
         SweetCritic(frozen=True, warmup_steps=0)
