@@ -317,6 +317,7 @@ def test_a_trial_measures_time_and_memory(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("rlhf-trial")] == []
 
 
+@pytest.mark.extended
 def test_a_trial_that_fails_says_so(tmp_path: Path) -> None:
     config_folder(tmp_path / "model", SMALL)
     path, policy = recipe_parts.write(tmp_path), f"policy={{kind: pretrained, path: {tmp_path}/model}}"

@@ -29,6 +29,8 @@ from tests.loopback import loopback
 from tests.rollout.vllm.real_vllm import MAX_CONTEXT, policy_like
 from tests.rollout.vllm.served import PATIENCE_S, free_port
 
+pytestmark = pytest.mark.extended  # tests/test_endpoint.py has servers that answer to order
+
 NAME = "tiny"
 SUITE = """
 attempts: 2
