@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -280,10 +281,11 @@ def in_turn(items: Sequence[T], parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Unused port outside the range of outgoing connections, which could take it before anyone listens."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _number(name: str, default: int) -> int:

@@ -429,7 +429,7 @@ def test_a_program_that_takes_all_of_a_rewards_time_is_wrong_and_ended() -> None
     )
     reward = Weighted("tests", 1.0, UnitTests(wall_s=60.0))
     task = Task("t", reference=json.dumps(ADD))
-    group = asyncio.run(score_group(task, [attempt(0, program)], {"tests": reward}, timeout_s=2.0))
+    group = asyncio.run(score_group(task, [attempt(0, program)], {"tests": reward}, timeout_s=5.0))
     assert not group.failures and [score.total for score in group.scores] == [0.0]
     deadline = time.monotonic() + 10
     while in_command_lines(token) and time.monotonic() < deadline:

@@ -18,6 +18,7 @@ from rlhf.data import SamplingParams
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.vllm.instance import InstanceDownError
 from rlhf.inference.vllm.server import ServerInstance
+from rlhf.processes import free_port
 from rlhf.training.publisher import Publisher
 from tests.rollout.vllm.real_vllm import (
     adapter_weights,
@@ -28,7 +29,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
     weights,
 )
-from tests.rollout.vllm.served import Served, engine_on, free_port, write_recipe
+from tests.rollout.vllm.served import Served, engine_on, write_recipe
 
 #: Runs a command where /dev/shm is another, which only root may make: the user is that in a namespace of its own.
 APART = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")

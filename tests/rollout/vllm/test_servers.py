@@ -25,6 +25,7 @@ from rlhf.data import Generation, Outcome, SamplingParams, ScoredGroup
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.vllm.engine import AtUpdate, VllmEngine
 from rlhf.inference.vllm.server import ServerInstance
+from rlhf.processes import free_port
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.progress import Progress
@@ -41,7 +42,7 @@ from tests.rollout.vllm.real_vllm import (
     policy_like,
     prompt_of,
 )
-from tests.rollout.vllm.served import Counting, Cut, Served, engine_on, free_port, post, write_recipe
+from tests.rollout.vllm.served import Counting, Cut, Served, engine_on, post, write_recipe
 from tests.tiers import tiered
 from tests.training.tiny import Echoes
 
