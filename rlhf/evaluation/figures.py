@@ -1,4 +1,4 @@
-"""Charts as SVG text, drawn in plain Python: curves with intervals, for the docs.
+"""SVG charts in plain Python: curves with intervals, for the docs.
 
 A chart follows light and dark mode, says in words what it shows (for a screen reader), and gives each point's numbers
 on hover. `line_chart` returns a whole `<svg>` element that may be saved as a `.svg` file.
@@ -47,7 +47,7 @@ _MAX_HOVER = 150
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve.
+    """Curve of a chart.
 
     Attributes:
         label: name in the legend; series of one label share a colour and an entry.
@@ -75,7 +75,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The interval around the series of the same label: whiskers if that one is drawn as points, else a shade.
+    """Interval around the series of the same label: whiskers on points, else a band.
 
     Attributes:
         label: of the series.
@@ -133,7 +133,7 @@ def line_chart(
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
-    """Average each value with its neighbours in a centred window, cut short at both ends; gaps stay out of it."""
+    """Centred moving average, its window cut at both ends; gaps stay gaps."""
     half = window // 2
     result: list[float | None] = []
     for i in range(len(values)):
@@ -143,7 +143,7 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
 
 
 def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
-    """Return about `n` round numbers (1, 2 or 5 times a power of ten) from `low` to `high`, both ends included."""
+    """About `n` round tick values (1, 2 or 5 times a power of ten) from `low` to `high`, inclusive."""
     if not high > low:
         return [low]
     raw = (high - low) / n
@@ -214,7 +214,7 @@ def _axes(frame: _Frame, x_label: str, write: Callable[[float], str]) -> Iterato
 
 
 def _legend(labels: Sequence[str], y_label: str, width: int) -> list[Sequence[str]]:
-    """Lines of legend entries; the first is the line of `y_label`, and holds none where they do not all fit there."""
+    """Lines of legend entries; the first is shared with `y_label`, and empty if they overflow it."""
     whole = width - _RIGHT - _START
     if len(labels) < 2:
         return [()]

@@ -13,7 +13,7 @@ _CONTEXT = 64
 
 
 def load_tokenizer(run_folder: Path) -> Any | None:
-    """Load the newest `tokenizer.json` below a run folder, or None where there is none that can be read."""
+    """Newest readable `tokenizer.json` below a run folder, or None."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
