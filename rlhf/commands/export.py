@@ -64,10 +64,7 @@ def export(
     refuse_existing(out)
     wanted = one_of(Format, form, "--format", "format")
     if wanted is not Format.model:
-        from rlhf.commands.contrib.export_attempts import export_attempts
-
-        told = export_attempts(Path(checkpoint), out, wanted.value, redact or [])
-        print_json(told) if as_json else results().print(", ".join(f"{k} {v}" for k, v in told.items()), soft_wrap=True)
+        _export_attempts(Path(checkpoint), out, wanted, redact or [], as_json=as_json)
         return
     folder = _checkpoint(Path(checkpoint))
     quiet_libraries()
@@ -95,6 +92,16 @@ def export(
     how = "an adapter, merged into its base" if is_merged else "full weights, copied"
     how += "" if n_entries is None else f", with a store of {n_entries} entries"
     results().print(f"model {out}  (of {folder.name}; {record['n_bytes'] / 1e6:.1f} MB: {how})", soft_wrap=True)
+
+
+def _export_attempts(run: Path, out: Path, form: Format, patterns: list[str], *, as_json: bool) -> None:
+    from rlhf.commands.contrib.export_attempts import export_attempts
+
+    told = export_attempts(run, out, form.value, patterns)
+    if as_json:
+        print_json(told)
+    else:
+        results().print(", ".join(f"{name} {value}" for name, value in told.items()), soft_wrap=True)
 
 
 def _copy_store(folder: Path, into: Path) -> int | None:
