@@ -31,7 +31,7 @@ def arithmetic(recipe: Recipe, n_processes: int = 1) -> dict[str, Any]:
     return {
         "stages": [
             *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
-            *({"stage": path, **_paired(stage)} for path, stage in paired_stages(recipe)),
+            *({"stage": path, **_paired(stage, recipe)} for path, stage in paired_stages(recipe)),
             *({"stage": path, **_policy_gradient(stage, recipe)} for path, stage in policy_gradient_stages(recipe)),
         ],
         "policy": policy,
@@ -70,19 +70,20 @@ def _supervised(stage: Any) -> dict[str, Any]:
     }
 
 
-def _paired(stage: Any) -> dict[str, Any]:
+def _paired(stage: Any, recipe: Recipe) -> dict[str, Any]:
     """The most pairs, as tasks whose attempts score alike have none; None where a file or a run tells their number.
 
     A reward model that learns from single attempts passes over these.
     """
     source, is_single = stage.pairs, isinstance(stage, RewardModel) and stage.learns != "pairs"
-    n_pairs = source.tasks * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
+    n_groups = source.tasks * (recipe.limits.max_turns if source.level == "expert" else 1)
+    n_pairs = n_groups * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
     return {
         "kind": kind_of("stage", stage),
         "counted": "attempt" if is_single else "pair",
         "max_pairs": n_pairs,
         "n_updates": n_pairs and stage.epochs * -(-n_pairs // stage.batch_size),
-        "n_episodes": source.tasks * source.group_size if source.is_attempted else 0,
+        "n_episodes": n_groups * source.group_size if source.is_attempted else 0,
     }
 
 
