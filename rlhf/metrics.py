@@ -86,6 +86,9 @@ ledger/failed                   | tokens     | of these, of attempts that failed
 replay/n_replayed               | episodes   | trajectories of earlier steps that were trained on again
 replay/n_kept                   | episodes   | trajectories of earlier steps that could have been
 replay/age_mean                 | steps      | mean age of the replayed trajectories
+reward/self_certainty           | nats       | how sure the policy is of what it says, mean over attempts
+logged/n_groups                 | groups     | of other runs that were trained on
+logged/n_stored                 | groups     | that other runs had stored
 sampling/n_given_turns_mean     | turns      | mean turns that a task drawn began with
 sampling/beginning_success      | share      | solved episodes of those that began at the beginning of their task
 sampling/start_success          | share      | solved episodes of those that began further on

@@ -92,12 +92,16 @@ def _has_attempts(run: str) -> bool:
 
 
 def _groups(run: Path) -> Iterator[ScoredGroup]:
-    """One group for each task of each step, in the order in which they were stored.
+    return groups_of(run / "trajectories")
+
+
+def groups_of(folder: Path, stage: str | None = None, step: int | None = None) -> Iterator[ScoredGroup]:
+    """One group for each task of each step, or of one, in the order in which they were stored.
 
     Attempts in which another than the policy had a part, such as an older version of it, are left out.
     """
     groups: dict[tuple[str, int, str], list[Any]] = {}
-    for record in read_trajectories(run / "trajectories", phase="train"):
+    for record in read_trajectories(folder, phase="train", stage=stage, steps=None if step is None else [step]):
         if record.score is not None and not any(g.by for g in record.trajectory.generations):
             groups.setdefault((record.stage, record.step, record.task_id), []).append(record)
     for (_, _, task_id), records in groups.items():

@@ -88,11 +88,12 @@ def _paired(stage: Any, recipe: Recipe) -> dict[str, Any]:
 
 
 def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
-    episodes = stage.tasks_per_step * stage.group_size
+    n_tasks = stage.tasks_per_step if stage.logged is None or stage.logged.sample else 0
+    episodes = n_tasks * stage.group_size
     rounds = SelectionCapabilities(stage.selection).max_rounds
     turns = episodes * rounds * recipe.limits.max_turns
     n_updating = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
-    branches = episodes - stage.tasks_per_step * stage.rollout.n_from_start(stage.group_size)
+    branches = episodes - n_tasks * stage.rollout.n_from_start(stage.group_size)
     return {
         "kind": "policy_gradient",
         "n_steps": stage.steps,

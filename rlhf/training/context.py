@@ -156,7 +156,7 @@ class RunContext(Protocol):
     collector: RolloutRunner
     progress: Progress
     state: State
-    demonstrations: Mapping[int, Sequence[Any]]
+    demonstrations: Mapping[int, Any]
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None
 
     @property
