@@ -112,6 +112,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "hierarchy": Entry("environments.contrib.hierarchy:Hierarchy", "questions about who is above whom"),
         "routing": Entry("environments.contrib.routing:Routing", "which of several experts to ask, and pay"),
         "arc": Entry("environments.contrib.arc:Arc", "grids with a rule to find, and one to edit by it"),
+        "repair": Entry("environments.contrib.repair:Repair", "a module with a bug to mend by its tests"),
         "next_segment": Entry(
             "environments.contrib.next_segment:NextSegment", "the next sentence of a text of one's own"
         ),

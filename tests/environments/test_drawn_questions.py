@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import sqlite3
@@ -17,6 +18,7 @@ from environments.contrib.arc import Arc, applied, edited, read_grid
 from environments.contrib.hierarchy import Hierarchy, Tree
 from environments.contrib.hierarchy import judge as of_names
 from environments.contrib.next_segment import NextSegment
+from environments.contrib.repair import _LIBRARY, Repair, mutants
 from environments.contrib.routing import Exchange, Routing, RoutingEpisode
 from environments.contrib.table_questions import Asked, TableQuestions, looked_up
 from environments.contrib.table_questions import judge as of_values
@@ -186,6 +188,33 @@ def test_files_of_arc_are_read(tmp_path: Path) -> None:
         world.start(world.tasks("train")[0])
     with pytest.raises(EnvError, match="no tasks of ARC"):
         Arc(path=str(tmp_path / "none")).tasks("test")
+
+
+# --- bugs ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_function_is_in_normal_form_and_each_mutant_is_noticed() -> None:
+    for name, (source, tests) in _LIBRARY.items():
+        assert ast.unparse(ast.parse(source)) == source
+        found = mutants(name)
+        assert len(found) >= 2 and all(0 <= test < len(tests) for _, test, _ in found)
+        assert all(ast.unparse(ast.parse(mutant)) == mutant != source for mutant, _, _ in found)
+
+
+def test_a_bug_is_mended_by_its_line_and_by_nothing_else() -> None:
+    world = Repair(n_train=20, n_dev=20, n_test=20)
+    task = world.tasks("test")[0]
+    bug = world.instance(task)
+    plan = world.plan(task, ()) or ()
+    opening, tested, edited_, passed, ended = play(world, task, ["test", plan[0], "test", "submit"])
+    assert opening.reply.startswith("Test failed: ") and tested.reply.startswith("Test failed: ")
+    assert edited_.reply.splitlines()[bug.at].endswith(bug.right) and passed.reply == "All tests pass."
+    assert ended.success and plan == (f"replace {bug.at + 1}: {bug.right}", "submit")
+    wrong = play(world, task, [f"replace {bug.at + 1}: import os; os._exit(0)", "replace 99: x", "submit"])
+    assert not wrong[-1].success and wrong[-1].terminated and not wrong[2].valid
+    for split in ("train", "dev"):
+        others = {world.told(world.instance(t)) for t in world.tasks(split)}
+        assert not others & {world.told(world.instance(t)) for t in world.tasks("test")}
 
 
 # --- texts and verdicts ----------------------------------------------------------------------------------------------
