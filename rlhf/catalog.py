@@ -113,6 +113,10 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "routing": Entry("environments.contrib.routing:Routing", "which of several experts to ask, and pay"),
         "arc": Entry("environments.contrib.arc:Arc", "grids with a rule to find, and one to edit by it"),
         "repair": Entry("environments.contrib.repair:Repair", "a module with a bug to mend by its tests"),
+        "ml_task": Entry("environments.contrib.ml_task:MlTask", "a program that learns from a table, and predicts"),
+        "conversations": Entry(
+            "environments.contrib.conversations:Conversations", "LoCoMo's or MemoryAgentBench's files, read in pieces"
+        ),
         "next_segment": Entry(
             "environments.contrib.next_segment:NextSegment", "the next sentence of a text of one's own"
         ),

@@ -44,6 +44,7 @@ NEEDED = {
     ("rollout", "budgets"): {"budgets": [8]},
     ("environment", "verdicts"): {"path": "tests/environments/compared.jsonl"},
     ("environment", "next_segment"): {"path": "LICENSE"},
+    ("environment", "conversations"): {"path": "tests/environments/conversations.jsonl"},
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "outcome_model"): {"path": "somewhere"},
     ("reward", "judge"): {"url": "http://127.0.0.1:8000", "model": "judge"},

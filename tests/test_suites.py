@@ -43,7 +43,8 @@ def test_its_tasks_are_those_it_was_made_with(name: str, suites: dict[str, Suite
 
 
 @pytest.mark.parametrize(
-    "kind", sorted({*CATALOG["environment"]} - {*SERVERS, "mixed", "dataset", "next_segment", "verdicts"})
+    "kind",
+    sorted({*CATALOG["environment"]} - {*SERVERS, "mixed", "dataset", "next_segment", "verdicts", "conversations"}),
 )
 def test_every_environment_of_the_catalogue_has_a_suite(kind: str, suites: dict[str, Suite]) -> None:
     parts = [part.environment for suite in suites.values() for part in suite.parts]

@@ -3,7 +3,7 @@
     Test failed: clamp(5, 0, 3) returned 5, expected 3.
     1: def clamp(x, low, high):
     2:     return max(low, max(x, high))
-    > replace 2:     return max(low, min(x, high))
+    > replace 2: return max(low, min(x, high))
     > submit
 
 Modules are drawn from the functions below, and a mutant of one of them by its syntax tree; a mutant that passes all
@@ -121,7 +121,7 @@ _SWAPPED: Mapping[type[ast.AST], type[ast.AST]] = {
     ast.In: ast.NotIn,
 }  # fmt: skip
 _OTHER_NAME = {"min": "max", "max": "min"}
-_REPLACE = re.compile(r"^replace (\d{1,3}): ?(.*)$", re.DOTALL)
+_REPLACE = re.compile(r"^replace (\d{1,3}):\s*(.*)$", re.DOTALL)
 _UNKNOWN = "Unknown action. Write 'replace N: the new line', 'test', or 'submit'."
 _LONGEST = 200
 
@@ -184,8 +184,7 @@ class Repair(Drawn):
                 [line] = [i for i, (a, b) in enumerate(zip(source, told, strict=True)) if a != b]
                 at, right = len(lines) + line, source[line]
             lines += told
-        calls = [(name, repr(args), repr(_returned(_LIBRARY[name][0], name, args))) for name in names
-                 for args in _LIBRARY[name][1]]  # fmt: skip
+        calls = [call for name in names for call in _calls(name)]
         first = next(i for i, (name, _, _) in enumerate(calls) if name == wrong)
         return Bug(tuple(lines), at, right, tuple(calls), first + failing, got)
 
@@ -206,7 +205,9 @@ class Repair(Drawn):
             if action.strip() == "submit":
                 return () if lines == wanted else None
             lines = replaced(lines, action) or lines
-        path = [f"replace {i}: {b}" for i, (a, b) in enumerate(zip(lines, wanted, strict=True), start=1) if a != b]
+        path = [
+            f"replace {i}: {b.strip()}" for i, (a, b) in enumerate(zip(lines, wanted, strict=True), start=1) if a != b
+        ]
         return (*path, "submit") if len(path) < self.max_steps - len(taken) else None
 
 
@@ -274,11 +275,19 @@ def _call(name: str, args: str) -> str:
 
 
 def replaced(lines: Sequence[str], action: str) -> list[str] | None:
-    """The lines after `replace N: line`, N from 1; None where it is no such action."""
+    """The lines after `replace N: line`, N from 1, indented as before; None where it is no such action."""
     found = _REPLACE.match(action.strip())
     if found is None or not 1 <= int(found[1]) <= len(lines) or len(found[2]) > _LONGEST or "\n" in found[2]:
         return None
-    return [found[2].rstrip() if i == int(found[1]) else line for i, line in enumerate(lines, start=1)]
+    old = lines[int(found[1]) - 1]
+    new = old[: len(old) - len(old.lstrip())] + found[2].strip()
+    return [new if i == int(found[1]) else line for i, line in enumerate(lines, start=1)]
+
+
+@cache
+def _calls(name: str) -> tuple[tuple[str, str, str], ...]:
+    source, arguments = _LIBRARY[name]
+    return tuple((name, repr(args), repr(_returned(source, name, args))) for args in arguments)
 
 
 @cache

@@ -78,6 +78,11 @@ class StageKeys(Protocol):
         ...
 
     @property
+    def train_roles(self) -> tuple[str, ...] | None:
+        """Roles whose generations are trained; None for all."""
+        ...
+
+    @property
     def layout(self) -> Literal["trajectory", "generation"]:
         """Unit that becomes a row."""
         ...

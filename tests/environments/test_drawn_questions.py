@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.contrib.arc import Arc, applied, edited, read_grid
+from environments.contrib.conversations import Conversations
 from environments.contrib.hierarchy import Hierarchy, Tree
 from environments.contrib.hierarchy import judge as of_names
+from environments.contrib.ml_task import MlTask, labelled, skill
 from environments.contrib.next_segment import NextSegment
 from environments.contrib.repair import _LIBRARY, Repair, mutants
 from environments.contrib.routing import Exchange, Routing, RoutingEpisode
@@ -209,12 +211,48 @@ def test_a_bug_is_mended_by_its_line_and_by_nothing_else() -> None:
     opening, tested, edited_, passed, ended = play(world, task, ["test", plan[0], "test", "submit"])
     assert opening.reply.startswith("Test failed: ") and tested.reply.startswith("Test failed: ")
     assert edited_.reply.splitlines()[bug.at].endswith(bug.right) and passed.reply == "All tests pass."
-    assert ended.success and plan == (f"replace {bug.at + 1}: {bug.right}", "submit")
+    assert ended.success and plan == (f"replace {bug.at + 1}: {bug.right.strip()}", "submit")
     wrong = play(world, task, [f"replace {bug.at + 1}: import os; os._exit(0)", "replace 99: x", "submit"])
     assert not wrong[-1].success and wrong[-1].terminated and not wrong[2].valid
     for split in ("train", "dev"):
         others = {world.told(world.instance(t)) for t in world.tasks(split)}
         assert not others & {world.told(world.instance(t)) for t in world.tasks("test")}
+
+
+# --- machine learning ------------------------------------------------------------------------------------------------
+
+NEAREST = """```python
+import csv
+rows = [list(map(float, r)) for r in list(csv.reader(open('train.csv')))[1:]]
+for r in list(csv.reader(open('test.csv')))[1:]:
+    x = list(map(float, r))
+    print(int(min(rows, key=lambda row: sum((a - b) ** 2 for a, b in zip(row, x)))[3]))
+```"""
+
+
+def test_labels_and_skill_worked_by_hand() -> None:
+    assert [labelled("line", (0.5, -0.5, 0.2), row) for row in ((0.4, 0.1, 0), (0.1, 0.4, 0))] == [1, 0]
+    assert [labelled("box", (0, 2), row) for row in ((0.6, 0.9, 0.6), (0.6, 0, 0.8))] == [1, 0]
+    assert [labelled("cross", (0, 1), row) for row in ((-0.1, -0.2, 1), (-0.1, 0.2, 1))] == [1, 0]
+    # Six of eight are 1: a constant has 6/8, seven right are (7/8 − 6/8) / (2/8) = ½.
+    right = [1, 1, 1, 1, 1, 1, 0, 0]
+    assert skill([1] * 8, right) == 0 and skill(right, right) == 1 and skill([1] * 7 + [0], right) == 0.5
+    assert skill([0] * 8, right) == 0
+
+
+def test_a_program_learns_without_the_labels() -> None:
+    world = MlTask(rules=("box",), n_train=5, n_dev=5, n_test=5)
+    task = world.tasks("test")[0]
+    data = world.instance(task)
+    assert b"label" not in data.files()["test.csv"] and len(data.files()["test.csv"].split()) == 41
+    first, bad, ran, learnt, ended = play(
+        world, task, ["```python\n1 / 0\n```", "```python\nprint(1)\n```", NEAREST, "submit"]
+    )
+    assert first.reply.startswith("train.csv has 60 lines") and "ZeroDivisionError" in bad.reply and bad.reward == 0
+    assert "printed 1 words; expected 40" in ran.reply and ran.reward == pytest.approx(0.1)
+    assert learnt.reward == pytest.approx(0.1) and 0.2 < ended.reward <= 0.8 and ended.success is not None
+    assert not play(world, task, ["no program", "submit"])[1].valid
+    assert play(world, task, world.plan(task, ()) or ())[-1].success
 
 
 # --- texts and verdicts ----------------------------------------------------------------------------------------------
@@ -237,6 +275,37 @@ def test_the_next_sentence_of_a_text(tmp_path: Path) -> None:
         NextSegment(path=str(path), context=9).tasks("test")
     with pytest.raises(EnvError, match="cannot be read"):
         NextSegment(path=str(tmp_path / "none")).tasks("test")
+
+
+def test_conversations_of_locomo_are_read_in_pieces(tmp_path: Path) -> None:
+    said = [
+        {"speaker": "Ann", "dia_id": "D1:1", "text": "I met Bo " + "and so on " * 8},
+        {"speaker": "Bo", "text": "Yes."},
+    ]
+    talk = {"session_2": said, "session_10": said[1:], "session_2_date_time": "8 May", "speaker_a": "Ann"}
+    asked = [{"question": "Whom did Ann meet?", "answer": "Bo", "category": 1}, {"question": "?", "category": 5}]
+    path = tmp_path / "locomo.json"
+    path.write_text(json.dumps([{"sample_id": f"conv-{i}", "conversation": talk, "qa": asked} for i in range(8)]))
+    world = Conversations(path=path, piece_words=32)
+    tasks = [task for split in ("train", "dev", "test") for task in world.tasks(split)]
+    assert len(tasks) == 8 and json.loads(str(tasks[0].reference)) == ["Bo"]
+    results = play(world, tasks[0], ["Bo", "next", "answer: Bo"])
+    assert results[0].reply.startswith("[8 May]") and not results[1].valid
+    text = "".join(r.reply for r in (results[0], results[2]))
+    assert text.index("Ann: I met") < text.index("Bo: Yes.") < text.index("Whom did Ann meet?") and results[3].success
+    plan = world.plan(tasks[0], ()) or ()
+    assert plan == ("next", "answer: Bo") and play(world, tasks[0], plan)[-1].success
+    path.write_text('[{"conversation": {"session_1": [{}]}, "qa": []}]')
+    with pytest.raises(EnvError, match="neither of LoCoMo's form"):
+        world.tasks("train")
+
+
+def test_conversations_of_memory_agent_bench_are_read_in_pieces() -> None:
+    world = Conversations(path=Path(__file__).parent / "conversations.jsonl", piece_words=60)
+    for task in (task for split in ("train", "dev", "test") for task in world.tasks(split)):
+        plan = world.plan(task, ()) or ()
+        assert len(plan) == 4 and play(world, task, plan)[-1].success  # 210 words in pieces of 60
+    assert not play(world, task, [*plan[:-1], "no idea"])[-1].success
 
 
 def test_verdicts_are_asked_for_as_the_judge_asks(tmp_path: Path) -> None:

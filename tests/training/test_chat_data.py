@@ -23,6 +23,7 @@ from rlhf.training.stages.chat_files import read_chats
 from rlhf.training.stages.chat_rows import chat_samples
 from rlhf.training.stages.chat_settings import Chats
 from tests.training import runs
+from tests.training.test_attempts import START
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 QWEN = (
@@ -300,9 +301,8 @@ def test_attempts_of_another_policy_are_imitated(tmp_path: Path, least: float | 
 
 
 def test_failed_attempts_are_imitated_under_a_message_of_their_own(tmp_path: Path) -> None:
-    start = {"kind": "supervised", "n_demonstrations": 32, "random_share": 0.5, "epochs": 4}
-    sampled = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 8, "group_size": 4}
-    first = runs.run(runs.write(tmp_path, [start, sampled], evaluation={"n_tasks": 2}), tmp_path / "first")
+    sampled = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 8, "group_size": 8}
+    first = runs.run(runs.write(tmp_path, [START, sampled], evaluation={"n_tasks": 2}), tmp_path / "first")
     attempts = [r.trajectory for r in read_trajectories(first.folder / "trajectories", phase="train")]
     data = {"from_run": str(first.folder), "unsolved_system": "Get it wrong."}
     path = recipe(tmp_path / "b", data, agent={"kind": "chat", "system": "Get it right."})
