@@ -300,6 +300,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "exit": Entry("rlhf.tasks.contrib.start_states.exit:ExIt", "starts from own histories of mixed success"),
         "greso": Entry("rlhf.tasks.contrib.greso:GRESO", "skips what was too easy or too hard when it came last"),
         "curriculum": Entry("rlhf.tasks.contrib.curriculum:Curriculum", "easy tasks first, level by level"),
+        "ladder": Entry("rlhf.tasks.contrib.ladder:Ladder", "hard tasks, in easier variants while they are failed"),
     },
     "selection": {
         "all": Entry("rlhf.tasks.selection:All", "every group of one round"),

@@ -68,7 +68,8 @@ sampling/easy_share             | share      | tasks attempted that were too eas
 sampling/hard_share             | share      | tasks attempted that were too hard to
 sampling/p_easy                 | 1          | base of the chance that an easy task is drawn, for the next step
 sampling/p_hard                 | 1          | base of the chance that a hard task is drawn, for the next step
-sampling/level                  | 1          | level of the curriculum in the step, counted from 0
+sampling/level                  | 1          | level of the curriculum in the step, or mean rung of a ladder, from 0
+sampling/top_share              | share      | tasks of a ladder that were drawn at their hardest
 sampling/level_mean             | 1          | what the level is judged by, mean over its last tasks
 sampling/n_review_tasks         | tasks      | tasks of the step that are of earlier levels
 asynchrony/age_mean             | versions   | mean age of the trained tokens: updates since their policy
