@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from rewards.base import Reward
 from rewards.combinators.ask import ask
 from rewards.shaping.length import length
 from rewards.shaping.outcome import Outcome
+from rlhf.checking import CheckContext, Problem
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -47,6 +49,19 @@ class Budgeted:
     """The reward or verifier that says which attempts are correct: those worth at least `enough`."""
     enough: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """What `correct` has to give."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse to pay for other budgets than attempts are told."""
+        for path, stage in context.recipe.learning:
+            told = context.kind_of("rollout", stage.rollout) == "budgets"
+            if told and tuple(stage.rollout.budgets) != self.budgets:
+                yield Problem(
+                    "attempts are told other budgets than they are paid for",
+                    where=context.at("budgets"),
+                    got=f"{list(self.budgets)}, and {path}.rollout.budgets {list(stage.rollout.budgets)}",
+                    expected="the same numbers in the same order",
+                    do=f"write {list(stage.rollout.budgets)} here",
+                )
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt; raises what `correct` raises."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,8 @@ from rewards.contrib.page_action import PageAction
 from rewards.contrib.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
 from rewards.shaping.length import Budget, Concise, concise
 from rlhf.data import Outcome
-from rlhf.errors import RewardError
+from rlhf.errors import RecipeError, RewardError
+from rlhf.recipe import load
 from tests.rewards.played import played, task
 
 ANSWER = "<think>I know</think><answer>Paris</answer>"
@@ -296,3 +298,13 @@ def test_right_answers_by_their_budget() -> None:
     tries = [played("x", n_tokens=[1024], outcome=Outcome.SOLVED, attempt=i) for i in (0, 1, 3)]
     values = [asyncio.run(reward(PARIS, t)).value for t in (*tries, played("x", n_tokens=[9]))]
     assert values == pytest.approx([3.695518 - 1023 / 4096, 2.828427, 2.828427, 0.0], abs=1e-6)
+
+
+def test_other_budgets_than_attempts_are_told_are_refused(tmp_path: Path) -> None:
+    from tests import recipe_parts
+
+    rollout = ["stages.1.rollout={kind: budgets, budgets: [8, 16]}", "stages.1.group_size=4"]
+    path = recipe_parts.write(tmp_path)
+    with pytest.raises(RecipeError, match="other budgets than they are paid for"):
+        load(path, ["rewards={right: {kind: budgeted, budgets: [16, 8]}}", *rollout])
+    load(path, ["rewards={right: {kind: budgeted, budgets: [8, 16]}}", *rollout])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.contrib.budgeted import Budgeted
-from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role
 from rlhf.rollout.group_structure import Independent
 from rlhf.settings import STRICT
@@ -46,15 +43,3 @@ class Budgets(Independent):
         if group_size % len(self.budgets):
             raise ValueError(f"a multiple of the number of budgets = {len(self.budgets)}")
         return group_size
-
-    def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a reward that pays for other budgets than attempts are told."""
-        for name, weighted in context.recipe.rewards.items():
-            if isinstance(weighted.reward, Budgeted) and tuple(weighted.reward.budgets) != tuple(self.budgets):
-                yield Problem(
-                    "attempts are told other budgets than they are paid for",
-                    where=context.at("budgets"),
-                    got=f"{list(self.budgets)}, and rewards.{name}.budgets {list(weighted.reward.budgets)}",
-                    expected="the same numbers in the same order",
-                    do=f"write {list(self.budgets)} there",
-                )
