@@ -74,7 +74,7 @@ class MlTask(Drawn):
     """What labels may follow."""
     rows: Annotated[int, Field(ge=20, le=1000)] = 60
     """Rows to learn from; two thirds as many are to be predicted."""
-    enough: Annotated[float, Field(gt=0, le=1)] = 0.5
+    min_skill: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the way from always the commonest label to all labels right, from which the task is solved."""
     max_steps: Annotated[int, Field(ge=2)] = 4
     """Programs, and `submit`; what is not submitted keeps the marks for progress."""
@@ -163,7 +163,7 @@ class MlEpisode(Attempt):
         if action.strip().casefold().rstrip(".") == "submit":
             self.done = True
             earned = 0.0 if self.said is None else skill(self.said, self._data.hidden)
-            self.solved = earned >= self._settings.enough
+            self.solved = earned >= self._settings.min_skill
             self.score += (1 - 2 * _PROGRESS) * earned
             return "Nothing to submit." if self.said is None else "Submitted.", True
         if self._finished is None:

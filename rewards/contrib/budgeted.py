@@ -43,12 +43,12 @@ class Budgeted:
 
     budgets: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
     """The same as those of the rollout."""
-    most: Annotated[int, Field(ge=1)] = 4096
+    max_tokens: Annotated[int, Field(ge=1)] = 4096
     """L: tokens beyond which a right answer earns nothing."""
     correct: Reward = Field(default_factory=Outcome)
-    """The reward or verifier that says which attempts are correct: those worth at least `enough`."""
-    enough: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """What `correct` has to give."""
+    """The reward or verifier that says which attempts are correct: those worth at least `min_correct`."""
+    min_correct: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Minimal value of `correct` for a correct attempt."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse to pay for other budgets than attempts are told."""
@@ -66,6 +66,6 @@ class Budgeted:
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt; raises what `correct` raises."""
         budget, n = self.budgets[trajectory.attempt % len(self.budgets)], length(trajectory, "tokens")
-        right = (await ask(self.correct, task, trajectory)).value >= self.enough
-        value = worth(n, budget, self.most) if right else 0.0
+        right = (await ask(self.correct, task, trajectory)).value >= self.min_correct
+        value = worth(n, budget, self.max_tokens) if right else 0.0
         return Verdict(value, why=f"{'right' if right else 'wrong'}, {n} tokens of {budget}")

@@ -75,7 +75,8 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
             [d for d in found if data.unsolved_system is None or d.trajectory.solved], _AsSaid(recipe.agent), renderer
         )
         if failed:
-            rendered += await render(failed, _AsSaid(replace(recipe.agent, system=data.unsolved_system)), renderer)
+            agent: Any = recipe.agent  # one of kind chat
+            rendered += await render(failed, _AsSaid(replace(agent, system=data.unsolved_system)), renderer)
         rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
         kept = [group for group in rows if all(len(sample) <= max_context for sample in group)]
         dropped, rows = len(rows) - len(kept), kept
@@ -162,15 +163,17 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
             "no attempt in this folder is to be imitated",
             where=where,
             got=f"{n} attempts, {n_known} of them at tasks of the split {split!r} of this environment",
-            expected="one that is solved" if data.least is None else f"one with a score of at least {data.least:g}",
-            hint="take the environment of that run, the split it was made on, or a lower `least`",
+            expected="one that is solved"
+            if data.min_score is None
+            else f"one with a score of at least {data.min_score:g}",
+            hint="take the environment of that run, the split it was made on, or a lower `min_score`",
         )
     return [d for name, found in kept.items() for d in _best(tasks[name], found, data.max_per_task)]
 
 
 def _is_worth(data: Chats, t: Trajectory, total: float) -> bool:
     """Whether an attempt is imitated: by its score, or where it is solved, or in any case where that is told."""
-    return data.unsolved_system is not None or (t.solved if data.least is None else total >= data.least)
+    return data.unsolved_system is not None or (t.solved if data.min_score is None else total >= data.min_score)
 
 
 def _best(task: Task, found: Sequence[tuple[float, Trajectory]], most: int | None) -> Iterator[Demonstration]:

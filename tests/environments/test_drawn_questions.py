@@ -33,7 +33,7 @@ from rlhf.errors import EnvError
 from tests.environments.worlds import oracle_play, play, random_play
 
 COMPARED = Path(__file__).parent / "compared.jsonl"
-SMALL = {"n_train": 30, "n_dev": 30, "n_test": 60}
+SMALL: dict[str, Any] = {"n_train": 30, "n_dev": 30, "n_test": 60}
 #: Root 0 with 1 and 2 under it, 3 and 4 under 1, 5 under 4.
 PARENTS = (-1, 0, 0, 1, 1, 4)
 
@@ -135,7 +135,7 @@ def test_asking_costs_and_the_right_code_solves() -> None:
     # √11 = 3.3166 between 0 and 10: S = .668338, and (1 + 0) .5 + .5 S.
     attempt = played(*((a, r.reply) for a, r in zip(["ask[penny]", "ask[nobody]", "ask[duke]"], results, strict=False)),
                      "answer[fabel]")  # fmt: skip
-    reward = CostAware(c=0.5, high=10.0)
+    reward = CostAware(cost_weight=0.5, high=10.0)
     assert reward(task("fabel"), attempt).value == pytest.approx(0.5 + 0.5 * (1 - 11**0.5 / 10))
 
 
@@ -313,7 +313,7 @@ def test_verdicts_are_asked_for_as_the_judge_asks(tmp_path: Path) -> None:
     tasks = [task for split in ("train", "dev", "test") for task in world.tasks(split)]
     assert len(tasks) == 20 * 2 + 20
     pairs = [task for task in tasks if task.info["mark"]]
-    assert sorted({task.reference for task in pairs}) == ["A", "B"] and len(pairs) == 40
+    assert sorted({str(task.reference) for task in pairs}) == ["A", "B"] and len(pairs) == 40
     text = pairs[0].info["text"]
     assert Judge(url="http://x", model="m").question in text and "VERDICT" in text
     for task in (pairs[0], next(task for task in tasks if not task.info["mark"])):

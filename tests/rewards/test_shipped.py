@@ -118,7 +118,7 @@ CASES = {
         keys={"part": "a", "reward": {"kind": "qa"}},
         world={"kind": "mixed", "parts": {"a": {"environment": SEARCH}, "b": {"environment": TOOLS, "weight": 1e-6}}},
     ),
-    "improvement": Case(0, keys={"of": {"kind": "qa"}}),
+    "improvement": Case(0, keys={"reward": {"kind": "qa"}}),
     "key_steps": Case(1, ["So a cat, then a dog."], ["a cat"], columns={"key_steps": ["cat", ["dog"]]}),
     "step_reference": Case(
         1,
@@ -126,7 +126,7 @@ CASES = {
         ["search[a tree]"],
         columns={"steps": [{"call": "search", "query": "red ball"}]},
     ),
-    "budgeted": Case(4, AT_ONCE, keys={"budgets": [4], "most": 10**9}),
+    "budgeted": Case(4, AT_ONCE, keys={"budgets": [4], "max_tokens": 10**9}),
     "ranked": Case(1, keys={"factors": [{"reward": {"kind": "qa"}}, {"reward": {"kind": "turn_cost"}}]}),
     "episodic_memory": Case(2, keys={"warmup_steps": 0}),
     "judge": Case(0.5, keys={"model": "m"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from rlhf.tasks.contrib.ladder import Ladder, LadderTasks
 from tests.tasks.groups import group
 
 
-def started(n: int = 1, **keys: float) -> LadderTasks:
+def started(n: int = 1, **keys: Any) -> LadderTasks:
     tasks = [Task(f"{level}/{i}", info={"level": level}) for level in (1, 2, 3) for i in range(n)]
     return Ladder(**keys).start(tasks, 0)
 
@@ -33,7 +34,7 @@ def test_a_failed_task_is_made_easier_until_it_is_solved() -> None:
     steps = [none, three, one, none, none, none, three, three, three]
     #        3/0   2/0    3/0: stays  3/0, 2/0, 1/0: the lowest stays 1/0
     assert [drawn(source, values)[0][0] for values in steps] == ["3", "2", "3", "3", "2", "1", "1", "2", "3"]
-    assert drawn(started(climb=0.25), [0, 0, 0, 0]) == ["3/0"]
+    assert drawn(started(climb_share=0.25), [0, 0, 0, 0]) == ["3/0"]
 
 
 def test_each_hard_task_has_a_ladder_of_its_own() -> None:

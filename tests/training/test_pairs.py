@@ -161,7 +161,8 @@ def test_calls_of_one_role_are_compared_whatever_was_done() -> None:
         turns = (Turn(Action("go", (said, done)), "", valid=False), Turn(Action("on", (done,)), ""))
         return Trajectory("t", number, "", turns, Outcome.FAILED), Score({}, (0.0, score), score)
 
-    attempts, scores = zip(planned(0, 20, 1.0), planned(1, 21, 0.0), planned(2, 22, 0.5), strict=True)
+    made = [planned(0, 20, 1.0), planned(1, 21, 0.0), planned(2, 22, 0.5)]
+    attempts, scores = tuple(t for t, _ in made), tuple(s for _, s in made)
     [first, *others] = Pairs(level="parting", role="plan").of([ScoredGroup("t", attempts, scores)], 0)
     assert (said(first), first.margin) == (([20], [21]), 1.0)
     assert sorted(said(p) for p in others) == [([20], [22]), ([22], [21])]

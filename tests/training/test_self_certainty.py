@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,15 +21,15 @@ def test_worked_numbers() -> None:
     log_pi = [math.log(x) for x in (0.7, 0.2, 0.1)]
     entropy = -sum(math.exp(x) * x for x in log_pi)
     assert SelfCertainty().value(sum(log_pi) / 3, 3) == pytest.approx(0.324287, abs=1e-6)
-    assert SelfCertainty(of="policy").value(entropy, 3) == pytest.approx(0.296794, abs=1e-6)
-    assert SelfCertainty().value(-math.log(3), 3) == SelfCertainty(of="policy").value(math.log(3), 3) == 0
+    assert SelfCertainty(direction="policy").value(entropy, 3) == pytest.approx(0.296794, abs=1e-6)
+    assert SelfCertainty().value(-math.log(3), 3) == SelfCertainty(direction="policy").value(math.log(3), 3) == 0
 
 
 @pytest.mark.parametrize("of", ["uniform", "policy"])
-def test_it_is_the_mean_over_the_sampled_tokens(of: str) -> None:
+def test_it_is_the_mean_over_the_sampled_tokens(of: Any) -> None:
     policy = tiny.policy()
     groups = tiny.collect(policy, n_tasks=2, group_size=2)
-    settings = SelfCertainty(of=of)
+    settings = SelfCertainty(direction=of)
     found = SelfCertain(settings).means(TorchTrainer(policy, AdamW(), 1), groups, 1.0, 64)
     expected = []
     for t in (t for g in groups for t in g.trajectories):

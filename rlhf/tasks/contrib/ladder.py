@@ -25,9 +25,9 @@ class Ladder:
     """Draws tasks of the hardest level; one that is failed is drawn one level easier next time, until it is solved.
 
     Every task of the hardest level has a ladder: the tasks of the same number of each easier level. It begins at the
-    top, goes down a rung when no attempt reaches `enough`, and up again when `climb` of them do. Levels are those of
-    `curriculum`: a key of `Task.info`, as `environment: {kind: graded}` writes it. Unlike a curriculum, tasks that are
-    solved at once are never made easy, and those that are not are practised by themselves.
+    top, goes down a rung when no attempt reaches `min_correct`, and up again when `climb_share` of them do. Levels are
+    those of `curriculum`: a key of `Task.info`, as `environment: {kind: graded}` writes it. Unlike a curriculum, tasks
+    that are solved at once are never made easy, and those that are not are practised by themselves.
 
     Four attempts of which none, then three and three again reach it, from level 2: levels 2, 1, 2, 2.
 
@@ -41,9 +41,9 @@ class Ladder:
     """The levels from easy to hard; by default all that occur, which must be numbers, in rising order."""
     metric: str = "success"
     """What attempts are judged by: `success`, `score`, or `reward/<name>`, one reward as it is."""
-    enough: float = 1.0
+    min_correct: float = 1.0
     """What an attempt has to reach."""
-    climb: Annotated[float, Field(gt=0, le=1)] = 0.5
+    climb_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the attempts that have to reach it for the next harder rung."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
@@ -88,11 +88,11 @@ class LadderTasks:
         numbers = list(islice(self._numbers(), len(groups)))
         levels = [self.rungs.get(i, self.top) for i in numbers]
         for i, group in zip(numbers, groups, strict=True):
-            reached = [value >= self.settings.enough for value in measured(group, self.settings.metric)]
+            reached = [value >= self.settings.min_correct for value in measured(group, self.settings.metric)]
             rung, n = self.rungs.get(i, self.top), len(reached)
             if n and not any(reached):
                 rung = max(rung - 1, 0)
-            elif n and sum(reached) >= self.settings.climb * n:
+            elif n and sum(reached) >= self.settings.climb_share * n:
                 rung = min(rung + 1, self.top)
             self.rungs[i] = rung
         self.n_drawn += len(groups)

@@ -1,4 +1,4 @@
-"""A reference that is renewed: where training stands still, or has gone far, KL terms compare with the present policy.
+"""Reference reset: the present policy becomes the KL reference when training stalls or drifts.
 
 A reference holds a policy near where it began, and in the end keeps it there. ProRL (arXiv 2505.24864) lets the present
 policy take its place now and then and starts the optimiser afresh, by hand; the rule here is our own. Watched
@@ -36,7 +36,7 @@ class ReferenceReset:
     """Steps after which the reference is renewed whatever happens: an anchor that moves, as in T1, arXiv 2501.11651,
     which moves it by a running mean; null is never."""
     reset_optimizer: bool = True
-    """Whether the optimiser's running means begin anew too; its learning rate goes on by its schedule."""
+    """Reset the optimiser's moments too; its learning rate goes on by its schedule."""
 
     def __post_init__(self) -> None:
         if self.patience is None and self.max_kl is None and self.every is None:
@@ -129,7 +129,7 @@ class ResetClock(StageHook):
         self.n_since, self.is_due, self.n_resets, self.n_steps = 0, False, self.n_resets + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has seen."""
+        """State of the clock."""
         return {name: getattr(self, name) for name in ("best", "n_since", "is_due", "n_resets", "n_steps")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ class Compares(Protocol):
 
     @property
     def needs_ref(self) -> bool:
-        """Whether it does."""
+        """True if the loss compares with a reference."""
         ...
 
 

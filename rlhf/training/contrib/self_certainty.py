@@ -41,18 +41,18 @@ class SelfCertainty:
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
     """What a nat is worth."""
-    of: Literal["uniform", "policy"] = "uniform"
-    """Which of the two divergences."""
+    direction: Literal["uniform", "policy"] = "uniform"
+    """Divergence: of uniform from the policy, or of the policy from uniform."""
 
     @property
     def figure(self) -> Figure:
         """What the trainer has to compute."""
-        return "mean_logprobs" if self.of == "uniform" else "entropy"
+        return "mean_logprobs" if self.direction == "uniform" else "entropy"
 
     def value(self, figure: float, n_vocabulary: int) -> float:
         """Return the divergence from the mean log-prob, or the entropy, of a distribution over V tokens."""
         log_v = math.log(n_vocabulary)
-        return -log_v - figure if self.of == "uniform" else log_v - figure
+        return -log_v - figure if self.direction == "uniform" else log_v - figure
 
 
 @plain_dataclass

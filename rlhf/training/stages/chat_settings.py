@@ -43,10 +43,10 @@ class Chats:
     max_rows: Annotated[int, Field(ge=1)] | None = None
     """Only so many rows, the first."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of rows longer than the policy's context: an error before training begins, or nothing."""
+    """Handling of rows longer than the policy's context: `refuse` before training begins, or `drop`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the rows that is not learnt, whose loss is measured after each epoch."""
-    least: float | None = None
+    min_score: float | None = None
     """Score from which an attempt of `from_run` is imitated; null takes those that are solved."""
     unsolved_system: str | None = None
     """System message under which attempts of `from_run` that are not solved are imitated too, those that are solved
@@ -68,11 +68,8 @@ class Chats:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse keys of the other source."""
         blank = Chats(path=self.path, from_run=self.from_run)
-        names = (
-            ("least", "max_per_task", "unsolved_system")
-            if self.path
-            else ("messages", "prompt", "completion", "text", "tools")
-        )
+        of_run = ("min_score", "max_per_task", "unsolved_system")
+        names = of_run if self.path else ("messages", "prompt", "completion", "text", "tools")
         source = "path" if self.path else "from_run"
         yield from unused(self, names, context.path, f"the data is that of {context.at(source)}", default=blank)
         agent = context.recipe.agent
