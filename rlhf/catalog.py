@@ -106,6 +106,21 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "collaborate": Entry(
             "environments.contrib.collaborate:Collaborate", "ask a partner what is wanted, then submit"
         ),
+        "table_questions": Entry(
+            "environments.contrib.table_questions:TableQuestions", "questions about tables that are shown"
+        ),
+        "hierarchy": Entry("environments.contrib.hierarchy:Hierarchy", "questions about who is above whom"),
+        "routing": Entry("environments.contrib.routing:Routing", "which of several experts to ask, and pay"),
+        "arc": Entry("environments.contrib.arc:Arc", "grids with a rule to find, and one to edit by it"),
+        "repair": Entry("environments.contrib.repair:Repair", "a module with a bug to mend by its tests"),
+        "ml_task": Entry("environments.contrib.ml_task:MlTask", "a program that learns from a table, and predicts"),
+        "conversations": Entry(
+            "environments.contrib.conversations:Conversations", "LoCoMo's or MemoryAgentBench's files, read in pieces"
+        ),
+        "next_segment": Entry(
+            "environments.contrib.next_segment:NextSegment", "the next sentence of a text of one's own"
+        ),
+        "verdicts": Entry("environments.contrib.verdicts:Verdicts", "which reply is better, to train judges on"),
         "mcp": Entry(
             "environments.contrib.remote.mcp_tools:McpTools", "questions for tools of an MCP server", extra="mcp"
         ),
@@ -227,6 +242,12 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "language": Entry("rewards.contrib.fluency:LanguageConsistency", "share of letters in the script asked for"),
         "combine": Entry("rewards.combinators.combine:Combine", "several rewards, with schedules, gates and caps"),
         "of_part": Entry("rewards.combinators.of_part:OfPart", "another reward, for one part of a mixture alone"),
+        "improvement": Entry("rewards.contrib.improvement:Improvement", "the difference that another try makes"),
+        "key_steps": Entry("rewards.contrib.key_steps:KeySteps", "the share of a task's key steps that were said"),
+        "step_reference": Entry(
+            "rewards.contrib.key_steps:StepReference", "how like each turn's call is to that of a reference"
+        ),
+        "budgeted": Entry("rewards.contrib.budgeted:Budgeted", "right, within the tokens that the attempt was told"),
         "ranked": Entry("rewards.contrib.ranked:Ranked", "the first signal that tells two attempts apart decides"),
     },
     "engine": {
@@ -256,6 +277,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "independent": Entry("rlhf.rollout.group_structure:Independent", "every attempt begins where its task does"),
         "tree": Entry("rlhf.rollout.group_structure:Tree", "attempts branch off others, and share what led there"),
         "retry": Entry("rlhf.rollout.group_structure:Retry", "attempts again, each shown the ones before it"),
+        "budgets": Entry("rlhf.rollout.contrib.budgets:Budgets", "attempts told how many tokens they have"),
     },
     "strategy": {
         "best_of_n": Entry(
@@ -278,6 +300,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "exit": Entry("rlhf.tasks.contrib.start_states.exit:ExIt", "starts from own histories of mixed success"),
         "greso": Entry("rlhf.tasks.contrib.greso:GRESO", "skips what was too easy or too hard when it came last"),
         "curriculum": Entry("rlhf.tasks.contrib.curriculum:Curriculum", "easy tasks first, level by level"),
+        "ladder": Entry("rlhf.tasks.contrib.ladder:Ladder", "hard tasks, in easier variants while they are failed"),
     },
     "selection": {
         "all": Entry("rlhf.tasks.selection:All", "every group of one round"),

@@ -68,7 +68,8 @@ sampling/easy_share             | share      | tasks attempted that were too eas
 sampling/hard_share             | share      | tasks attempted that were too hard to
 sampling/p_easy                 | 1          | base of the chance that an easy task is drawn, for the next step
 sampling/p_hard                 | 1          | base of the chance that a hard task is drawn, for the next step
-sampling/level                  | 1          | level of the curriculum in the step, counted from 0
+sampling/level                  | 1          | level of the curriculum in the step, or mean rung of a ladder, from 0
+sampling/top_share              | share      | tasks of a ladder that were drawn at their hardest
 sampling/level_mean             | 1          | what the level is judged by, mean over its last tasks
 sampling/n_review_tasks         | tasks      | tasks of the step that are of earlier levels
 asynchrony/age_mean             | versions   | mean age of the trained tokens: updates since their policy
@@ -86,6 +87,9 @@ ledger/failed                   | tokens     | of these, of attempts that failed
 replay/n_replayed               | episodes   | trajectories of earlier steps that were trained on again
 replay/n_kept                   | episodes   | trajectories of earlier steps that could have been
 replay/age_mean                 | steps      | mean age of the replayed trajectories
+reward/self_certainty           | nats       | how sure the policy is of what it says, mean over attempts
+logged/n_groups                 | groups     | of other runs that were trained on
+logged/n_stored                 | groups     | that other runs had stored
 sampling/n_given_turns_mean     | turns      | mean turns that a task drawn began with
 sampling/beginning_success      | share      | solved episodes of those that began at the beginning of their task
 sampling/start_success          | share      | solved episodes of those that began further on

@@ -34,33 +34,77 @@ class Judge(AsksModel):
     docs/learned_rewards.md. A model that does not answer, or says no verdict `max_requests` times, makes all attempts
     at the task failures of the reward, and never a score.
 
-    Sources: Think-RM, arXiv 2505.16265, with its pairwise advantage; both orders, arXiv 2306.05685.
+    Sources: Think-RM, arXiv 2505.16265, with its pairwise advantage; both orders, arXiv 2306.05685; `elo` and
+    `knockout`, Reward Reasoning Models, arXiv 2505.14674.
     """
 
     question: str = "Which attempt does better what the agent was asked to do?"
     """Question to the judge."""
     normalised: bool = False
     """Divide by the typical difference of two attempts."""
+    ranking: Literal["mean", "elo", "knockout"] = "mean"
+    """What verdicts make of an attempt: the mean of its differences; its strength in the model of Bradley, Terry and
+    Elo, between −1 and 1; or how many rounds of a knock-out it survives, which takes G − 1 comparisons."""
+
+    def __post_init__(self) -> None:
+        """Refuse a division that has no meaning."""
+        super().__post_init__()
+        if self.normalised and self.ranking != "mean":
+            raise ValueError(f"normalised has no effect with ranking: {self.ranking}")
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Compare all attempts at a task. Raises RewardError where that cannot be done."""
         records = [record_of(task, t, self.max_characters) for t in trajectories]
         reference = task.reference if self.show_reference else None
-        pairs = list(permutations(dict.fromkeys(records), 2))
-        said = await self.all_of(self._call(first, second, reference) for first, second in pairs)
-        worth = dict(zip(pairs, said, strict=True))
-        d = [[0.0 if a == b else (worth[a, b] - worth[b, a]) / 2 for b in records] for a in records]
-        n = len(dict.fromkeys(records)) - 1
-        values = preferred(d, normalised=self.normalised)
+        different = list(dict.fromkeys(records))
+        n = len(different) - 1
+        if self.ranking == "knockout":
+            survived = await self._knock_out(different, reference)
+            values = [survived[record] for record in records]
+        else:
+            d_of = await self._differences([(a, b) for a, b in permutations(different, 2)], reference)
+            d = [[0.0 if a == b else d_of[a, b] for b in records] for a in records]
+            values = elo(d) if self.ranking == "elo" else preferred(d, normalised=self.normalised)
         return [Verdict(x, f"{x:+.2f} against {n} other{'s' * (n != 1)}, by a judge") for x in values]
 
+    async def _differences(
+        self, pairs: Sequence[tuple[str, str]], reference: str | None
+    ) -> dict[tuple[str, str], float]:
+        """Return by how much the first of each pair is preferred, both orders averaged; `pairs` holds both."""
+        said = await self.all_of(self._call(first, second, reference) for first, second in pairs)
+        worth = dict(zip(pairs, said, strict=True))
+        return {(a, b): (worth[a, b] - worth[b, a]) / 2 for a, b in pairs}
+
+    async def _knock_out(self, records: Sequence[str], reference: str | None) -> dict[str, float]:
+        """Return for each record the share of the rounds that it survives; of equals the first goes on."""
+        left, survived, n_rounds = list(records), dict.fromkeys(records, 0), 0
+        while len(left) > 1:
+            matches = list(zip(left[::2], left[1::2], strict=False))
+            d_of = await self._differences([pair for a, b in matches for pair in ((a, b), (b, a))], reference)
+            beaten = {b if d_of[a, b] >= 0 else a for a, b in matches}
+            left, n_rounds = [record for record in left if record not in beaten], n_rounds + 1
+            for record in left:
+                survived[record] += 1
+        return {record: n / max(n_rounds, 1) for record, n in survived.items()}
+
     def _call(self, first: str, second: str, reference: str | None) -> Callable[[Asker], Awaitable[float]]:
-        wanted = (
-            f"{self.question}\n\nThe order in which the attempts are shown means nothing. Reason first. Then end with "
-            "one line, VERDICT {mark}: A or VERDICT {mark}: B for the better one, or VERDICT {mark}: TIE."
-        )
-        question = asked([("Attempt A", first), ("Attempt B", second)], wanted, reference)
+        question = compared(self.question, first, second, reference)
         return lambda asker: asker.verdict(question, lambda reply: _WORTH[marked(reply, question.mark, "A|B|TIE")])
+
+
+def compared(question: str, first: str, second: str, reference: str | None = None) -> Question:
+    """Return what a judge of two records is asked."""
+    wanted = (
+        f"{question}\n\nThe order in which the attempts are shown means nothing. Reason first. Then end with "
+        "one line, VERDICT {mark}: A or VERDICT {mark}: B for the better one, or VERDICT {mark}: TIE."
+    )
+    return asked([("Attempt A", first), ("Attempt B", second)], wanted, reference)
+
+
+def of_principle(principle: str, record: str, reference: str | None = None) -> Question:
+    """Return what a judge of one principle is asked."""
+    wanted = f"Is this true of the attempt: {principle}\nAnswer with one word, Yes or No."
+    return asked([("Attempt", record)], wanted, reference)
 
 
 def preferred(d_GG: Sequence[Sequence[float]], *, normalised: bool = False) -> list[float]:
@@ -76,6 +120,27 @@ def preferred(d_GG: Sequence[Sequence[float]], *, normalised: bool = False) -> l
     if not normalised or not squares:
         return means
     return [x / math.sqrt(squares / (2 * n * (n - 1))) for x in means]
+
+
+def elo(d_GG: Sequence[Sequence[float]]) -> list[float]:
+    """Return `[G]`, (p_i − 1) / (p_i + 1) of the strengths p of Bradley and Terry, between −1 and 1; G ≥ 1.
+
+    P(i before j) = p_i / (p_i + p_j); in units of Elo the rating is 400 log10 p_i. The strengths maximise the
+    likelihood of the shares (1 + d_ij) / 2, with one tie of each attempt against a strength of 1, so that one who
+    always wins stays finite: p_i = (½ + Σ_j (1 + d_ij) / 2) / (1 / (p_i + 1) + Σ_j 1 / (p_i + p_j)), iterated. Of two
+    attempts, one of which always wins: p = 2.130395 and 1 / p, values .361103 and −.361103. All alike: 0.
+
+    Source: the iteration of Hunter, Annals of Statistics 32, 2004.
+    """
+    n = len(d_GG)
+    p = [1.0] * n
+    for _ in range(200):
+        p = [
+            (0.5 + math.fsum((1 + d_GG[i][j]) / 2 for j in range(n) if j != i))
+            / (1 / (p[i] + 1) + math.fsum(1 / (p[i] + p[j]) for j in range(n) if j != i))
+            for i in range(n)
+        ]
+    return [(x - 1) / (x + 1) for x in p]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -152,8 +217,7 @@ class Principles(AsksModel):
         return Verdict(math.fsum(kept) / len(kept), why)
 
     def _call(self, record: str, principle: str, reference: str | None) -> Callable[[Asker], Awaitable[float]]:
-        wanted = f"Is this true of the attempt: {principle}\nAnswer with one word, Yes or No."
-        question = asked([("Attempt", record)], wanted, reference)
+        question = of_principle(principle, record, reference)
 
         async def call(asker: Asker) -> float:
             return yes_over_no(await asker.first_token(question))

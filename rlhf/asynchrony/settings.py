@@ -20,7 +20,17 @@ from rlhf.tasks.sampler import SamplerCapabilities
 from rlhf.tasks.selection import SelectionCapabilities
 
 #: Keys of a stage whose parts act within rollouts, or learn from their order, and are not made for groups played ahead.
-_NOT_YET = ("critic", "replay", "expert", "imitate_failed", "reward_refresh", "judge_refresh", "opponents")
+_NOT_YET = (
+    "critic",
+    "replay",
+    "logged",
+    "self_certainty",
+    "expert",
+    "imitate_failed",
+    "reward_refresh",
+    "judge_refresh",
+    "opponents",
+)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -263,7 +263,7 @@ def collate(
     if correction is not None:
         weights = weights * correction
     first = _tokens_before(samples) if first_R is None else first_R
-    places = np.concatenate([start + np.arange(n) for start, n in zip(first, counts, strict=True)])
+    places = np.concatenate([start + _places(s) for start, s in zip(first, samples, strict=True)])
     off_policy = [np.zeros(len(s), np.bool_) if s.off_policy is None else s.off_policy for s in samples]
     has_off_policy = any(row.any() for row in off_policy)
     return PackedBatch(
@@ -288,13 +288,19 @@ def collate(
     )
 
 
+def _places(sample: Sample) -> npt.NDArray[np.int64]:
+    """Places of a row's policy tokens, from 0, with a gap of one before each reply but the first."""
+    at = np.flatnonzero(sample.mask)
+    return np.arange(len(at)) + np.cumsum(np.diff(at, prepend=at[:1] - 1) > 1)
+
+
 def _tokens_before(samples: Sequence[Sample]) -> npt.NDArray[np.int64]:
-    """Policy tokens that earlier rows hold of the same trajectory, `[R]`."""
+    """Place of the first policy token of each row, behind those of earlier rows of the same trajectory, `[R]`."""
     seen: dict[int, int] = {}
     first = []
     for sample in samples:
         first.append(seen.get(sample.sequence, 0))
-        seen[sample.sequence] = first[-1] + sample.n_policy_tokens
+        seen[sample.sequence] = first[-1] + int(_places(sample).max(initial=-1)) + 2
     return np.array(first, np.int64)
 
 

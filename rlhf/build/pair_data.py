@@ -8,7 +8,7 @@ from typing import Any
 
 from rewards.base import Capabilities
 from rewards.combinators.parts import with_parts
-from rlhf.data import ScoredGroup
+from rlhf.data import Score, ScoredGroup, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import RECIPE, where_to_look
 from rlhf.evaluation.store import list_steps, read_trajectories
@@ -30,8 +30,10 @@ def check_sources(recipe: Recipe) -> None:
         load_trl(f"{path}.kind")
         if stage.pairs.file is not None:
             pair_files.read(Path(stage.pairs.file).expanduser(), f"{path}.pairs.file")
-        if stage.pairs.from_run is not None and not _has_attempts(stage.pairs):
-            raise _no_attempts(Path(stage.pairs.from_run).expanduser(), f"{path}.pairs.from_run")
+        for key in ("from_run", "rejected_from"):
+            folder = getattr(stage.pairs, key)
+            if folder is not None and not _has_attempts(folder):
+                raise _no_attempts(Path(folder).expanduser(), f"{path}.pairs.{key}")
 
 
 def _no_attempts(run: Path, where: str) -> RecipeError:
@@ -60,23 +62,46 @@ def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:
     """Stored training trajectories to pair, as groups, by the index of the stage."""
     found: dict[int, list[Any]] = {}
     for index, stage in enumerate(recipe.stages):
-        if isinstance(stage, OnPairs) and stage.pairs.from_run is not None and _has_attempts(stage.pairs):
+        if isinstance(stage, OnPairs) and stage.pairs.from_run is not None and _has_attempts(stage.pairs.from_run):
             found[index] = list(_groups(Path(stage.pairs.from_run).expanduser()))
+            if stage.pairs.rejected_from is not None:
+                found[index] = opposed(found[index], _groups(Path(stage.pairs.rejected_from).expanduser()))
     return found
 
 
-def _has_attempts(source: Any) -> bool:
-    folder = Path(source.from_run).expanduser() / "trajectories"
+def opposed(later: Iterable[ScoredGroup], earlier: Iterable[ScoredGroup]) -> list[ScoredGroup]:
+    """The best attempt of `later` and the worst of `earlier` at each task that both have, as a group of two."""
+    best, worst = _extremes(later, max), _extremes(earlier, min)
+    return [
+        ScoredGroup(task_id, (chosen[0], worst[task_id][0]), (chosen[1], worst[task_id][1]))
+        for task_id, chosen in best.items()
+        if task_id in worst
+    ]
+
+
+def _extremes(groups: Iterable[ScoredGroup], of: Any) -> dict[str, tuple[Trajectory, Score]]:
+    found: dict[str, list[tuple[Trajectory, Score]]] = {}
+    for group in groups:
+        found.setdefault(group.task_id, []).extend(zip(group.trajectories, group.scores, strict=True))
+    return {task_id: of(attempts, key=lambda one: one[1].total) for task_id, attempts in found.items()}
+
+
+def _has_attempts(run: str) -> bool:
+    folder = Path(run).expanduser() / "trajectories"
     return any(stored.phase == "train" for stored in list_steps(folder))
 
 
 def _groups(run: Path) -> Iterator[ScoredGroup]:
-    """Yield a group for each task of each step, in stored order.
+    return groups_of(run / "trajectories")
+
+
+def groups_of(folder: Path, stage: str | None = None, step: int | None = None) -> Iterator[ScoredGroup]:
+    """Yield a group for each task of each step, or of one, in stored order.
 
     Attempts in which another than the policy had a part, such as an older version of it, are left out.
     """
     groups: dict[tuple[str, int, str], list[Any]] = {}
-    for record in read_trajectories(run / "trajectories", phase="train"):
+    for record in read_trajectories(folder, phase="train", stage=stage, steps=None if step is None else [step]):
         if record.score is not None and not any(g.by for g in record.trajectory.generations):
             groups.setdefault((record.stage, record.step, record.task_id), []).append(record)
     for (_, _, task_id), records in groups.items():

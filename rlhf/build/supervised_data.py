@@ -70,7 +70,13 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
         samples, dropped = chat_samples(found, renderer, max_context, data, where, style)
         rows = [[read_too(s, stage.observation_weight) if stage.observation_weight else s] for s in samples]
     else:
-        rendered = await render(found, _AsSaid(recipe.agent), renderer)
+        failed = [d for d in found if data.unsolved_system is not None and not d.trajectory.solved]
+        rendered = await render(
+            [d for d in found if data.unsolved_system is None or d.trajectory.solved], _AsSaid(recipe.agent), renderer
+        )
+        if failed:
+            agent: Any = recipe.agent  # one of kind chat
+            rendered += await render(failed, _AsSaid(replace(agent, system=data.unsolved_system)), renderer)
         rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
         kept = [group for group in rows if all(len(sample) <= max_context for sample in group)]
         dropped, rows = len(rows) - len(kept), kept
@@ -150,7 +156,7 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
     for record in read_trajectories(folder):
         t, total = record.trajectory, record.score.total if record.score else 0.0
         n, n_known = n + 1, n_known + (record.task_id in tasks)
-        if record.task_id in tasks and t.turns and (t.solved if data.min_score is None else total >= data.min_score):
+        if record.task_id in tasks and t.turns and _is_worth(data, t, total):
             kept.setdefault(record.task_id, []).append((total, t))
     if not kept:
         raise RecipeError(
@@ -163,6 +169,11 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
             hint="take the environment of that run, the split it was made on, or a lower `min_score`",
         )
     return [d for name, found in kept.items() for d in _best(tasks[name], found, data.max_per_task)]
+
+
+def _is_worth(data: Chats, t: Trajectory, total: float) -> bool:
+    """Whether an attempt is imitated: by its score, or where it is solved, or in any case where that is told."""
+    return data.unsolved_system is not None or (t.solved if data.min_score is None else total >= data.min_score)
 
 
 def _best(task: Task, found: Sequence[tuple[float, Trajectory]], most: int | None) -> Iterator[Demonstration]:

@@ -15,6 +15,7 @@ from rlhf import locks, processes
 from rlhf.build.contamination import refuse_overlap
 from rlhf.build.engine import make_publisher, start_engine
 from rlhf.build.extend import extended
+from rlhf.build.logged_data import logged_runs
 from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.pair_data import check_parts, check_sources, stored_groups
 from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_references, try_samplers
@@ -193,7 +194,7 @@ async def prepare(
         evaluate=measure,
         progress=progress,
         state=state,
-        demonstrations=played | stored_groups(recipe),
+        demonstrations=played | stored_groups(recipe) | dict(logged_runs(recipe)),
         estimate=success_estimate,
         store_keeper=keeper,
         callbacks=callbacks,

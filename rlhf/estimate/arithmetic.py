@@ -31,7 +31,7 @@ def arithmetic(recipe: Recipe, n_processes: int = 1) -> dict[str, Any]:
     return {
         "stages": [
             *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
-            *({"stage": path, **_paired(stage)} for path, stage in paired_stages(recipe)),
+            *({"stage": path, **_paired(stage, recipe)} for path, stage in paired_stages(recipe)),
             *({"stage": path, **_policy_gradient(stage, recipe)} for path, stage in policy_gradient_stages(recipe)),
         ],
         "policy": policy,
@@ -70,28 +70,30 @@ def _supervised(stage: Any) -> dict[str, Any]:
     }
 
 
-def _paired(stage: Any) -> dict[str, Any]:
+def _paired(stage: Any, recipe: Recipe) -> dict[str, Any]:
     """Upper bound of pairs, as equal scores give none; None where a file or run determines it.
 
     A reward model that learns from single attempts passes over these.
     """
     source, is_single = stage.pairs, isinstance(stage, RewardModel) and stage.learns != "pairs"
-    n_pairs = source.tasks * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
+    n_groups = source.tasks * (recipe.limits.max_turns if source.level == "expert" else 1)
+    n_pairs = n_groups * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
     return {
         "kind": kind_of("stage", stage),
         "counted": "attempt" if is_single else "pair",
         "max_pairs": n_pairs,
         "n_updates": n_pairs and stage.epochs * -(-n_pairs // stage.batch_size),
-        "n_episodes": source.tasks * source.group_size if source.is_attempted else 0,
+        "n_episodes": n_groups * source.group_size if source.is_attempted else 0,
     }
 
 
 def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
-    episodes = stage.tasks_per_step * stage.group_size
+    n_tasks = stage.tasks_per_step if stage.logged is None or stage.logged.sample else 0
+    episodes = n_tasks * stage.group_size
     rounds = SelectionCapabilities(stage.selection).max_rounds
     turns = episodes * rounds * recipe.limits.max_turns
     n_updating = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
-    branches = episodes - stage.tasks_per_step * stage.rollout.n_from_start(stage.group_size)
+    branches = episodes - n_tasks * stage.rollout.n_from_start(stage.group_size)
     return {
         "kind": "policy_gradient",
         "n_steps": stage.steps,

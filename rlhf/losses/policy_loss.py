@@ -36,7 +36,8 @@ class LossInputs:
             tokens.
         n_minibatch_tokens: policy tokens of the whole minibatch, over all its micro-batches and processes; diagnostic
             metrics are means over them. None: `weights` are used instead, which is the same for `token_mean`.
-        places: int64, which of the policy tokens of its trajectory a token is, by their order; gaps do not matter.
+        places: int64, which of the policy tokens of its trajectory a token is, by their order, with a gap before each
+            reply: tokens of one have consecutive numbers, and lie in one micro-batch.
         log_normalizers: log Σ exp of the current policy's logits, over the temperature; carries the gradient.
         ref_log_normalizers: of the frozen reference.
         mean_logprobs: mean of the current policy's log-probs over the vocabulary, where the token was sampled; without
@@ -86,6 +87,19 @@ class LossInputs:
         if self.n_minibatch_tokens is None:
             return (self.weights * values.detach()).sum()
         return values.detach().sum() / max(self.n_minibatch_tokens, 1)
+
+    def replies(self) -> torch.Tensor:
+        """Return for each token the number of its reply among those of this micro-batch, int64 `[N]`, ascending.
+
+        Raises:
+            DataError: `places` are not given.
+        """
+        if self.places is None:
+            raise DataError("this loss needs places", where="LossInputs.places", got="None", expected="one per token")
+        new = torch.ones_like(self.places, dtype=torch.bool)
+        follows = (self.places[1:] == self.places[:-1] + 1) & (self.sequence_ids[1:] == self.sequence_ids[:-1])
+        new[1:] = ~follows
+        return new.cumsum(0) - 1
 
     def whole_trajectories(self) -> Trajectories:
         """Return `trajectories`. Raises DataError where they are not given."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.losses.policy_loss import LossInputs, LossOutput
-from rlhf.losses.ratios import clip_metrics, clipped_surrogate, log_ratio
+from rlhf.losses.ratios import MAX_LOG_RATIO, clip_metrics, clipped_surrogate, log_ratio
 from rlhf.losses.regularized import Regularized
+from rlhf.losses.trajectories import Whole
 from rlhf.settings import STRICT
 
 
@@ -27,10 +28,19 @@ class PPOClip(Regularized):
     The defaults suit agents: clip-higher (ε_high 0.28, DAPO and RAGEN) keeps rare actions alive, without KL and entropy
     terms. `clip_high: 0.2` is PPO's own setting and that of verl-agent, which adds `kl: k3, kl_coef: 0.01`.
 
-    Source: PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; clip-higher, DAPO, arXiv 2503.14476.
+    With `ratio: turn` or `trajectory` ρ is the product over a reply, or over all of them. Each of n tokens has 1/n of
+    that one loss, and the whole of its gradient in log π: with `reduction: seq_mean_token_sum` a trajectory counts the
+    sum over its replies, runs of sampled tokens in a row. The longer a reply, the further its product drifts from 1,
+    and the more is clipped.
+
+    Source: PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; clip-higher, DAPO, arXiv 2503.14476; ratios of turns and
+    trajectories, LOOP, arXiv 2502.01600.
     """
 
-    ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
+    ratio_keys: ClassVar[tuple[str, ...]] = ("ratio", "clip_low", "clip_high", "dual_clip")
+
+    ratio: Literal["token", "turn", "trajectory"] = "token"
+    """Whose ratio is clipped: the token's own, or the product over its reply, or over its trajectory."""
 
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low; 1 is no bound."""
@@ -39,10 +49,38 @@ class PPOClip(Regularized):
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     """c: largest loss per unit of negative advantage; null is no bound."""
 
+    @property
+    def needs_whole(self) -> Whole | None:
+        """Whether `LossInputs.trajectories` must be given."""
+        return "trajectory" if self.ratio == "trajectory" else None
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        """Reductions under which it is what it says; empty for all."""
+        return () if self.ratio == "token" else ("seq_mean_token_sum", "seq_mean_token_sum_norm")
+
+    def _products(self, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (ratio that carries each token's gradient, number of tokens it is the product of), `[N]` each."""
+        policy = inputs.policy_logprobs
+        if self.ratio == "trajectory":
+            whole = inputs.whole_trajectories()
+            sums, counts = (whole.spread(x, inputs.sequence_ids) for x in (whole.log_ratios, whole.n_tokens))
+        else:
+            reply = inputs.replies()
+            moved = (policy - inputs.old_logprobs).detach().double()
+            n = int(reply[-1]) + 1 if len(reply) else 0
+            sums = moved.new_zeros(n).index_add(0, reply, moved)[reply]
+            counts = torch.bincount(reply, minlength=n)[reply]
+        sums = sums.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).to(policy)
+        return (sums + policy - policy.detach()).exp(), counts.to(policy)
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
         advantages = inputs.advantages
-        ratio = log_ratio(inputs.policy_logprobs, inputs.old_logprobs).exp()
+        if self.ratio == "token":
+            ratio, counts = log_ratio(inputs.policy_logprobs, inputs.old_logprobs).exp(), None
+        else:
+            ratio, counts = self._products(inputs)
         surrogate = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
         metrics = clip_metrics(inputs, ratio, self.clip_low, self.clip_high)
         if self.dual_clip is not None:
@@ -50,4 +88,6 @@ class PPOClip(Regularized):
             bounded = torch.minimum(surrogate, -self.dual_clip * advantages)
             surrogate = torch.where(negative, bounded, surrogate)
             metrics["loss/clip_dual_share"] = inputs.mean_share((negative & (ratio > self.dual_clip)).to(ratio))
+        if counts is not None:
+            surrogate = surrogate - surrogate.detach() * (1 - 1 / counts)
         return self.output(inputs, surrogate, metrics)

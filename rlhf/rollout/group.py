@@ -18,7 +18,7 @@ from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.branching import Branch, split_generations
 from rlhf.rollout.episode import lanes_of, run_episode
-from rlhf.rollout.group_structure import GroupStructure, Independent
+from rlhf.rollout.group_structure import GroupStructure, Independent, told_first
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
 from rlhf.rollout.policy_client import EpisodeMonitor
@@ -112,7 +112,7 @@ async def finished_groups(
     """
     board = Board(len(tasks) * group_size)
     rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players)
-    jobs = _jobs(tasks, grouping.n_from_start(group_size), earlier)
+    jobs = _jobs(tasks, grouping, group_size, earlier)
     n_at_once = min(limits.max_concurrent, most_at_once(environment) or limits.max_concurrent)
     ended = [asyncio.Event() for _ in tasks]
     groups: list[list[Trajectory]] = [[] for _ in tasks]
@@ -285,11 +285,14 @@ class _Rollout:
             self.board.n_tokens += watch.n_tokens
 
 
-def _jobs(tasks: Sequence[Task], group_size: int, earlier: Sequence[str]) -> list[_Job]:
+def _jobs(tasks: Sequence[Task], grouping: GroupStructure, group_size: int, earlier: Sequence[str]) -> list[_Job]:
     seen = Counter(earlier)
     jobs = []
     for index, task in enumerate(tasks):
-        jobs += [_Job(index, task, seen[task.id], attempt) for attempt in range(group_size)]
+        for attempt in range(grouping.n_from_start(group_size)):
+            told = told_first(grouping, attempt)
+            own = replace(task, messages=(*task.messages, *told)) if told else task
+            jobs.append(_Job(index, own, seen[task.id], attempt))
         seen[task.id] += 1
     return jobs
 

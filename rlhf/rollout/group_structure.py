@@ -9,7 +9,7 @@ before. All attempts at a task, of whichever tree or chain, are one group.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -28,7 +28,8 @@ from rlhf.settings import STRICT
 class GroupStructure(Protocol):
     """Structure of a group: independent attempts, trees or chains of retries.
 
-    A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches.
+    A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches. A
+    method `told_first(attempt)` gives a message for that attempt, beside those of its task.
     """
 
     @property
@@ -49,13 +50,20 @@ class GroupStructure(Protocol):
         ...
 
 
-class _Replaying(CapabilityView):
+class _Optional(CapabilityView):
     replays = Capability[object](False)
+    told_first = Capability[Callable[[int], Message] | None](None, Callable)
 
 
 def replays(part: object) -> bool:
     """True if episodes of this sampler or rollout begin with a replay (attribute `replays`)."""
-    return bool(_Replaying(part).replays)
+    return bool(_Optional(part).replays)
+
+
+def told_first(grouping: object, attempt: int) -> tuple[Message, ...]:
+    """Return what a structure with a method `told_first(attempt)` tells an attempt beside the messages of its task."""
+    tell = _Optional(grouping).told_first
+    return () if tell is None else (tell(attempt),)
 
 
 def unreplayable(section: str, part: object, path: str, context: CheckContext) -> Iterator[Problem]:

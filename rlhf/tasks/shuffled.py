@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
 from rlhf.data import ScoredGroup, Task
-from rlhf.errors import DataError
+from rlhf.errors import DataError, RecipeError
 from rlhf.settings import STRICT
 
 
@@ -30,13 +31,29 @@ def walk(total: int, seed: int | str, begin: int = 0) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Shuffled:
-    """Every task once, in an order drawn from the seed; then every task again, in another."""
+    """Every task once, in an order drawn from the seed; then every task again, in another.
+
+    With `only`, stages of one recipe go through the parts of a mixture one after the other, as in Nemotron-Cascade,
+    arXiv 2512.13607.
+    """
 
     is_stream: ClassVar[bool] = True
 
+    only: str = "*"
+    """Ids of the tasks that are drawn, as a pattern of file names: `maths/*` is the part `maths` of a mixture."""
+
     def start(self, tasks: Sequence[Task], seed: int) -> ShuffledTasks:
-        """Return a source that stands before the first task."""
-        return ShuffledTasks(tasks, seed)
+        """Return a source that stands before the first task. Raises RecipeError where no task is drawn."""
+        found = [task for task in tasks if fnmatchcase(task.id, self.only)]
+        if tasks and not found:
+            raise RecipeError(
+                "the id of no task is of this form",
+                where="sampler.only",
+                got=self.only,
+                expected=f"ids such as {tasks[0].id}",
+                hint="end it with *, as in maths/*",
+            )
+        return ShuffledTasks(found, seed)
 
 
 @plain_dataclass

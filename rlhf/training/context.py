@@ -78,6 +78,11 @@ class StageKeys(Protocol):
         ...
 
     @property
+    def train_roles(self) -> tuple[str, ...] | None:
+        """Roles whose generations are trained; None for all."""
+        ...
+
+    @property
     def layout(self) -> Literal["trajectory", "generation"]:
         """Unit that becomes a row."""
         ...
@@ -156,7 +161,7 @@ class RunContext(Protocol):
     collector: RolloutRunner
     progress: Progress
     state: State
-    demonstrations: Mapping[int, Sequence[Any]]
+    demonstrations: Mapping[int, Any]
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None
 
     @property

@@ -74,7 +74,7 @@ def _corrected(
     correction = stage.correction
     if shares_policy or isinstance(correction, Bypass) or not samples:
         return samples, {}, None
-    is_measured_later = stage.epochs * stage.minibatches == 1 and stage.replay is None
+    is_measured_later = stage.epochs * stage.minibatches == 1 and stage.replay is None and stage.logged is None
     if old is None and is_measured_later and CorrectionCapabilities(correction).per_token:
         return samples, {}, correction
     if old is None:

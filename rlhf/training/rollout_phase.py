@@ -78,7 +78,9 @@ async def sample_groups(run: Run, parts: StageComponents, step: Step) -> Trainin
         hook.before_step(run, step)
     await run.check_stop()
     sampling = run.collector.limits.sampling(stage.temperature)
-    collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=stage.tasks_per_step), 0
+    is_sampled = stage.logged is None or stage.logged.sample
+    wanted = stage.tasks_per_step if is_sampled else 0
+    collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=wanted), 0
     if parts.ahead is not None:
         collected = await parts.ahead.collect(run, step)
         selection, n_rounds = _selected(run, parts, collected, 1, step.number), 1

@@ -74,7 +74,7 @@ class Run:
     evaluate: Callable[[str, bool], Awaitable[Any]]
     progress: Progress
     state: State
-    demonstrations: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    demonstrations: Mapping[int, Any] = field(default_factory=dict)
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
     store_keeper: StoreKeeper | None = None
     lookahead: Lookahead | None = None

@@ -19,10 +19,12 @@ from rlhf.training.contrib.demonstrations_in_groups import Demonstrating
 from rlhf.training.contrib.imitate_failed_tasks import FailedImitation, FailedTaskQueue
 from rlhf.training.contrib.judge_refresh import PolicyJudge
 from rlhf.training.contrib.league import League
+from rlhf.training.contrib.logged_attempts import LoggedAttempts
 from rlhf.training.contrib.memory_store import StoreHook
 from rlhf.training.contrib.reference_reset import Reference, ResetClock
 from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
+from rlhf.training.contrib.self_certainty import SelfCertain
 from rlhf.training.contrib.task_demonstrations import Guide
 from rlhf.training.contrib.teacher import Teaching
 from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
@@ -145,6 +147,8 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         watches if watches.settings else None,
         memories if memories.of_path else None,
         ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
+        SelfCertain(stage.self_certainty) if stage.self_certainty else None,
+        LoggedAttempts(stage.logged) if stage.logged else None,
         Demonstrating(stage.expert, stage.group_size, guide) if stage.expert else None,
         FailedImitation(FailedTaskQueue(stage.imitate_failed), guide) if stage.imitate_failed else None,
         CriticHook(critic) if critic else None,

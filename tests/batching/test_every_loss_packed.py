@@ -18,6 +18,7 @@ from rlhf.catalog import CATALOG
 from rlhf.data import Credit
 from rlhf.errors import DataError
 from rlhf.losses.policy_loss import LossInputs, whole_of
+from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.trajectories import trajectories_of
 from rlhf.registry import resolve
@@ -26,6 +27,8 @@ from tests.batching.batch_parts import VOCABULARY, PrefixModel, generation, grou
 MODEL, FROZEN, BEFORE = (PrefixModel(seed) for seed in range(3))
 NEEDED = {"kdrl": {"teacher": "somewhere", "teacher_coef": 0.5}}
 LOSSES = {kind: resolve("loss", kind, base=Path())(**NEEDED.get(kind, {})) for kind in CATALOG["loss"]}
+#: Not of `turn`: replies with nothing between them are one in a row of both, and two in rows of their own.
+LOSSES["ppo_clip_trajectory"] = PPOClip(ratio="trajectory")
 every_loss = pytest.mark.parametrize("kind", LOSSES)
 
 
@@ -38,7 +41,7 @@ def packed(samples, reduction, max_tokens=10_000):
 def gradient(kind, samples, max_tokens=10_000):
     """Gradient in the model's parameters; old log-probs are those of the sampler."""
     loss = LOSSES[kind]
-    reduction = Reduction(kind=getattr(loss, "reductions", ("token_mean",))[0])
+    reduction = Reduction(kind=(getattr(loss, "reductions", ()) or ("token_mean",))[0])
     batches = packed(samples, reduction, max_tokens)
     if not batches:
         return MODEL.gradient(torch.zeros(()))
@@ -104,9 +107,9 @@ def test_places_number_the_policy_tokens_of_a_trajectory_across_its_rows():
     samples, _ = make_samples([first], [Credit((((1.0, 1.0), (1.0,)), ((1.0,),)))])
     batches = packed(samples, Reduction(), max_tokens=1)
     found = sorted((b.sequence_ids.tolist(), b.places.tolist(), b.targets.tolist()) for b in batches)
-    assert found == [([0], [2], [3]), ([0, 0], [0, 1], [1, 2]), ([1], [0], [3])]
+    assert found == [([0], [3], [3]), ([0, 0], [0, 1], [1, 2]), ([1], [0], [3])]
     [together] = packed(samples, Reduction())
-    assert together.places.tolist() == [0, 1, 2, 0]
+    assert together.places.tolist() == [0, 1, 3, 0]  # a gap before each reply
 
 
 def test_figures_of_rows_reach_the_tokens_that_are_trained_on():

@@ -55,6 +55,42 @@ def test_the_loss_of_loop_worked_example():
     assert gradient(loss(given_).loss, given_) == pytest.approx([0, -0.201075, -0.222222], abs=1e-6)
 
 
+def test_ratios_of_loop_per_turn_and_per_trajectory():
+    # Log-ratios .2, −.1 in one turn, 0 in the next. Turns: products e^.1 = 1.105171, clipped at 1.1, and 1: −1.1 · 2/3
+    # and −2/3. The trajectory: e^.1 again, −1.1 · 2/3.
+    bounds = {"clip_low": 1 - 1 / 1.1, "clip_high": 0.1}
+    numbers = ([-0.5, -1.0, -0.2], [2 / 3] * 3)
+    given_ = inputs(*numbers, old=[-0.7, -0.9, -0.2], places=[0, 1, 3], weights=[1.0] * 3)
+    assert PPOClip(ratio="turn", **bounds)(given_).loss.item() == pytest.approx(-0.733333 - 0.666667, abs=1e-6)
+    assert PPOClip(ratio="trajectory", **bounds)(given_).loss.item() == pytest.approx(-0.733333, abs=1e-6)
+    assert gradient(PPOClip(ratio="turn", **bounds)(given_).loss, given_) == pytest.approx([0, 0, -2 / 3])
+
+
+@given(
+    st.lists(st.tuples(logprob, logprob, st.sampled_from([0, 1, 2]), st.sampled_from([0, 3])), min_size=1, max_size=9)
+)
+def test_a_product_has_the_loss_and_gradient_of_its_formula(rows):
+    rows = sorted(rows, key=lambda row: (row[3], row[2]))  # trajectories 0 and 3, and their turns
+    turns = [(sequence, turn) for _, _, turn, sequence in rows]
+    starts = [i + turn for i, (_, turn) in enumerate(turns)]  # a gap before each turn
+    policy = torch.tensor([0.2 * row[0] for row in rows], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([0.2 * row[1] for row in rows], dtype=torch.float64)
+    advantage_of = {0: 1.0, 3: -0.5}
+    loss = PPOClip(ratio="turn", clip_low=0.2, clip_high=0.2, dual_clip=None)
+    more = {"sequence_ids": [s for s, _ in turns], "places": starts, "weights": [1.0] * len(rows)}
+    given_ = inputs(policy, [advantage_of[s] for s, _ in turns], old=old.tolist(), **more)
+    expected = torch.zeros((), dtype=torch.float64)
+    for turn in dict.fromkeys(turns):
+        at = [i for i, other in enumerate(turns) if other == turn]
+        ratio, a = (policy[at] - old[at]).sum().exp(), advantage_of[turn[0]]
+        expected = expected + torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2))
+    found = loss(given_).loss
+    assert found.item() == pytest.approx(expected.item(), abs=1e-9)
+    assert torch.autograd.grad(found, policy)[0].tolist() == pytest.approx(
+        torch.autograd.grad(expected, policy)[0].tolist()
+    )
+
+
 def test_reinforce_worked_example():
     # -.5 · (-1), -.5 · (-2), -.5 · (-3): mean 1
     assert Reinforce()(inputs([-1.0, -2.0, -3.0], [0.5] * 3)).loss.item() == pytest.approx(1.0)

@@ -39,6 +39,12 @@ def own_questions(folder: Path, answer: str) -> dict[str, Any]:
     return {"kind": "search_qa", "corpus": str(folder / "corpus.jsonl"), "questions": str(folder / "questions.jsonl")}
 
 
+def own_row(folder: Path, columns: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `dataset` for one row of one's own."""
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "What?", "answer": "x", **columns}))
+    return {"kind": "dataset", "train": str(folder / "rows.jsonl")}
+
+
 def first_task(environment: Any) -> Task:
     """The first task of the split `train`."""
     return next(iter(environment.tasks("train")))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,12 +16,16 @@ from pydantic import ValidationError
 from rewards.answers.exact import ExactMatch
 from rewards.answers.tags import SEARCH_R1, Format, FormatOutcome, well_formed
 from rewards.check import check_reward
+from rewards.contrib.budgeted import Budgeted, worth
 from rewards.contrib.fluency import LanguageConsistency, Repetition, in_script, repeated
+from rewards.contrib.improvement import Improvement
+from rewards.contrib.key_steps import KeySteps, StepReference
 from rewards.contrib.page_action import PageAction
 from rewards.contrib.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
 from rewards.shaping.length import Budget, Concise, concise
 from rlhf.data import Outcome
-from rlhf.errors import RewardError
+from rlhf.errors import RecipeError, RewardError
+from rlhf.recipe import load
 from tests.rewards.played import played, task
 
 ANSWER = "<think>I know</think><answer>Paris</answer>"
@@ -248,3 +254,59 @@ def test_letters_tell_the_language():
     assert in_script("42!", "greek") == 1  # no letters, nothing wrong
     assert LanguageConsistency(min_share=0.8)(task(), played("abcd я")).value == 1  # 4 of 5
     assert LanguageConsistency(penalty=True)(task(), played("abcd я")).value == pytest.approx(-0.2)
+
+
+def test_what_another_try_is_worth() -> None:
+    # Tries worth 0, 1, 1 and then 0 again: the second mends it, the fourth spoils it.
+    outcomes = [Outcome.FAILED, Outcome.SOLVED, Outcome.SOLVED, Outcome.FAILED]
+    chain = [
+        replace(played("x", outcome=outcome, attempt=i), parent=i - 1 if i else None)
+        for i, outcome in enumerate(outcomes)
+    ]
+    found = asyncio.run(Improvement(alpha=2.0).over_group(PARIS, chain))
+    assert [v.value for v in found] == [0.0, 2.0, 0.0, -2.0]
+    [alone] = asyncio.run(Improvement().over_group(PARIS, chain[1:2]))  # its parent failed by a part
+    assert alone.value == 0.0
+
+
+def test_key_steps_of_r1_vl() -> None:
+    given = replace(PARIS, info={"key_steps": ["the area", ["half", "1/2"], "base", "height"]})
+    said = played("First The  area; it is 1/2 of all. The baseline helps.")
+    share = KeySteps()(given, said).value
+    assert share == 0.5
+    assert (
+        1 + 0.1 * share + Format(then={"": ("answer",), "answer": ()})(PARIS, played("<answer>x</answer>")).value
+        == 2.05
+    )
+    with pytest.raises(RewardError, match="what its steps should be"):
+        KeySteps()(PARIS, said)
+
+
+def test_steps_of_r1_router() -> None:
+    reward = StepReference()
+    assert reward.value(0.8, True) == pytest.approx(0.9) and reward.value(0.8, False) == pytest.approx(0.4)
+    steps = [{"call": "text", "query": "red ball"}, {"call": "table", "query": "its price"}]
+    given = replace(PARIS, info={"columns": {"steps": steps}})
+    verdict = reward(given, played("text[Red  ball]", "image[its price]", "answer[3]"))
+    assert verdict.per_turn == pytest.approx((0.5, 0.25, 0.0)) and verdict.value == pytest.approx(0.75)
+
+
+def test_right_answers_by_their_budget() -> None:
+    # f(n) = 4 cos(π n / 8192): f(1024) = 3.695518, f(2048) = 2.828427.
+    assert [worth(n, 1024, 4096) for n in (1024, 512, 2048, 4097)] == pytest.approx(
+        [3.695518, 3.695518, 2.578427, 0.0], abs=1e-6
+    )
+    reward = Budgeted(budgets=(1, 2048))
+    tries = [played("x", n_tokens=[1024], outcome=Outcome.SOLVED, attempt=i) for i in (0, 1, 3)]
+    values = [asyncio.run(reward(PARIS, t)).value for t in (*tries, played("x", n_tokens=[9]))]
+    assert values == pytest.approx([3.695518 - 1023 / 4096, 2.828427, 2.828427, 0.0], abs=1e-6)
+
+
+def test_other_budgets_than_attempts_are_told_are_refused(tmp_path: Path) -> None:
+    from tests import recipe_parts
+
+    rollout = ["stages.1.rollout={kind: budgets, budgets: [8, 16]}", "stages.1.group_size=4"]
+    path = recipe_parts.write(tmp_path)
+    with pytest.raises(RecipeError, match="other budgets than they are paid for"):
+        load(path, ["rewards={right: {kind: budgeted, budgets: [16, 8]}}", *rollout])
+    load(path, ["rewards={right: {kind: budgeted, budgets: [8, 16]}}", *rollout])

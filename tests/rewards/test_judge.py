@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rewards.judges.asking import RULES, Unreadable, asked, marked, record_of
-from rewards.judges.judge import Grade, Judge, Principles, preferred, yes_over_no
+from rewards.judges.judge import Grade, Judge, Principles, elo, preferred, yes_over_no
 from rewards.models.local_model import LocalChat
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import ModelError, RewardError
@@ -102,6 +102,27 @@ def test_each_two_attempts_are_compared_in_both_orders() -> None:
     assert sorted(seen) == sorted((a, b) for a in (1, 2, 3) for b in (1, 2, 3) if a != b)  # equals are not asked about
     assert all("Which is more?" in body["messages"][1]["content"] for body in requests)
     assert all(body["temperature"] == 0.0 and body["model"] == "m" for body in requests)
+
+
+def test_strengths_are_those_of_bradley_and_terry() -> None:
+    # p = 1.5 / (1 / (p + 1) + 1 / (p + 1 / p)) has the root 2.130395.
+    assert elo([[0, 1], [-1, 0]]) == pytest.approx([0.361103, -0.361103], abs=1e-6)
+    assert elo([[0.0]]) == [0.0] and elo([[0.0] * 3] * 3) == pytest.approx([0.0] * 3)
+    first, second, third = elo([[0, 1, 1], [-1, 0, 1], [-1, -1, 0]])
+    assert first > second > third and second == pytest.approx(0, abs=1e-6) and first == pytest.approx(-third)
+
+
+@pytest.mark.parametrize(("ranking", "n_asked"), [("elo", 6), ("knockout", 4)])
+def test_a_tournament_ranks_attempts(ranking: Any, n_asked: int) -> None:
+    with served(fair) as (url, requests):
+        found = values(Judge(url=url, model="m", ranking=ranking), attempts("3", "1", "2", "1"))
+    if ranking == "knockout":  # 3 beats 1, and then 2, which had nobody to beat
+        assert found == [1.0, 0.0, 1.0 / 2, 0.0]
+    else:
+        assert found[0] > found[2] > found[1] == found[3]
+    assert len(requests) == n_asked
+    with pytest.raises(ValidationError, match="no effect with ranking"):
+        Judge(url="http://x", model="m", ranking="elo", normalised=True)
 
 
 @pytest.mark.parametrize("always", ["A", "B", "TIE"])

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.rewards.shipped import (
     built,
     first_task,
     own_questions,
+    own_row,
     totals,
 )
 from tests.rewards.test_judge import listed, shown
@@ -57,6 +58,7 @@ class Case:
         worse: replies of a worse attempt at the same task.
         keys: of the reward.
         reference: of a question of one's own in the world `search_qa`; None plays `world`.
+        columns: of a row of one's own, in the world `dataset`.
     """
 
     most: float
@@ -66,6 +68,7 @@ class Case:
     world: dict[str, Any] = field(default_factory=lambda: SEARCH)
     agent: dict[str, Any] = field(default_factory=lambda: CHAT)
     reference: str | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 def called(value: object) -> str:
@@ -115,6 +118,15 @@ CASES = {
         keys={"part": "a", "reward": {"kind": "qa"}},
         world={"kind": "mixed", "parts": {"a": {"environment": SEARCH}, "b": {"environment": TOOLS, "weight": 1e-6}}},
     ),
+    "improvement": Case(0, keys={"reward": {"kind": "qa"}}),
+    "key_steps": Case(1, ["So a cat, then a dog."], ["a cat"], columns={"key_steps": ["cat", ["dog"]]}),
+    "step_reference": Case(
+        1,
+        ["search[red ball]"],
+        ["search[a tree]"],
+        columns={"steps": [{"call": "search", "query": "red ball"}]},
+    ),
+    "budgeted": Case(4, AT_ONCE, keys={"budgets": [4], "max_tokens": 10**9}),
     "ranked": Case(1, keys={"factors": [{"reward": {"kind": "qa"}}, {"reward": {"kind": "turn_cost"}}]}),
     "episodic_memory": Case(2, keys={"warmup_steps": 0}),
     "judge": Case(0.5, keys={"model": "m"}),
@@ -148,7 +160,8 @@ def model(body: dict[str, Any], _: int) -> Any:
 
 def played(case: Case, folder: Path) -> tuple[Any, list[Any]]:
     """The task, and what became of the best replies, of the same again, and of the worse ones."""
-    world = built("environment", case.world if case.reference is None else own_questions(folder, case.reference))
+    own = own_row(folder, case.columns) if case.columns else case.world
+    world = built("environment", own if case.reference is None else own_questions(folder, case.reference))
     agent, task = built("agent", case.agent), first_task(world)
     best = [agent.write(Shown(action)) for action in world.plan(task, ())] if case.best == ORACLE else list(case.best)
     replies = [[line.replace("{reference}", str(task.reference)) for line in said] for said in (best, best, case.worse)]
@@ -160,6 +173,8 @@ def test_the_best_attempt_earns_the_maximum_and_a_worse_one_less(kind: str, tmp_
     case = CASES[kind]
     task, (best, again, worse) = played(case, tmp_path)
     group = [best, again, worse] if kind == "majority" else [best, worse]
+    if kind == "improvement":  # the worse one was shown the other
+        group[1] = replace(worse, parent=best.attempt)
     with served(model) as (url, _):
         reward = built("reward", {"kind": kind, **case.keys, **({"url": url} if "model" in case.keys else {})})
         if kind == "episodic_memory":  # remembers two steps of the same attempts

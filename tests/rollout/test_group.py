@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.chat import ChatAgent
 from rlhf.data import Outcome, SamplingParams
 from rlhf.inference.scripted import ScriptedEngine
+from rlhf.rollout.contrib.budgets import Budgets
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.progress import Progress
@@ -65,6 +67,22 @@ def test_seed_step_task_attempt_and_occurrence_all_count():
 
     ways = [*moves(seed=1), *moves(seed=2), *moves(seed=1, step=1)]
     assert len(set(ways)) == 24  # two of 24 agree by chance with 276 · 0.625^30 = 2e-4
+
+
+def test_attempts_are_told_their_budget():
+    seen, environment = [], Corridor()
+    engine = ScriptedEngine(lambda text: seen.append(text) or "go north", tokenizer=tokenizer())
+    parts = ([environment.tasks("test")[0]], environment, ChatAgent(system=""), engine, Renderer(tokenizer()), LIMITS)
+    budgets = Budgets(budgets=(9, 70), say="You have {budget} tokens.")
+    [group] = asyncio.run(run_groups(*parts, SamplingParams(), group_size=4, seed=1, grouping=budgets))
+    assert [t.attempt for t in group] == [0, 1, 2, 3] and len(seen) == 12
+    assert (
+        sorted(text.count("You have 9 tokens.") - text.count("You have 70 tokens.") for text in seen)
+        == [-1] * 6 + [1] * 6
+    )
+    assert {t.opening for t in group} == {"Room 0 of 0."}  # what the environment says is the same
+    with pytest.raises(ValueError, match="a multiple of the number of budgets = 2"):
+        budgets.n_from_start(3)
 
 
 def test_no_more_than_allowed_are_alive():

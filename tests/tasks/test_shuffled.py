@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.data import ScoredGroup, Task
-from rlhf.errors import DataError
-from rlhf.tasks.shuffled import ShuffledTasks
+from rlhf.errors import DataError, RecipeError
+from rlhf.tasks.shuffled import Shuffled, ShuffledTasks
 
 
 def tasks(n: int) -> list[Task]:
@@ -77,3 +77,11 @@ def test_every_task_is_as_likely_to_come_first() -> None:
 def test_no_tasks_are_refused() -> None:
     with pytest.raises(DataError, match="no tasks to draw from"):
         ShuffledTasks([], 0)
+
+
+def test_a_stage_draws_one_part_of_a_mixture() -> None:
+    tasks = [Task(f"{part}/{i}") for part in ("maths", "words") for i in range(3)]
+    source = Shuffled(only="words/*").start(tasks, 0)
+    assert {task.id for task in source.draw(3)} == {"words/0", "words/1", "words/2"}
+    with pytest.raises(RecipeError, match="no task is of this form"):
+        Shuffled(only="word").start(tasks, 0)

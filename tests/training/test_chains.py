@@ -58,6 +58,15 @@ def test_a_stage_learns_against_the_model_that_one_before_it_left(lora: Any, tmp
     assert runs.curve(done.folder, "reward_model/accuracy") != []
 
 
+def test_rounds_of_preferences_are_scored_by_the_model(tmp_path: Path) -> None:
+    prefer = {"kind": "preference", "pairs": {"tasks": 12, "group_size": 4}, "rewards": {"learned": 1.0}}
+    done = runs.run(recipe(tmp_path, MODEL, prefer, prefer), tmp_path / "run")
+    assert len([n for n in runs.curve(done.folder, "preference/n_pairs") if n > 0]) == 3  # the model's pairs first
+    for stage in ("2-preference", "3-preference"):
+        scores = [r.score for r in read_trajectories(done.folder / "trajectories", stage=stage) if r.score]
+        assert scores and all(score.total == pytest.approx(score.parts["learned"].value) for score in scores)
+
+
 def test_a_run_that_was_stopped_scores_with_the_same_model(tmp_path: Path) -> None:
     path = recipe(tmp_path, MODEL, GRADIENT)
     whole = runs.run(path, tmp_path / "whole")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
+from rlhf.build.supervised_data import rows_of, texts_of
 from rlhf.build.train import train
 from rlhf.errors import CheckpointError, RecipeError, RlhfError
 from rlhf.evaluation.store import read_trajectories
@@ -20,6 +23,7 @@ from rlhf.training.stages.chat_files import read_chats
 from rlhf.training.stages.chat_rows import chat_samples
 from rlhf.training.stages.chat_settings import Chats
 from tests.training import runs
+from tests.training.test_attempts import START
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 QWEN = (
@@ -296,6 +300,22 @@ def test_attempts_of_another_policy_are_imitated(tmp_path: Path, least: float | 
     assert n == len(different) > 4
 
 
+def test_failed_attempts_are_imitated_under_a_message_of_their_own(tmp_path: Path) -> None:
+    sampled = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 8, "group_size": 8}
+    first = runs.run(runs.write(tmp_path, [START, sampled], evaluation={"n_tasks": 2}), tmp_path / "first")
+    attempts = [r.trajectory for r in read_trajectories(first.folder / "trajectories", phase="train")]
+    data = {"from_run": str(first.folder), "unsolved_system": "Get it wrong."}
+    path = recipe(tmp_path / "b", data, agent={"kind": "chat", "system": "Get it right."})
+    loaded, tokenizer = load(path), AutoTokenizer.from_pretrained(runs.newest(first.folder) / "policy")
+    found = texts_of(loaded, 0)
+    rows = asyncio.run(rows_of(loaded, 0, found, Renderer(tokenizer), 512))
+    told = [tokenizer.decode(sample.token_ids) for group in rows.learnt for sample in group]
+    n_solved = sum("Get it right." in text for text in told)
+    different = {(t.task_id, t.solved, tuple(turn.action.said for turn in t.turns)) for t in attempts}
+    assert n_solved == sum(solved for _, solved, _ in different) > 0
+    assert sum("Get it wrong." in text for text in told) == len(told) - n_solved == len(different) - n_solved > 0
+
+
 def test_what_is_wrong_with_a_run_is_told_before_it_begins(tmp_path: Path) -> None:
     path = recipe(tmp_path, {"from_run": str(tmp_path / "nothing")})
     with pytest.raises(RecipeError, match="holds no attempts"):
@@ -343,6 +363,8 @@ def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> Non
     ({"path": "a.jsonl", "text": "t", "prompt": "p"}, {}, "text is learnt as it is"),
     ({"path": "a.jsonl", "min_score": 1.0}, {}, "data.min_score"),
     ({"from_run": "runs/a", "prompt": "p"}, {}, "data.prompt"),
+    ({"path": "a.jsonl", "unsolved_system": "Fail."}, {}, "data.unsolved_system"),
+    ({"from_run": "runs/a", "unsolved_system": ""}, {}, "would be told the same"),
     ({"path": "a.jsonl"}, {"n_demonstrations": 7}, "n_demonstrations"),
     ({"path": "a.jsonl"}, {"split": "dev"}, "split"),
     ({"path": "a.jsonl"}, {"attempts": {}}, "data"),

@@ -144,6 +144,48 @@ def test_attempts_that_read_something_else_before_they_part_are_no_pair() -> Non
     assert Pairs(level="parting").of([ScoredGroup("t", (first, second), scores)], 0) == []
 
 
+def test_segments_are_compared_from_where_attempts_part() -> None:
+    found = group(
+        [(10, 0.0, None), (11, 0.0, None), (15, 1.0, None), (16, 0.0, None)], [(10, 0.0, None), (12, 0.0, None)]
+    )
+    [pair] = Pairs(level="parting", turns=2).of([found], 0)
+    # Both have read 1 2 10 9; the chosen one says 11, reads 9 and says 15, the rejected one ends with 12.
+    assert pair.chosen == Side((1, 2, 10, 9, 11, 9, 15), (False,) * 4 + (True, False, True))
+    assert pair.rejected == Side((1, 2, 10, 9, 12), (False,) * 4 + (True,))
+
+
+def test_calls_of_one_role_are_compared_whatever_was_done() -> None:
+    def planned(number: int, plan: int, score: float) -> tuple[Trajectory, Score]:
+        said = Generation(Prompt((1, 2)), (plan,), (0.0,), Finish.STOP, 0, role="plan")
+        done = Generation(Prompt((3, plan)), (30,), (0.0,), Finish.STOP, 0)
+        turns = (Turn(Action("go", (said, done)), "", valid=False), Turn(Action("on", (done,)), ""))
+        return Trajectory("t", number, "", turns, Outcome.FAILED), Score({}, (0.0, score), score)
+
+    made = [planned(0, 20, 1.0), planned(1, 21, 0.0), planned(2, 22, 0.5)]
+    attempts, scores = tuple(t for t, _ in made), tuple(s for _, s in made)
+    [first, *others] = Pairs(level="parting", role="plan").of([ScoredGroup("t", attempts, scores)], 0)
+    assert (said(first), first.margin) == (([20], [21]), 1.0)
+    assert sorted(said(p) for p in others) == [([20], [22]), ([22], [21])]
+    assert Pairs(level="parting").of([ScoredGroup("t", attempts, scores)], 0) == []  # what is done is the same
+
+
+def test_the_oracles_action_is_preferred_to_every_other_in_its_state() -> None:
+    [shown] = attempt(9, [(10, 0.0, None)]).turns
+    found = group([(10, 0.0, None), (12, 0.0, None)], [(11, 1.0, None)], [(13, 0.0, None)])
+    pairs = Pairs(level="expert").against([(shown, found)], 0)
+    assert sorted(said(p) for p in pairs) == [([10], [11]), ([10], [13])]
+
+
+def test_the_best_of_a_later_policy_is_compared_with_the_worst_of_an_earlier_one() -> None:
+    from rlhf.build.pair_data import opposed
+
+    [found] = opposed([one(1.0, 0.0), one(0.75)], [one(0.5, 0.25), ScoredGroup("u", (), ())][:1])
+    assert [score.total for score in found.scores] == [1.0, 0.25]
+    [pair] = Pairs().of([found], 0)
+    assert said(pair) == ([10], [11]) and pair.margin == 0.75
+    assert Pairs().of(opposed([one(0.25)], [one(0.5)]), 0) == []  # the earlier one was better
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 GOOD = {"prompt": "Say red.", "chosen": "red", "rejected": "blue"}

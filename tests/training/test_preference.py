@@ -186,7 +186,7 @@ def learn(start: Path, folder: Path, stages: list[dict[str, Any]], **changes: An
     return runs.run(runs.write(folder, stages, **changes), folder / "run")
 
 
-@pytest.mark.parametrize("level", tiered(["trajectory", "state", "parting"], "state"))
+@pytest.mark.parametrize("level", tiered(["trajectory", "state", "parting", "expert"], "state", "expert"))
 def test_preferring_the_better_one_raises_success(start: Path, tmp_path: Path, level: str) -> None:
     done = learn(start, tmp_path, [STAGE | {"pairs": STAGE["pairs"] | {"level": level}}])
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.8, done.result
@@ -195,7 +195,8 @@ def test_preferring_the_better_one_raises_success(start: Path, tmp_path: Path, l
     margins, right = (runs.curve(done.folder, f"preference/{name}") for name in ("margin", "accuracy"))
     assert abs(margins[0]) < 1e-5 and margins[-1] > 1 and right[-1] > 0.9 and losses[-1] < losses[0]
     [n_pairs] = runs.curve(done.folder, "preference/n_pairs")
-    assert runs.curve(done.folder, "rollout/n_episodes") == [512.0] == [done.result["n_episodes"]]
+    n_states = 2 if level == "expert" else 1
+    assert runs.curve(done.folder, "rollout/n_episodes") == [512.0 * n_states] == [done.result["n_episodes"]]
     lines = (done.folder / "pairs" / "0-preference.jsonl").read_text().splitlines()
     assert len(lines) == n_pairs and f"{len(lines)} pairs of" in done.said
     assert runs.newest(done.folder).name == f"0-preference-{len(losses):06d}"
@@ -225,6 +226,15 @@ def test_stored_attempts_of_a_run_are_paired(start: Path, tmp_path: Path) -> Non
     assert done.result["success_after"] > 0.8 and done.result["n_episodes"] == 0
     made = [(f / "pairs" / "0-preference.jsonl").read_text().splitlines() for f in (first.folder, done.folder)]
     assert len(made[0]) == len(made[1])  # of the same attempts, though equals are drawn in another order or place
+
+
+def test_branches_of_trees_are_compared_without_a_reference(start: Path, tmp_path: Path) -> None:
+    pairs = STAGE["pairs"] | {"level": "parting", "turns": 2}
+    tree = {"kind": "tree", "branches_per_round": 3}
+    done = learn(start, tmp_path, [STAGE | {"pairs": pairs, "rollout": tree, "reference": "none", "beta": 0.1}])
+    assert done.result["success_after"] > done.result["success_before"] + 0.2, done.result
+    assert runs.curve(done.folder, "rollout/n_replayed_turns")[0] > 0
+    assert runs.curve(done.folder, "preference/loss")[0] != pytest.approx(0.6931, abs=0.02)  # ln 2 with a reference
 
 
 def test_pairs_of_a_file_are_learnt(start: Path, tmp_path: Path) -> None:
@@ -308,6 +318,11 @@ def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
         ({"pairs": {"levels": "state"}}, {}, ["stages[0].pairs.levels", "did you mean 'level'?"]),
         ({"pairs": {"level": "turn"}}, {}, ["stages[0].pairs.level", "state", "parting"]),
         ({"pairs": {"group_size": 1}}, {}, ["stages[0].pairs.group_size"]),
+        ({"pairs": {"turns": 2}}, {}, ["stages[0].pairs.turns", "no effect"]),
+        ({"pairs": {"role": "plans"}}, {}, ["stages[0].pairs.role"]),
+        ({"pairs": {"level": "expert", "margin": 0.5}}, {}, ["stages[0].pairs.margin", "no effect"]),
+        ({"pairs": {"rejected_from": "a"}}, {}, ["stages[0].pairs.rejected_from", "no effect"]),
+        ({"rollout": {"kind": "tree", "branches_per_round": 4}}, {}, ["stages[0].pairs.group_size"]),
         ({"pairs": {"gamma": 0.9}}, {}, ["stages[0].pairs.gamma", "no effect"]),
         ({"pairs": {"file": "a", "margin": 0.1}}, {}, ["stages[0].pairs.margin", "no effect"]),
         ({"pairs": {"from_run": "a", "tasks": 3}}, {}, ["stages[0].pairs.tasks", "no effect"]),

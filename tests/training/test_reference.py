@@ -67,6 +67,16 @@ def test_a_step_that_went_far() -> None:
     assert not clock.is_due and clock.learn({}) == {"reference/n_resets": 1.0}
 
 
+def test_an_anchor_that_moves_with_the_steps() -> None:
+    clock, due = ResetClock(ReferenceReset(every=3)), []
+    for step in range(1, 8):
+        clock.learn({})
+        if clock.is_due:
+            clock.reset()
+            due.append(step)
+    assert due == [3, 6]
+
+
 @given(st.lists(st.sampled_from([0.1, 0.2, 0.3]), max_size=12), st.integers(1, 4), st.integers(0, 12))
 def test_it_remembers(successes: list[float], patience: int, stopped: int) -> None:
     settings = ReferenceReset(patience=patience, max_kl=1.0)

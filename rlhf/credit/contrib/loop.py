@@ -24,8 +24,7 @@ class LOOP:
     unless their whole group is 0 (`filters.drop_zero_advantage`). The rest of LOOP is a PPO loss of several epochs,
     clipped to [1 / (1 + ε), 1 + ε] with ε = 0.1: `loss: {kind: ppo_clip, clip_low: 0.090909, clip_high: 0.1}` and
     `reduction: {kind: seq_mean_token_mean}`. Their other ratios, one per turn or per trajectory as the product over its
-    tokens, are left out: the longer a trajectory, the further its product drifts from 1, and these bounds are narrow.
-    `gspo` has one ratio per trajectory, as the geometric mean.
+    tokens, are `ratio: turn` and `ratio: trajectory` of that loss, with `reduction: {kind: seq_mean_token_sum}`.
 
     Source: Reinforcement Learning for Long-Horizon Interactive LLM Agents, arXiv 2502.01600; apple/ml-loop.
     """

@@ -32,12 +32,15 @@ class ReferenceReset:
     max_kl: Annotated[float, Field(gt=0)] | None = None
     """Divergence from the reference in nats per token, `loss/kl_ref`, beyond which a step has gone far; null is no
     bound."""
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Steps after which the reference is renewed whatever happens: an anchor that moves, as in T1, arXiv 2501.11651,
+    which moves it by a running mean; null is never."""
     reset_optimizer: bool = True
     """Reset the optimiser's moments too; its learning rate goes on by its schedule."""
 
     def __post_init__(self) -> None:
-        if self.patience is None and self.max_kl is None:
-            raise ValueError("neither patience nor max_kl is set: the reference would never be renewed")
+        if self.patience is None and self.max_kl is None and self.every is None:
+            raise ValueError("none of patience, max_kl and every is set: the reference would never be renewed")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses without a reference, and a patience that cannot end."""
@@ -70,6 +73,7 @@ class ResetClock(StageHook):
         n_since: evaluations since then, or since the last reset.
         is_due: whether to reset before the next step.
         n_resets: of the stage so far.
+        n_steps: since the last reset.
     """
 
     key: ClassVar[str] = "reference"
@@ -79,6 +83,7 @@ class ResetClock(StageHook):
     n_since: int = 0
     is_due: bool = False
     n_resets: int = 0
+    n_steps: int = 0
 
     def on_evaluation(self, run: RunContext, success: float) -> None:
         """See `see`."""
@@ -106,7 +111,9 @@ class ResetClock(StageHook):
     def learn(self, values: Mapping[str, float]) -> dict[str, float]:
         """Take in what the updates of a step logged; returns what is logged of the reference."""
         bound = self.settings.max_kl
+        self.n_steps += 1
         self.is_due = self.is_due or (bound is not None and values.get("loss/kl_ref", 0.0) > bound)
+        self.is_due = self.is_due or self.n_steps == self.settings.every
         return {"reference/n_resets": float(self.n_resets)}
 
     def see(self, success: float) -> None:
@@ -119,16 +126,16 @@ class ResetClock(StageHook):
 
     def reset(self) -> None:
         """Begin to count anew; the best so far stays the one to surpass."""
-        self.n_since, self.is_due, self.n_resets = 0, False, self.n_resets + 1
+        self.n_since, self.is_due, self.n_resets, self.n_steps = 0, False, self.n_resets + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """State of the clock."""
-        return {"best": self.best, "n_since": self.n_since, "is_due": self.is_due, "n_resets": self.n_resets}
+        return {name: getattr(self, name) for name in ("best", "n_since", "is_due", "n_resets", "n_steps")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        for name in self.state_dict():
-            setattr(self, name, state[name])
+        for name, now in self.state_dict().items():
+            setattr(self, name, state.get(name, now))
 
 
 @runtime_checkable

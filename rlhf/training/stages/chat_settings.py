@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from agents.chat import ChatAgent
 from rlhf.checking import CheckContext, Problem, unused
 from rlhf.settings import STRICT
 
@@ -47,6 +48,10 @@ class Chats:
     """Share of the rows that is not learnt, whose loss is measured after each epoch."""
     min_score: float | None = None
     """Score from which an attempt of `from_run` is imitated; null takes those that are solved."""
+    unsolved_system: str | None = None
+    """System message under which attempts of `from_run` that are not solved are imitated too, those that are solved
+    keeping the agent's own: training conditioned on the return, which asks for what it wants (arXiv 2403.04642). Null
+    leaves them out."""
     max_per_task: Annotated[int, Field(ge=1)] | None = None
     """Most attempts of a task, the best first."""
 
@@ -63,6 +68,24 @@ class Chats:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse keys of the other source."""
         blank = Chats(path=self.path, from_run=self.from_run)
-        names = ("min_score", "max_per_task") if self.path else ("messages", "prompt", "completion", "text", "tools")
+        of_run = ("min_score", "max_per_task", "unsolved_system")
+        names = of_run if self.path else ("messages", "prompt", "completion", "text", "tools")
         source = "path" if self.path else "from_run"
         yield from unused(self, names, context.path, f"the data is that of {context.at(source)}", default=blank)
+        agent = context.recipe.agent
+        if self.unsolved_system is not None and not isinstance(agent, ChatAgent):
+            yield Problem(
+                "this agent has no system message to take the place of",
+                where=context.at("unsolved_system"),
+                got=context.kind_of("agent", agent),
+                expected="agent: {kind: chat}",
+                do="remove the key",
+            )
+        elif self.unsolved_system is not None and self.unsolved_system == agent.system:
+            yield Problem(
+                "attempts that are solved would be told the same as those that are not",
+                where=context.at("unsolved_system"),
+                got=self.unsolved_system,
+                expected="another message than agent.system",
+                do="ask for a failure here, and for a success there",
+            )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from agents.roles import PLAIN_IS_EMPTY, never_called
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem, unused
+from rlhf.rollout.group_structure import unmakeable, unreplayable
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch
+from rlhf.training.shown import unplanned, unwritten
 from rlhf.training.stages.pairs import Pairs
 
 
@@ -53,6 +56,14 @@ class OnPairs:
         if source.level == "trajectory":
             why, do = "whole attempts are compared by their score", "remove the key, or use level: state or parting"
             yield from unused(source, ("gamma",), context.at("pairs"), why, do)
+        if source.level != "parting":
+            why, do = f"{context.at('pairs')} compares no segments", "remove the key, or use level: parting"
+            yield from unused(source, ("turns",), context.at("pairs"), why, do)
+        if source.level == "expert":
+            yield from self._of_experts(context)
+        known = recipe.roles
+        if source.role is not None and known and source.role not in known:
+            yield never_called(context.at("pairs.role"), source.role, known, PLAIN_IS_EMPTY)
         if source.file is None and not recipe.has_weight:
             yield Problem(
                 "no attempt can be better than another: every reward has weight 0",
@@ -70,6 +81,26 @@ class OnPairs:
                 do="use such a trainer, or run the stage by itself on a checkpoint",
             )
 
+    def _of_experts(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with the states of demonstrations."""
+        where, recipe = context.at("pairs.level"), context.recipe
+        environment = context.kind_of("environment", recipe.environment)
+        do = "use level: parting"
+        yield from unplanned(where, f"expert with {environment}", do, context)
+        yield from unwritten(where, f"expert with {context.kind_of('agent', recipe.agent)}", do, context)
+        if not recipe.properties.replayable:
+            yield Problem(
+                "attempts would begin with a replay, which this environment does not promise to repeat",
+                where=where,
+                got=f"expert in {environment}",
+                expected="an environment whose `properties` say replayable=True",
+                do=do,
+            )
+        why = "the oracle's action is the better one, whatever was earned"
+        yield from unused(self.pairs, ("gamma", "margin", "role"), context.at("pairs"), why, "remove the key")
+        if not self.pairs.is_attempted:
+            yield from unused(self.pairs, ("level",), context.at("pairs"), "the pairs are there already", "remove it")
+
     def _sources(self, path: str, where: str) -> Iterator[Problem]:
         """Yield problems with the place that pairs come from."""
         source = self.pairs
@@ -81,13 +112,16 @@ class OnPairs:
                 expected="one of the two, or neither",
                 do="remove one",
             )
+        if source.from_run is None:
+            why, do = f"{where}.from_run names no run whose attempts are chosen", "name one, or remove the key"
+            yield from unused(source, ("rejected_from",), where, why, do)
         name = "file" if source.file is not None else "from_run"
         if not source.is_attempted:
             why, do = f"the pairs are those of {where}.{name}", f"remove the key, or {name}"
             yield from unused(source, ("tasks", "group_size", "temperature"), where, why, do)
             yield from unused(self, ("split",), path, why, do)
             if name == "file":
-                yield from unused(source, ("level", "gamma", "margin", "max_per_task"), where, why, do)
+                yield from unused(source, ("level", "gamma", "margin", "max_per_task", "role"), where, why, do)
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
@@ -117,3 +151,14 @@ class OnPairs:
     def n_updates(self, n_pairs: int) -> int:
         """Optimiser updates of the stage: an epoch's last one may be smaller than the others."""
         return self.epochs * math.ceil(math.ceil(n_pairs / self.at_once) / (self.batch_size // self.at_once))
+
+
+def made_as(stage: Any, context: CheckContext) -> Iterator[Problem]:
+    """Yield problems with the `rollout` of a stage that learns from attempts."""
+    source: Pairs = stage.pairs
+    if source.is_attempted and source.level != "expert":
+        yield from unmakeable(stage.rollout, source.group_size, context.at("pairs"))
+        yield from unreplayable("rollout", stage.rollout, context.path, context)
+        return
+    why = "no groups are made of attempts from the beginning"
+    yield from unused(stage, ("rollout",), context.path, why, "remove the key")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Annotated, Literal
 
@@ -62,12 +63,20 @@ class Pairs:
     """Sampling temperature of these attempts."""
     from_run: str | None = None
     """Folder of a run whose stored training trajectories are paired instead; its policy must read the same tokens."""
+    rejected_from: str | None = None
+    """Folder of another run, of an earlier policy: of each task that both runs attempted, the best attempt of
+    `from_run` is compared with the worst of this one (Temporal Self-Rewarding, arXiv 2508.06026)."""
     file: str | None = None
     """JSON lines, JSON, CSV, TSV, Parquet or a folder of `datasets` with prompt, chosen and rejected instead: texts, or
     messages with role and content; conversations that part in their last message need no prompt."""
-    level: Literal["trajectory", "state", "parting"] = "trajectory"
+    level: Literal["trajectory", "state", "parting", "expert"] = "trajectory"
     """Level of comparison: whole attempts by their score; actions taken in the same state of the environment, or the
-    first actions by which two attempts part, both by what was earned from there on."""
+    first actions by which two attempts part, both by what was earned from there on; or, in each state of a
+    demonstration, the oracle's action with those of the policy, `group_size` of them, that are another."""
+    turns: Annotated[int, Field(ge=1)] = 1
+    """Turns of the segments that `parting` compares, from where two attempts part."""
+    role: str | None = None
+    """Role whose calls alone are compared, such as `plan` of a planner; null compares all that was said."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount per turn of what is earned after an action; below 1 the shorter way is better."""
     margin: Annotated[float, Field(ge=0)] = 0.0
@@ -87,7 +96,36 @@ class Pairs:
             TrainingError: an attempt, or an action, was not sampled in one row.
         """
         find = {"trajectory": _of_attempts, "state": self._of_states, "parting": self._of_partings}[self.level]
-        return [pair for number, group in enumerate(groups) for pair in self._chosen(find(group), f"{seed}/{number}")]
+        spoken = (self._spoken(group) for group in groups)
+        return self.chosen((find(group) for group in spoken), seed)
+
+    def against(self, shown: Sequence[tuple[Turn, ScoredGroup]], seed: int | str) -> list[Pair]:
+        """Return the pairs of the oracle's action in a state, and the first actions of attempts from there.
+
+        Args:
+            shown: a demonstrated turn, and the attempts at the task begun before it.
+            seed: draws among equals.
+        """
+        states = (
+            [
+                p
+                for t in group.trajectories
+                if t.own_turns
+                for p in self._of_turns(group.task_id, [turn], t.own_turns, 1)
+            ]
+            for turn, group in shown
+        )
+        return self.chosen(states, seed)
+
+    def chosen(self, found: Iterable[Iterable[Pair]], seed: int | str) -> list[Pair]:
+        """Return of the pairs of each group those that are kept."""
+        return [pair for number, pairs in enumerate(found) for pair in self._chosen(pairs, f"{seed}/{number}")]
+
+    def _spoken(self, group: ScoredGroup) -> ScoredGroup:
+        """Return the group with the calls of `role` alone."""
+        if self.role is None:
+            return group
+        return replace(group, trajectories=tuple(_in_role(t, self.role) for t in group.trajectories))
 
     def _chosen(self, found: Iterable[Pair], seed: str) -> list[Pair]:
         """Return the pairs that are kept of one group."""
@@ -108,7 +146,7 @@ class Pairs:
         for turns in states.values():
             for (better, more), (worse, less) in permutations(turns, 2):
                 if more > less:
-                    yield from _of_turns(group.task_id, better, worse, more - less)
+                    yield from self._of_turns(group.task_id, [better], [worse], more - less)
 
     def _of_partings(self, group: ScoredGroup) -> Iterator[Pair]:
         """The first actions that differ, where everything read before them is equal token by token."""
@@ -119,7 +157,23 @@ class Pairs:
                 continue
             earned = self._earned(its_score, k), self._earned(others_score, k)
             better, worse = (one, other) if earned[0] > earned[1] else (other, one)
-            yield from _of_turns(group.task_id, better.turns[k], worse.turns[k], abs(earned[0] - earned[1]))
+            yield from self._of_turns(group.task_id, better.turns[k:], worse.turns[k:], abs(earned[0] - earned[1]))
+
+    def _of_turns(self, task_id: str, better: Sequence[Turn], worse: Sequence[Turn], margin: float) -> Iterator[Pair]:
+        """The pair of two actions, or segments, unless they begin alike or the better one was not understood."""
+        if self.role is None and (not better[0].valid or better[0].action.text == worse[0].action.text):
+            return
+        chosen, said = (
+            _row([g for turn in turns[: self.turns] for g in turn.generations], f"an action in {task_id}")
+            for turns in (better, worse)
+        )
+        if chosen is None or said is None:
+            return
+        begin = better[0].generations[0].prompt.n_tokens
+        own = worse[0].generations[0].prompt.n_tokens
+        rejected = Side(chosen.token_ids[:begin] + said.token_ids[own:], chosen.mask[:begin] + said.mask[own:])
+        if chosen.token_ids != rejected.token_ids:
+            yield Pair(task_id, chosen, rejected, margin)
 
     def _earned(self, score: Score, k: int) -> float:
         return sum(self.gamma**i * x for i, x in enumerate(score.turns[k:]))
@@ -133,19 +187,12 @@ def _of_attempts(group: ScoredGroup) -> Iterator[Pair]:
             yield Pair(group.task_id, better, worse, ahead)
 
 
-def _of_turns(task_id: str, better: Turn, worse: Turn, margin: float) -> Iterator[Pair]:
-    """The pair of two actions, unless they are the same or the better one was not understood."""
-    if not better.valid or better.action.text == worse.action.text:
-        return
-    chosen = _row(better.generations, f"an action in {task_id}")
-    said = _row(worse.generations, f"an action in {task_id}")
-    if chosen is None or said is None:
-        return
-    begin = better.generations[0].prompt.n_tokens
-    own = worse.generations[0].prompt.n_tokens
-    rejected = Side(chosen.token_ids[:begin] + said.token_ids[own:], chosen.mask[:begin] + said.mask[own:])
-    if chosen.token_ids != rejected.token_ids:
-        yield Pair(task_id, chosen, rejected, margin)
+def _in_role(trajectory: Trajectory, role: str) -> Trajectory:
+    def heard(turn: Turn) -> Turn:
+        calls = tuple(g for g in turn.generations if g.role == role)
+        return replace(turn, action=replace(turn.action, generations=calls))
+
+    return replace(trajectory, turns=tuple(map(heard, trajectory.turns)))
 
 
 def _parting(one: Trajectory, other: Trajectory) -> int | None:

@@ -30,9 +30,11 @@ from rlhf.training.backends.settings import Torch, TrainerKind
 from rlhf.training.contrib.demonstrations_in_groups import Expert
 from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
+from rlhf.training.contrib.logged_attempts import Logged
 from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
+from rlhf.training.contrib.self_certainty import SelfCertainty
 from rlhf.training.critics.settings import CriticKind
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.shown import unplanned
@@ -86,6 +88,11 @@ class PolicyGradient:
     """Supervised updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
     """Trajectories of the last steps that take the place of those left out; null replays nothing."""
+    logged: Logged | None = None
+    """Stored attempts of other runs that are trained on beside those of the policy, or in their place; null takes
+    none."""
+    self_certainty: SelfCertainty | None = None
+    """A part of the score for how sure the policy is of what it says; null adds none."""
     reward_refresh: RewardRefresh | None = None
     """Further training of the reward model during the stage; null leaves it as it is."""
     judge_refresh: JudgeRefresh | None = None
@@ -216,7 +223,7 @@ class PolicyGradient:
         """Yield problems with keys of the loss for ratios other than 1, where there are none."""
         recipe, loss = context.recipe, self.loss
         bypassed = isinstance(self.correction, Bypass) and not recipe.shares_policy
-        is_old = bypassed or self.replay is not None  # tokens of a policy of before
+        is_old = bypassed or self.replay is not None or self.logged is not None  # tokens of a policy of before
         if (
             self.updates_per_step > 1
             or is_old

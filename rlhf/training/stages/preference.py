@@ -9,9 +9,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem
+from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.pair_settings import OnPairs, made_as
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -22,8 +23,13 @@ class Preference(OnPairs):
     with `ipo`, where log-ratios are means over the tokens, (M − 1/(2 β))². The reference is the policy before the first
     update, whose log-probs are computed once and take no memory. At M = 0 the loss of `dpo` is ln 2.
 
+    With `reference: none` log π_ref is 0: −log σ(β (Σ log π of the chosen − Σ log π of the rejected)), contrastive
+    preference learning where segments of several turns are compared (`pairs.turns`), without its bias and discount.
+
     Source: DPO, arXiv 2305.18290; IPO, arXiv 2310.12036; single actions, Step-DPO, arXiv 2406.18629; the imitation
-    term, arXiv 2404.19733.
+    term, arXiv 2404.19733; without a reference, CPL, arXiv 2310.13639; the oracle's actions against the policy's,
+    StepAgent's implicit reward, arXiv 2411.03817; pairs of a planner with an imitation term, EPO, arXiv 2408.16090;
+    branches of a tree, arXiv 2402.10184.
     """
 
     loss: Literal["dpo", "ipo"] = "dpo"
@@ -32,8 +38,10 @@ class Preference(OnPairs):
     """Strength of the pull to the reference; larger stays nearer."""
     imitation_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the cross-entropy of the chosen tokens beside it, which keeps them from becoming less likely too."""
-    reference: Literal["start", "base"] = "start"
-    """Reference policy: the one at the stage's start, or the model under its adapter."""
+    reference: Literal["start", "base", "none"] = "start"
+    """Reference policy: the one at the stage's start, the model under its adapter, or none."""
+    rollout: GroupStructure = Field(default_factory=Independent)
+    """Group structure of the attempts: independent, or trees, whose branches part in one turn."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=5e-6, schedule="linear", warmup_steps=5))
     """Optimizer of the policy."""
 
@@ -48,3 +56,4 @@ class Preference(OnPairs):
                 expected="start, or a policy with an adapter",
                 do="use reference: start, or add policy.lora",
             )
+        yield from made_as(self, context)

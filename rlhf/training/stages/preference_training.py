@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlhf.batching.samples import Sample
-from rlhf.data import ScoredGroup
+from rlhf.data import ScoredGroup, Task, Turn
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.runner import RolloutBatch
@@ -20,6 +20,7 @@ from rlhf.tasks.shuffled import walk
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.checkpoints.store import check_model, latest
 from rlhf.training.context import RunContext
+from rlhf.training.contrib.task_demonstrations import Guide
 from rlhf.training.policy.model import Policy
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Pairs, Side
@@ -62,7 +63,7 @@ class Paired:
 async def prefer(run: RunContext, stage: Preference) -> None:
     """Make or read pairs, and train on them. An interrupted stage starts again from its first checkpoint."""
     run.save()
-    paired = await pairs_for(run, stage.pairs, stage.split)
+    paired = await pairs_for(run, stage.pairs, stage.split, stage.rollout)
     rows = _rows(run.policy, stage, paired.pairs)
     total = stage.n_updates(len(rows))
     run.progress.stage("preference", total, 0)
@@ -93,7 +94,12 @@ def seed_of(run: RunContext) -> int:
     return (run.seed * 1_000_003 + run.state.stage) % 2**32
 
 
-async def pairs_for(run: RunContext, source: Pairs, split: str) -> Paired:
+async def pairs_for(
+    run: RunContext,
+    source: Pairs,
+    split: str,
+    grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
+) -> Paired:
     """Make or read the pairs of a stage, and keep them in the run's folder.
 
     Raises:
@@ -107,8 +113,11 @@ async def pairs_for(run: RunContext, source: Pairs, split: str) -> Paired:
         path = Path(source.file).expanduser()
         written = pair_files.read(path, f"{at}.file")
         pairs = pair_files.rendered(written, run.collector.renderer, run.policy.max_context, path, f"{at}.file")
+    elif source.level == "expert":
+        shown, collected = await at_expert_states(run, source, split)
+        groups, pairs = collected.groups, source.against(shown, f"{run.seed}/{run.state.stage}/pairs")
     else:
-        groups, collected = await groups_for(run, source, split)
+        groups, collected = await groups_for(run, source, split, grouping)
         pairs = source.of(groups, f"{run.seed}/{run.state.stage}/pairs")
     _check_any(pairs, source, groups, where)
     pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", pairs)
@@ -140,13 +149,42 @@ async def groups_for(
     return collected.groups, collected
 
 
-async def _attempted(run: RunContext, source: Pairs, split: str, grouping: GroupStructure) -> RolloutBatch:
+async def at_expert_states(
+    run: RunContext, source: Pairs, split: str
+) -> tuple[list[tuple[Turn, ScoredGroup]], RolloutBatch]:
+    """Have the policy act in each state of demonstrations of a stage's tasks: (the oracle's turn, its attempts)."""
+    tasks = _drawn(run, source, split)
+    guide = Guide({task.id: task for task in tasks})
+    shown = await guide.show(guide.tasks, run)
+    starts = {
+        start.id: (d.turns[k], start)
+        for task_id, d in shown.items()
+        for k in range(len(d.turns))
+        if (start := guide.tasks[task_id].started_after(d.turns[:k])).prefix or not k
+    }
+    collected = await _collected(run, source, [start for _, start in starts.values()], Independent(), 1)
+    return [(starts[group.task_id][0], group) for group in collected.groups], collected
+
+
+def _drawn(run: RunContext, source: Pairs, split: str) -> list[Task]:
     tasks = tasks_of(run.collector.environment, split)
     order = walk(len(tasks), f"{run.seed}/{run.state.stage}/pairs")
+    return [tasks[i] for _, i in zip(range(min(source.tasks, len(tasks))), order, strict=False)]
+
+
+async def _attempted(run: RunContext, source: Pairs, split: str, grouping: GroupStructure) -> RolloutBatch:
+    return await _collected(run, source, _drawn(run, source, split), grouping)
+
+
+async def _collected(
+    run: RunContext, source: Pairs, tasks: list[Task], grouping: GroupStructure, max_turns: int | None = None
+) -> RolloutBatch:
     await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     await run.check_stop()
-    collected = await run.collector.collect(
-        [tasks[i] for _, i in zip(range(min(source.tasks, len(tasks))), order, strict=False)],
+    limits = run.collector.limits
+    limits = replace(limits, max_turns=min(limits.max_turns, max_turns or limits.max_turns))
+    collected = await replace(run.collector, limits=limits).collect(
+        tasks,
         group_size=source.group_size,
         sampling=run.collector.limits.sampling(source.temperature),
         step=0,
@@ -172,6 +210,7 @@ def _check_any(pairs: Sequence[Pair], source: Pairs, groups: Sequence[ScoredGrou
     hints = {
         "trajectory": "raise pairs.tasks or group_size, lower margin, or take tasks that are neither sure nor hopeless",
         "state": "states must come again in a group and have a state_key: raise group_size, or use level: parting",
+        "expert": "the policy does what the oracle does in all of these states: there is nothing to learn from it",
         "parting": "attempts must part after the same beginning and earn differently: raise pairs.tasks or group_size",
     }
     raise TrainingError(
@@ -207,7 +246,8 @@ def check_tokens(policy: Policy, folder: Path, where: str) -> None:
 
 def _rows(policy: Policy, stage: Preference, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """The pairs as TRL's collator is given them, with the log-probs of the reference, in nats."""
-    known = reference_logps(policy, [side for p in pairs for side in (p.chosen, p.rejected)], stage.reference)
+    sides = [side for p in pairs for side in (p.chosen, p.rejected)]
+    known = [0.0] * len(sides) if stage.reference == "none" else reference_logps(policy, sides, stage.reference)
     return [
         {
             "chosen_ids": list(pair.chosen.token_ids),

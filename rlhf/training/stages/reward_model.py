@@ -9,12 +9,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem, unused
-from rlhf.rollout.group_structure import GroupStructure, Independent, unmakeable, unreplayable
+from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.node_merging import Merging
 from rlhf.training.policy.lora import Lora
-from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.pair_settings import OnPairs, made_as
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -42,8 +42,8 @@ class RewardModel(OnPairs):
     enough: float = 1.0
     """Score from which an attempt is right, for `outcome` and `steps`."""
     rollout: GroupStructure = Field(default_factory=Independent)
-    """How the attempts of `steps` come about. What is done after a turn by attempts that branch there says how good it
-    was; attempts that share nothing have one label for all of their turns."""
+    """How the attempts of `steps` and `pairs` come about. What is done after a turn by attempts that branch there says
+    how good it was; attempts that share nothing have one label for all of their turns."""
     eta: Annotated[float, Field(ge=0)] = 1.0
     """η of the labels of `steps`: (1/η) ln mean exp(η r) over the attempts that go on from there; 0 is their mean."""
     merge: Merging | None = None
@@ -63,22 +63,17 @@ class RewardModel(OnPairs):
         """Refuse, too, keys that mean nothing to what is learnt, and attempts that cannot be made."""
         yield from super().check(context)
         yield from self._unlearnt(context)
-        if self.pairs.from_run is None:
-            yield from unmakeable(self.rollout, self.pairs.group_size, context.at("pairs"))
-            yield from unreplayable("rollout", self.rollout, context.path, context)
+        yield from made_as(self, context)
 
     def _unlearnt(self, context: CheckContext) -> Iterator[Problem]:
         """Yield problems with keys of another thing to learn from."""
         path, why = context.path, f"{context.path} learns from {self.learns}"
         of_steps, of_pairs = "remove the key, or use learns: steps", "remove the key, or use learns: pairs"
         if self.learns == "pairs":
-            yield from unused(self, ("enough", "rollout", "eta", "merge"), path, why, of_steps)
+            yield from unused(self, ("enough", "eta", "merge"), path, why, of_steps)
             return
         yield from unused(self, ("centring",), path, why, of_pairs)
         if self.learns == "outcome":
             yield from unused(self, ("rollout", "eta", "merge"), path, why, of_steps)
-        names = ("file", "level", "gamma", "margin", "max_per_task")
+        names = ("file", "level", "gamma", "margin", "max_per_task", "role", "rejected_from")
         yield from unused(self.pairs, names, context.at("pairs"), why, of_pairs)
-        if self.pairs.from_run is not None:
-            why = f"the attempts are those of {context.at('pairs.from_run')}"
-            yield from unused(self, ("rollout",), path, why, "remove the key, or from_run")

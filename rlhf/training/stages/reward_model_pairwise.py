@@ -32,7 +32,7 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
         await learn_values(run, stage)
         return
     run.save()
-    paired = await pairs_for(run, stage.pairs, stage.split)
+    paired = await pairs_for(run, stage.pairs, stage.split, stage.rollout)
     seen, unseen = split_by_task(paired.pairs, stage.held_out, f"{run.seed}/{run.state.stage}/held_out")
     total = stage.n_updates(len(seen))
     run.progress.stage("reward model", total, 0)

@@ -1,0 +1,62 @@
+"""Stored attempts of other runs for `logged` of a stage: read anew when a run has written something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlhf.build.pair_data import groups_of
+from rlhf.data import ScoredGroup
+from rlhf.errors import RecipeError
+from rlhf.evaluation.folder import where_to_look
+from rlhf.evaluation.store import StoredStep, list_steps
+from rlhf.recipe import Recipe
+from rlhf.training.contrib.logged_attempts import Logged, place_of
+from rlhf.training.stages.policy_gradient import PolicyGradient
+
+
+@dataclass
+class StoredRuns:
+    """Groups of the training attempts of some runs; each file is read once."""
+
+    settings: Logged
+    _read: dict[Path, tuple[ScoredGroup, ...]] = field(default_factory=dict)
+
+    def groups(self) -> list[ScoredGroup]:
+        """Return what is stored now, run by run and step by step. Raises DataError for a file that cannot be read."""
+        return [group for run in self.settings.runs for stored in self._steps(run) for group in self._of(stored)]
+
+    def _steps(self, run: str) -> list[StoredStep]:
+        steps = [s for s in list_steps(Path(run).expanduser() / "trajectories") if s.phase == "train"]
+        if self.settings.newest is None or not steps:
+            return steps
+        stage = max(steps, key=lambda s: int(s.stage.partition("-")[0])).stage
+        return [s for s in steps if s.stage == stage][-self.settings.newest :]
+
+    def _of(self, stored: StoredStep) -> tuple[ScoredGroup, ...]:
+        if stored.path not in self._read:
+            self._read[stored.path] = tuple(groups_of(stored.path.parent, stored.stage, stored.step))
+        return self._read[stored.path]
+
+
+def logged_runs(recipe: Recipe) -> Iterator[tuple[int, StoredRuns]]:
+    """Give the place of each stage that learns from stored attempts, and what reads them.
+
+    Raises:
+        RecipeError: nothing is sampled, and a run holds no attempts.
+    """
+    for index, stage in enumerate(recipe.stages):
+        if isinstance(stage, PolicyGradient) and stage.logged is not None:
+            found = StoredRuns(stage.logged)
+            for run in stage.logged.runs:
+                folder = Path(run).expanduser()
+                if not stage.logged.sample and not list_steps(folder / "trajectories"):
+                    raise RecipeError(
+                        "this folder holds no attempts",
+                        where=f"stages[{index}].logged.runs",
+                        got=run,
+                        expected="the folder of a run with stages in which the policy attempts tasks",
+                        hint=where_to_look(folder),
+                    )
+            yield place_of(index), found

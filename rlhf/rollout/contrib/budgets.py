@@ -1,0 +1,45 @@
+"""Groups whose attempts are given unlike budgets of tokens, in the prompt."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from rlhf.data import Message, Role
+from rlhf.rollout.group_structure import Independent
+from rlhf.settings import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Budgets(Independent):
+    """Attempts that are told how many tokens they have: attempt i the budget number i mod n, where there are n.
+
+    With one budget it is a length asked for in the prompt; with several the attempts at a task are subgroups, in which
+    none crowds out the long ones. `rewards: {kind: budgeted}` pays for keeping them, `stratified` compares within.
+
+    Sources: HBPO, arXiv 2507.15844 (512, 1024, 2048 and 2560 tokens, a quarter of the group each); L1, arXiv
+    2503.04697, whose lengths are drawn per task.
+    """
+
+    budgets: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    """Tokens that an attempt is told it has."""
+    say: str = "Answer with at most {budget} tokens."
+    """How it is told; `{budget}` stands for the number."""
+
+    def __post_init__(self) -> None:
+        """Refuse a text without the number."""
+        if "{budget}" not in self.say:
+            raise ValueError(f"say is '{self.say}', expected a text with {{budget}} in it")
+
+    def told_first(self, attempt: int) -> Message:
+        """Return what attempt number `attempt` is told beside the messages of its task."""
+        budget = self.budgets[attempt % len(self.budgets)]
+        return Message(Role.USER, self.say.replace("{budget}", str(budget)))
+
+    def n_from_start(self, group_size: int) -> int:
+        """All of them. Raises ValueError where the budgets cannot have as many attempts each."""
+        if group_size % len(self.budgets):
+            raise ValueError(f"a multiple of the number of budgets = {len(self.budgets)}")
+        return group_size
