@@ -140,6 +140,7 @@ credit/n_lone_options           | options    | options that no other of their gr
 credit/n_sides                  | groups     | groups cut to one seat of a game, whose attempts were compared
 credit/n_reviews                | calls      | proposals that a critic has read
 credit/right_reviews_share      | share      | of them, those accepted in an attempt that succeeded, or else sent back
+credit/accepted_reviews_share   | share      | of them, those that accept; 1 or 0 for long is a critic that has stopped to look
 credit/n_planning_tokens        | tokens     | sampled tokens taken for planning
 credit/n_trees                  | trees      | trees of several trajectories that begin with the same generation
 credit/n_single_trees           | trees      | trajectories that begin like no other: not compared within a tree

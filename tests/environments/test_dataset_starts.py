@@ -1,0 +1,100 @@
+"""What a run on a file of one's own is told before it trains: sizes, prompts that are too long, verifiers that overdo."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.build.preflight import try_references
+from rlhf.build.task_summary import tell_splits
+from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+from rlhf.errors import RecipeError, RewardError
+from rlhf.recipe import load
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.scoring import score_group
+from tests.environments.test_dataset import lines, recipe
+from tests.training import tiny
+
+RIGHT = {"right": {"kind": "numeric"}}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(tiny.policy().tokenizer)
+
+
+def told(path: Path, renderer: Renderer, max_context: int, **limits: int) -> list[str]:
+    said: list[str] = []
+    made = load(path, [f"limits.{name}={value}" for name, value in limits.items()])
+    asyncio.run(tell_splits(made, renderer, max_context, said.append))
+    return said
+
+
+def test_sizes_of_the_splits_are_told(tmp_path: Path, renderer: Renderer) -> None:
+    [sizes] = told(recipe(tmp_path, RIGHT), renderer, 1000)
+    counted = [int(part.split()[0]) for part in sizes.removeprefix("tasks: ").split(", ")]
+    assert sizes.startswith("tasks: ") and sizes.endswith(" in test") and sum(counted) == 36
+    assert told(recipe(tmp_path, RIGHT) and tmp_path / "sums.yaml", renderer, 1000) == [sizes]
+
+
+def test_prompts_that_fill_the_context_or_leave_little_of_it_are_counted(tmp_path: Path, renderer: Renderer) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    lines(tmp_path / "a.jsonl", [{"question": "1 " * n, "answer": 1} for n in (1, 2, 30, 60)])
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    short, medium, long = (renderer_length(renderer, "1 " * n) for n in (2, 30, 60))
+    sizes, full, tight = told(path, renderer, long, max_tokens=long - medium + 1)
+    assert sizes == "tasks: 4 in train, 1 in test"
+    assert f"1 of 4 prompts of train fill the context of {long} tokens" in full and "row 4" in full
+    assert "1 of 4 prompts of train leave less than limits.max_tokens" in tight and "row 3" in tight
+    assert told(path, renderer, long + long - short) == [sizes]
+    with pytest.raises(RecipeError, match="no prompt leaves room"):
+        told(path, renderer, 2, max_tokens=1)
+
+
+def renderer_length(renderer: Renderer, text: str) -> int:
+    from rlhf.data import Message, Role
+
+    return renderer.prompt([Message(Role.USER, text)]).n_tokens
+
+
+@pytest.mark.parametrize(
+    ("says", "told_of"),
+    [
+        ("100.0", "worth more than a right answer"),
+        ("float('nan')", "no finite number"),
+        ("None", "no finite number"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_verifier_that_says_what_it_cannot_fails_before_anything_is_trained(
+    tmp_path: Path, says: str, told_of: str
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./odd.py:judge"}})
+    (tmp_path / "odd.py").write_text(
+        f"def judge(answer: str, reference: str) -> float:\n    return {says} if reference in answer else 0.0\n"
+    )
+    with pytest.raises(RewardError) as refused:
+        asyncio.run(try_references(load(path), lambda text: None))
+    assert "rewards.right" in refused.value.where and told_of in str(refused.value), refused.value
+
+
+def test_a_value_above_1_is_the_failure_of_the_reward_unless_solved_at_says_its_scale(tmp_path: Path) -> None:
+    (tmp_path / "points.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 7.0\n")
+    reply = Trajectory("t/1", 0, "", (Turn(Action("3", said="3"), ""),), Outcome.FAILED)
+    for keys, solved in (({}, None), ({"solved_at": 5}, True), ({"solved_at": 10}, False)):
+        made = load(recipe(tmp_path, {"right": {"kind": "./points.py:judge", **keys}}))
+        group = asyncio.run(score_group(Task("t/1", reference="3"), [reply], made.rewards))
+        assert [t.solved for t in group.trajectories] == ([] if solved is None else [solved])
+        assert [f.outcome for f in group.failures] == ([Outcome.REWARD_ERROR] if solved is None else [])
+
+
+def test_a_run_keeps_to_what_was_not_said(tmp_path: Path) -> None:
+    from rlhf.recipe import dump
+
+    kept = tmp_path / "again.yaml"
+    made: Any = load(recipe(tmp_path, RIGHT))
+    kept.write_text(dump(made))
+    assert load(kept).rewards["right"].most == made.rewards["right"].most == 1.0
