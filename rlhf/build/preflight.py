@@ -33,6 +33,8 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 
 #: Tasks of each split that are looked at.
 _N_TASKS = 16
+#: References of a split that a reward is given which says that it is quick.
+_N_QUICK = 512
 #: A reply that solves nothing.
 _NONSENSE = "colourless green ideas"
 #: Begin of the reason why a reference is not taken for right, where the reward itself fails.
@@ -157,7 +159,8 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
         if asks or (copied := _to_try(weighted)) is None:
             continue
         split = next((stage.split for stage in recipe.stages if not stage.reads_file), recipe.evaluation.split)
-        tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
+        n = _N_QUICK if Capabilities(copied.reward).inline else _N_TASKS
+        tasks = [task for task in tasks_of(recipe.environment, split, n) if task.reference is not None]
         if tasks and not await _refusal(_NONSENSE, tasks[0], copied, recipe.limits):
             say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
         tried = [(task, await _refusal(str(task.reference), task, copied, recipe.limits)) for task in tasks]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from environments.tasks.dataset import Dataset
 from rlhf.build.preflight import try_references
 from rlhf.build.task_summary import tell_splits
+from rlhf.build.train import train
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
-from rlhf.errors import RecipeError, RewardError
+from rlhf.errors import EnvError, RecipeError, RewardError, TrainingError
 from rlhf.recipe import load
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import score_group
+from rlhf.terminal import CleanConsole
 from tests.environments.test_dataset import lines, recipe
 from tests.training import tiny
 
@@ -98,3 +102,29 @@ def test_a_run_keeps_to_what_was_not_said(tmp_path: Path) -> None:
     made: Any = load(recipe(tmp_path, RIGHT))
     kept.write_text(dump(made))
     assert load(kept).rewards["right"].most == made.rewards["right"].most == 1.0
+
+
+def test_data_that_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.jsonl"
+    with large.open("w") as file:
+        file.write('{"question": "a", "answer": 1}\n' * 3)
+        file.truncate(1 << 40)  # it takes no room on the disk
+    with pytest.raises(EnvError, match="does not fit into memory") as refused:
+        Dataset(path=large).tasks("train")
+    assert refused.value.where == "environment.path" and "environment.max_rows" in str(refused.value)
+    assert Dataset(train=large, max_rows=3).tasks("train")
+
+
+def test_demonstrations_longer_than_the_context_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    long = [{"question": f"long {n}", "answer": "1 " * 70} for n in range(3)]
+    lines(tmp_path / "a.jsonl", [*long, *({"question": f"1 {n}", "answer": 1} for n in range(9))])
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    short = ["stages.0.n_demonstrations=12", "stages.0.epochs=1", "stages.1.steps=1", "rewards.right.kind=exact_match"]
+    console = CleanConsole(file=io.StringIO(), width=1000)
+    train(load(path, short), tmp_path / "run", console=console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3 of 12 demonstrations are longer than the context of 64 tokens" in said
+    assert "tasks: 12 in train, 1 in test" in said
+    with pytest.raises(TrainingError, match="no demonstration fits"):
+        train(load(path, [*short, "environment.max_rows=3", "stages.0.n_demonstrations=3"]), tmp_path / "other")
