@@ -1,4 +1,4 @@
-"""What a run on a file of one's own is told before it trains: sizes, prompts that are too long, verifiers that overdo."""
+"""Told before a run on a file of one's own trains: sizes, prompts that are too long, verifiers that overdo."""
 
 from __future__ import annotations
 

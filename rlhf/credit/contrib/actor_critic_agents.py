@@ -59,8 +59,8 @@ class Reviews(Wrapper):
         """Tell of a critic that is trained alone, and only for foreseeing how attempts end."""
         if context.stage is not None and context.stage.train_roles == (CRITIC,) and not self.outcome:
             yield (
-                f"{context.at('outcome')} is 0 and {context.stage_path}.train_roles is the critic alone: it is paid for "
-                "foreseeing how attempts end and not for mending them, and may end by always accepting, or never; "
+                f"{context.at('outcome')} is 0 and {context.stage_path}.train_roles is the critic alone: it is paid "
+                "for foreseeing how attempts end and not for mending them, and may end by always accepting, or never; "
                 "watch credit/accepted_reviews_share, and set outcome: 1.0, or train the actor too"
             )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem
+from rlhf.checking import CheckContext, Problem, unused
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.stages.pair_settings import OnPairs
@@ -16,18 +16,24 @@ from rlhf.training.stages.pair_settings import OnPairs
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Preference(OnPairs):
-    """Learn from pairs which of two attempts, or of two actions, is better: DPO, by TRL's trainer.
+    """Learn from pairs which of two attempts, or of two actions, is better: DPO, IPO or KTO, by TRL's trainers.
 
     With M = log π/π_ref of the chosen tokens minus the same of the rejected ones, the loss of a pair is −log σ(β M);
     with `ipo`, where log-ratios are means over the tokens, (M − 1/(2 β))². The reference is the policy before the first
     update, whose log-probs are computed once and take no memory. At M = 0 the loss of `dpo` is ln 2.
 
-    Source: DPO, arXiv 2305.18290; IPO, arXiv 2310.12036; single actions, Step-DPO, arXiv 2406.18629; the imitation
-    term, arXiv 2404.19733.
+    `kto` takes replies that are good or bad each, of a file with prompt, completion and label, or both sides of pairs.
+    With r = log π/π_ref of a reply and z ≥ 0 the mean of it over replies to other prompts of the forward pass, the loss
+    is λ (1 − σ(β (r − z))) of a good one and 1 − σ(β (z − r)) of a bad one.
+
+    Source: DPO, arXiv 2305.18290; IPO, arXiv 2310.12036; KTO, arXiv 2402.01306; single actions, Step-DPO, arXiv
+    2406.18629; the imitation term, arXiv 2404.19733.
     """
 
-    loss: Literal["dpo", "ipo"] = "dpo"
+    loss: Literal["dpo", "ipo", "kto"] = "dpo"
     """What is minimised."""
+    good_weight: Annotated[float, Field(gt=0)] = 1.0
+    """λ of `kto`: what a good reply counts beside a bad one; where these are k times as many, about k."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """How much it costs to leave the reference; larger stays nearer."""
     imitation_weight: Annotated[float, Field(ge=0)] = 0.0
@@ -40,6 +46,19 @@ class Preference(OnPairs):
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse, too, to compare with a base where there is no adapter over it."""
         yield from super().check(context)
+        if self.loss == "kto":
+            why = "loss: kto learns from single replies"
+            yield from unused(self, ("imitation_weight",), context.path, why)
+            if self.at_once == 1:
+                yield Problem(
+                    "one reply at once has no other prompts to compare with",
+                    where=context.at("pairs_per_microbatch"),
+                    got="1",
+                    expected="at least 2 for loss: kto",
+                    do="raise pairs_per_microbatch and batch_size",
+                )
+        else:
+            yield from unused(self, ("good_weight",), context.path, f"it is λ of kto, and loss is {self.loss}")
         if self.reference == "base" and context.recipe.policy.lora is None:
             yield Problem(
                 "there is no model under an adapter",
