@@ -77,7 +77,8 @@ def _cautions(split: str, lengths: Mapping[str, int], limits: Limits, max_contex
         name = max(tight, key=tight.__getitem__)
         yield (
             f"{len(tight):,} {of} leave less than limits.max_tokens: {limits.max_tokens:,} for an answer in the "
-            f"context of {max_context:,} tokens, the least {max_context - tight[name]:,} ({name}): longer answers are cut there"
+            f"context of {max_context:,} tokens, the least {max_context - tight[name]:,} ({name}): longer answers are "
+            "cut there"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agents.chat import ChatAgent
 from environments.tasks.dataset import Dataset
 from rlhf.build.preflight import try_references
 from rlhf.build.task_summary import tell_splits
@@ -20,7 +21,7 @@ from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import score_group
 from rlhf.terminal import CleanConsole
 from tests.environments.test_dataset import lines, recipe
-from tests.training import tiny
+from tests.training import runs, tiny
 
 RIGHT = {"right": {"kind": "numeric"}}
 
@@ -128,3 +129,17 @@ def test_demonstrations_longer_than_the_context_are_left_out_and_counted(tmp_pat
     assert "tasks: 12 in train, 1 in test" in said
     with pytest.raises(TrainingError, match="no demonstration fits"):
         train(load(path, [*short, "environment.max_rows=3", "stages.0.n_demonstrations=3"]), tmp_path / "other")
+
+
+def test_answers_that_the_limit_cuts_are_scored_as_they_stand_and_counted(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./any.py:judge"}})
+    judge = "def judge(answer: str, reference: str) -> float:\n    return float(answer != '' and answer != '{}')\n"
+    (tmp_path / "any.py").write_text(judge.format("colourless green ideas"))
+    short = ["limits.max_tokens=1", "stages.0.n_demonstrations=4", "stages.0.epochs=1", "stages.1.steps=1"]
+    done = train(load(path, short), tmp_path / "run")
+    names = ("n_truncated_generations", "success")
+    [cut], [success] = (runs.curve(Path(done["run"]), f"rollout/{name}") for name in names)
+    assert cut > 8 and success * 16 >= cut - 4  # what was cut is an answer, unless it is a blank
+    read = ChatAgent(system="", format="text", think="allow").read
+    assert read("4", was_cut=True).text == "4"
+    assert read("<think> 4", was_cut=True).error is not None  # no answer yet: the verifier is asked about an empty one
