@@ -166,13 +166,14 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
         tried = [(task, await _refusal(str(task.reference), task, copied, recipe.limits)) for task in tasks]
         _refuse_failing(name, tried, recipe.limits)
         refused = [(task, why) for task, why in tried if why]
-        if len(refused) > recipe.limits.max_error_fraction * len(tasks):
+        if refused:
             task, why = refused[0]
+            many = len(refused) > recipe.limits.max_error_fraction * len(tasks)
             row = f", row {task.info['row']}" if "row" in task.info else ""
             say(
                 f"caution: rewards.{name} takes {len(refused)} of the first {len(tasks)} references for wrong, such as "
-                f"{str(task.reference)[:80]!r} ({task.id}{row}): {why}; mend the reward, or cut the answer out of the "
-                "reference: else no attempt may ever be solved"
+                f"{str(task.reference)[:80]!r} ({task.id}{row}): {why}; mend the reward, or "
+                + ("cut the answer out of the reference: else no attempt may ever be solved" if many else "these rows")
             )
 
 

@@ -143,3 +143,15 @@ def test_answers_that_the_limit_cuts_are_scored_as_they_stand_and_counted(tmp_pa
     read = ChatAgent(system="", format="text", think="allow").read
     assert read("4", was_cut=True).text == "4"
     assert read("<think> 4", was_cut=True).error is not None  # no answer yet: the verifier is asked about an empty one
+
+
+def test_a_single_reference_that_the_verifier_cannot_read_is_named(tmp_path: Path) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    rows = [{"question": f"long {n}", "answer": "many" if n == 33 else n} for n in range(40)]
+    lines(tmp_path / "a.jsonl", rows)
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    said: list[str] = []
+    asyncio.run(try_references(load(path), said.append))
+    assert (
+        len(said) == 1 and "1 of the first 40 references for wrong, such as 'many'" in said[0] and "row 34" in said[0]
+    )

@@ -156,7 +156,7 @@ def test_a_row_of_a_table_that_is_no_pair_is_named(row: str, told: str, tmp_path
 
 @pytest.mark.extended
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("name", ["largest-dpo"])
+@pytest.mark.parametrize("name", ["largest-dpo", "largest-reward-model"])
 def test_the_chain_learns_on_questions_that_it_has_not_seen(name: str, seed: int, tmp_path: Path) -> None:
     found = train(load(RECIPES / f"{name}.yaml", [f"seed={seed}"]), tmp_path / "run")
     shown = {key: found[key] for key in ("success_before", "interval_before", "success_after", "interval_after")}
