@@ -143,7 +143,7 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
     return {
         name: plain_part("reward", _as_named(weighted.reward))
         | ({"watch": plain_part(None, weighted.watch)} if weighted.watch else {"weight": plain(float, weighted.weight)})
-        | ({} if weighted.solved_at is None or weighted.most is not None else {"solved_at": weighted.solved_at})
+        | ({} if weighted.solved_at is None or weighted.max_value is not None else {"solved_at": weighted.solved_at})
         for name, weighted in rewards.items()
     }
 
@@ -237,7 +237,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weight
             hint=f"write rewards.{scored[0]}.solved_at: 1.0, or what it has to be worth",
         )
     first, most = (comparing or scored)[:1], 1.0 if comparing else None  # a verifier says at most 1
-    return {name: replace(w, solved_at=1.0, most=most) if name in first else w for name, w in rewards.items()}
+    return {name: replace(w, solved_at=1.0, max_value=most) if name in first else w for name, w in rewards.items()}
 
 
 def _reward(name: str, values: Any, base: Path) -> Weighted:

@@ -98,7 +98,7 @@ def _of_groups(solved_G: Sequence[Sequence[bool]]) -> dict[str, float]:
 
 
 def _agreement(solved_G: Sequence[Sequence[bool]], totals_G: Sequence[Sequence[float]]) -> dict[str, float]:
-    """How often the score puts a solved attempt above one at the same task that is not, ties counting half.
+    """Share of solved and unsolved attempts at one task that the score puts in this order, ties counting half.
 
     1 is a score that says what is solved, ½ one that knows nothing of it (the area under the ROC curve, within tasks).
     A success of .9 beats the failure of .2 and not that of 1.3; the second task has no two to compare:

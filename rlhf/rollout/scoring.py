@@ -42,7 +42,7 @@ class Weighted:
         watch: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
         solved_at: an attempt is solved where this reward is worth at least so much, whatever the environment says; None
             leaves that to the environment. At most one reward of a recipe has it.
-        most: a value above it is an error, where nobody has said what a right answer is worth; None is no bound.
+        max_value: a value above it is an error, where nobody has said what a right answer is worth; None is no bound.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Weighted:
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
     watch: Watch | None = None
     solved_at: float | None = None
-    most: float | None = None
+    max_value: float | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -268,13 +268,13 @@ def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | Rewar
 
 def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
     """Return `verdict`. Raises RewardError where it is worth more than a right answer is taken to be."""
-    if weighted.most is None or verdict.value <= weighted.most + 1e-6:
+    if weighted.max_value is None or verdict.value <= weighted.max_value + 1e-6:
         return verdict
     raise RewardError(
         "worth more than a right answer, and nothing says what that is worth",
         where=f"reward {weighted.name}",
         got=f"{verdict.value:g}",
-        expected=f"from 0 for wrong to {weighted.most:g} for right",
+        expected=f"from 0 for wrong to {weighted.max_value:g} for right",
         hint=f"write rewards.{weighted.name}.solved_at with what a right answer is worth, or divide by it",
     )
 

@@ -102,7 +102,7 @@ def test_a_run_keeps_to_what_was_not_said(tmp_path: Path) -> None:
     kept = tmp_path / "again.yaml"
     made: Any = load(recipe(tmp_path, RIGHT))
     kept.write_text(dump(made))
-    assert load(kept).rewards["right"].most == made.rewards["right"].most == 1.0
+    assert load(kept).rewards["right"].max_value == made.rewards["right"].max_value == 1.0
 
 
 def test_data_that_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
