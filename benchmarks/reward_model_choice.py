@@ -21,7 +21,7 @@ from rlhf.rollout.renderer import Renderer
 
 
 def preferred(task: Task, run: Path, renderer: Renderer) -> list[float]:
-    """What the model says of each digit as the answer."""
+    """Score of each of the ten digits as the answer."""
     reward = RewardModelScore(path=str(run))
     prompt = renderer.prompt([Message(Role.USER, str(task.info["prompt"]))]).token_ids
     rows = [(prompt + renderer.encode_reply(str(digit)), ()) for digit in range(10)]

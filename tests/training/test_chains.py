@@ -66,7 +66,7 @@ def test_a_stage_learns_against_the_model_that_one_before_it_left(lora: Any, tmp
 
 
 def check_judged_as_trained(folder: Path, judged: list[Any]) -> None:
-    """What scores attempts is what was trained: the same rows, order, sign and model, and right about them."""
+    """Check that the model scores attempts as it was trained: the same rows, order, sign and weights."""
     left = folder / "reward_model" / "1-reward_model"
     model = AutoModelForSequenceClassification.from_pretrained(left).eval()
 
