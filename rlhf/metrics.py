@@ -32,6 +32,7 @@ _TABLE = """
 rollout/success                 | share      | episodes whose success criterion was met, failures of parts left out
 rollout/solved_any_share        | share      | tasks that an attempt solved: pass@k of as many attempts as a task has
 rollout/solved_all_share        | share      | tasks that every attempt solved, which have nothing left to teach
+rollout/score_agreement         | share      | pairs of a solved and an unsolved attempt at a task that the score tells
 rollout/return_mean             | 1          | mean total score of the episodes
 rollout/return_std              | 1          | standard deviation of the total score over the episodes
 rollout/n_episodes              | episodes   | attempts, those included that ended by the failure of a part
@@ -144,6 +145,7 @@ credit/n_lone_options           | options    | options that no other of their gr
 credit/n_sides                  | groups     | groups cut to one seat of a game, whose attempts were compared
 credit/n_reviews                | calls      | proposals that a critic has read
 credit/right_reviews_share      | share      | of them, those accepted in an attempt that succeeded, or else sent back
+credit/accepted_reviews_share   | share      | of them, those that accept; 1 or 0 for long: it looks no more
 credit/n_planning_tokens        | tokens     | sampled tokens taken for planning
 credit/n_trees                  | trees      | trees of several trajectories that begin with the same generation
 credit/n_single_trees           | trees      | trajectories that begin like no other: not compared within a tree
@@ -232,6 +234,9 @@ preference/margin               | 1          | mean of beta times the log-ratio 
 preference/chosen_logp          | nats       | mean log-prob of the compared tokens of a chosen side, in all
 preference/rejected_logp        | nats       | mean log-prob of the compared tokens of a rejected side, in all
 preference/n_pairs              | pairs      | pairs of the stage
+preference/drift                | nats       | of kto: z, the mean log-ratio of replies to other prompts, at least 0
+preference/n_good               | replies    | of kto: replies that are good
+preference/n_bad                | replies    | of kto: replies that are bad
 preference/n_tasks              | tasks      | tasks that these pairs are of
 preference/score_gap_mean       | 1          | mean difference of the scores of a pair
 reward_model/loss               | 1          | mean loss of a pair

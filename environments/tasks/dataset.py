@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties, StepResult, after_end
 from environments.core.procedural import digest
 from environments.core.seed_splits import refuse_unknown
-from environments.tasks.dataset_files import Row, read
+from environments.tasks.dataset_files import Row, read, refuse_too_large
 from environments.tasks.dataset_rows import SPLITS, Columns, Question, Wanted
 from rewards.answers.exact import ExactMatch
 from rlhf.data import Task
@@ -148,6 +149,8 @@ class Dataset:
         for split in ("", *SPLITS):
             path: Path | None = getattr(self, split or "path")
             if path is not None:
+                if self.max_rows is None:
+                    refuse_too_large(path, f"environment.{split or 'path'}")
                 yield split, path.name, read(path, f"environment.{split or 'path'}")
 
     def fingerprint(self) -> str:
@@ -218,9 +221,7 @@ def _tasks(settings: Dataset, state: _State) -> Mapping[str, tuple[Task, ...]]:
     for named, source, rows in settings.sources():
         columns: Columns | None = None
         number = 0
-        for i, (number, row) in enumerate(rows):
-            if settings.max_rows is not None and i >= settings.max_rows:
-                break
+        for number, row in islice(rows, settings.max_rows):
             columns = columns or Columns.of(settings.wanted, source, row)
             one = columns.question(number, row)
             split = named or columns.split(number, row) or _drawn(settings, one.content)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlhf.errors import EnvError, MissingPackageError, nearest
 
 _KINDS = ".jsonl, .ndjson, .json, .csv, .tsv or .parquet, or a folder that datasets.save_to_disk has written"
@@ -15,6 +17,20 @@ _KINDS = ".jsonl, .ndjson, .json, .csv, .tsv or .parquet, or a folder that datas
 _N_ROWS = 1_000
 
 Row = Mapping[str, Any]
+
+
+def refuse_too_large(path: Path, where: str) -> None:
+    """Raise EnvError where a file or folder alone is larger than the memory that is free, as all rows are held."""
+    files = [path] if path.is_file() else path.rglob("*")
+    size, free = sum(file.stat().st_size for file in files if file.is_file()), psutil.virtual_memory().available
+    if size > free:
+        raise EnvError(
+            "this data does not fit into memory",
+            where=where,
+            got=f"{path}: {size / 1e9:,.1f} GB",
+            expected=f"less than the {free / 1e9:,.1f} GB that are free, as all rows are held",
+            hint="environment.max_rows: 100000 takes the first rows only, or write a smaller file",
+        )
 
 
 def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.view import paired_stages
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.trl_trainers import load_trl
 
 
@@ -29,11 +30,29 @@ def check_sources(recipe: Recipe) -> None:
     for path, stage in paired_stages(recipe):
         load_trl(f"{path}.kind")
         if stage.pairs.file is not None:
-            pair_files.read(Path(stage.pairs.file).expanduser(), f"{path}.pairs.file")
+            path_of, where = Path(stage.pairs.file).expanduser(), f"{path}.pairs.file"
+            if isinstance(stage, Preference) and stage.loss == "kto":
+                _refuse_one_sided(pair_files.read_rated(path_of, where), path_of, where)
+            else:
+                pair_files.read(path_of, where)
         for key in ("from_run", "rejected_from"):
             folder = getattr(stage.pairs, key)
             if folder is not None and not _has_attempts(folder):
                 raise _no_attempts(Path(folder).expanduser(), f"{path}.pairs.{key}")
+
+
+def _refuse_one_sided(found: Sequence[pair_files.WrittenReply], path: Path, where: str) -> None:
+    """Raise RecipeError where all replies are good, or all are bad."""
+    if len({reply.is_good for reply in found}) == 2:
+        return
+    what = "good" if found[0].is_good else "bad"
+    raise RecipeError(
+        f"all replies of this file are {what}",
+        where=where,
+        got=f"{path}: {len(found)} with label: {str(found[0].is_good).lower()}",
+        expected="replies of both labels",
+        hint="imitate good ones with {kind: supervised, data: ...}" if found[0].is_good else "add good ones",
+    )
 
 
 def _no_attempts(run: Path, where: str) -> RecipeError:

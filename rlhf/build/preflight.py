@@ -33,8 +33,12 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 
 #: Tasks of each split that are looked at.
 _N_TASKS = 16
+#: References of a split that a reward is given which says that it is quick.
+_N_QUICK = 512
 #: A reply that solves nothing.
 _NONSENSE = "colourless green ideas"
+#: Begin of the reason why a reference is not taken for right, where the reward itself fails.
+_FAILS = "it fails: "
 #: Tasks that an environment may fail at when it is tried, and turns of an attempt then.
 _N_TRIED, _N_TURNS = 3, 2
 
@@ -144,6 +148,9 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
 
     Each is given plain, in a box, in answer tags and behind ####; one form that is taken for right is enough. Rewards
     that ask a model are left out.
+
+    Raises:
+        RewardError: it fails at them, with an error, NaN, or more than a right answer is worth.
     """
     for name, weighted in recipe.rewards.items():
         if weighted.solved_at is None or not any(compared_in(name, weighted.reward, None)):
@@ -152,19 +159,36 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
         if asks or (copied := _to_try(weighted)) is None:
             continue
         split = next((stage.split for stage in recipe.stages if not stage.reads_file), recipe.evaluation.split)
-        tasks = [task for task in tasks_of(recipe.environment, split, _N_TASKS) if task.reference is not None]
+        n = _N_QUICK if Capabilities(copied.reward).inline else _N_TASKS
+        tasks = [task for task in tasks_of(recipe.environment, split, n) if task.reference is not None]
         if tasks and not await _refusal(_NONSENSE, tasks[0], copied, recipe.limits):
             say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
         tried = [(task, await _refusal(str(task.reference), task, copied, recipe.limits)) for task in tasks]
+        _refuse_failing(name, tried, recipe.limits)
         refused = [(task, why) for task, why in tried if why]
-        if len(refused) > recipe.limits.max_error_fraction * len(tasks):
+        if refused:
             task, why = refused[0]
+            many = len(refused) > recipe.limits.max_error_fraction * len(tasks)
             row = f", row {task.info['row']}" if "row" in task.info else ""
             say(
                 f"caution: rewards.{name} takes {len(refused)} of the first {len(tasks)} references for wrong, such as "
-                f"{str(task.reference)[:80]!r} ({task.id}{row}): {why}; mend the reward, or cut the answer out of the "
-                "reference: else no attempt may ever be solved"
+                f"{str(task.reference)[:80]!r} ({task.id}{row}): {why}; mend the reward, or "
+                + ("cut the answer out of the reference: else no attempt may ever be solved" if many else "these rows")
             )
+
+
+def _refuse_failing(name: str, tried: Sequence[tuple[Task, str]], limits: Limits) -> None:
+    """Raise RewardError where a reward fails at more of the references than attempts may fail."""
+    failed = [(task, why.removeprefix(_FAILS)) for task, why in tried if why.startswith(_FAILS)]
+    if len(failed) > limits.max_error_fraction * len(tried):
+        task, why = failed[0]
+        raise RewardError(
+            f"the reward fails at {len(failed)} of the first {len(tried)} references, given as answers",
+            where=f"rewards.{name}, {task.id}",
+            got=f"{str(task.reference)[:80]!r}: {why}",
+            expected="from 0 for wrong to 1 for right, or a verdict of that, for every answer",
+            hint="mend it, and try it alone: `rlhf check reward`",
+        )
 
 
 async def _refusal(answer: str, task: Task, weighted: Weighted, limits: Limits) -> str:
@@ -175,7 +199,7 @@ async def _refusal(answer: str, task: Task, weighted: Weighted, limits: Limits) 
         reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
         group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=limits.reward_timeout_s)
         if group.failures:
-            why = why or " ".join(f"it fails: {group.failures[0].message}".split())
+            why = why or _FAILS + " ".join(group.failures[0].message.split())
         elif group.trajectories[0].solved:
             return ""
         else:

@@ -13,7 +13,7 @@ import torch
 
 from rlhf import locks, processes
 from rlhf.build.contamination import refuse_overlap
-from rlhf.build.engine import make_publisher, start_engine
+from rlhf.build.engine import context_of, make_publisher, start_engine
 from rlhf.build.extend import extended
 from rlhf.build.logged_data import logged_runs
 from rlhf.build.memory_store import make_store_keeper
@@ -32,6 +32,7 @@ from rlhf.build.resume import (
 )
 from rlhf.build.stage_demonstrations import play_all, shown_stages, texts
 from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of
+from rlhf.build.task_summary import tell_splits
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
@@ -212,6 +213,8 @@ async def _start(
     policy = await make_policy(recipe, folder, found, state, played, progress)
     collector = await make_collector(recipe, policy, progress, folder / "engine.log")
     try:
+        if found is None and processes.current().is_main:
+            await tell_splits(recipe, collector.renderer, context_of(recipe, policy), progress.say)
         return policy, collector, played if waits else await play_all(recipe, folder, progress)
     except BaseException:
         await collector.engine.close()

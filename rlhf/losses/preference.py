@@ -7,6 +7,7 @@ is done with it:
     Bradley-Terry   M = r_c − r_r                                     −log σ(M − m)                 reward models
     DPO             M = log π/π_ref (chosen) − log π/π_ref (rejected)  −log σ(β M)
     IPO             the same                                          (M − 1 / (2 β))²
+    KTO             r = log π/π_ref of one that is good or bad         1 − σ(±β (r − z))     unpaired
     SimPO           M = mean log π (chosen) − mean log π (rejected)    −log σ(β M − γ)               no reference
 """
 
@@ -111,6 +112,36 @@ def ipo(
     """
     _check_positive("ipo", beta=beta)
     return (_margin(chosen, rejected, ref_chosen, ref_rejected) - 1 / (2 * beta)).square()
+
+
+def kto(
+    log_ratios: torch.Tensor,
+    is_good: torch.Tensor,
+    drift: torch.Tensor | float,
+    *,
+    beta: float = 0.1,
+    good_weight: float = 1.0,
+) -> torch.Tensor:
+    """Return λ (1 − σ(β (r − z))) of good ones and 1 − σ(β (z − r)) of bad ones, `[B]`.
+
+    r = .4 and z = .1 with β = 1 give .425557 of a good one and .574443 of a bad one; r = z gives ½ of both.
+
+    Args:
+        log_ratios: r = Σ log π/π_ref over the sampled tokens, in nats; carries the gradient.
+        is_good: bool `[B]`.
+        drift: z, the mean of r over replies to other prompts, at least 0; without a gradient.
+        beta: more than 0, units of reward per nat.
+        good_weight: λ, more than 0.
+
+    Raises:
+        DataError: the shapes differ, or a number is out of its range.
+
+    Source: Model alignment as prospect theoretic optimization, arXiv 2402.01306.
+    """
+    _check_positive("kto", beta=beta, good_weight=good_weight)
+    _check_pairs(log_ratios, is_good)
+    ahead = beta * (log_ratios - torch.as_tensor(drift).detach())
+    return torch.where(is_good, good_weight * torch.sigmoid(-ahead), torch.sigmoid(ahead))
 
 
 def sequence_sums(

@@ -143,7 +143,7 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
     return {
         name: plain_part("reward", _as_named(weighted.reward))
         | ({"watch": plain_part(None, weighted.watch)} if weighted.watch else {"weight": plain(float, weighted.weight)})
-        | ({} if weighted.solved_at is None else {"solved_at": weighted.solved_at})
+        | ({} if weighted.solved_at is None or weighted.max_value is not None else {"solved_at": weighted.solved_at})
         for name, weighted in rewards.items()
     }
 
@@ -214,7 +214,8 @@ def rewards_of(values: Any, base: Path) -> dict[str, Weighted]:
 def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weighted]:
     """Rewards, one of which says what is solved where the environment leaves that to them.
 
-    It is the first that compares with the task's reference; without one, the only reward there is.
+    It is the first that compares with the task's reference, from a value of 1 on, which is the most that it may say
+    then; without one, the only reward there is.
 
     Raises:
         RecipeError: there are several rewards, and nothing says which of them decides.
@@ -235,8 +236,8 @@ def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weight
             expected="solved_at at one of them",
             hint=f"write rewards.{scored[0]}.solved_at: 1.0, or what it has to be worth",
         )
-    first = (comparing or scored)[:1]
-    return {name: replace(w, solved_at=1.0) if name in first else w for name, w in rewards.items()}
+    first, most = (comparing or scored)[:1], 1.0 if comparing else None  # a verifier says at most 1
+    return {name: replace(w, solved_at=1.0, max_value=most) if name in first else w for name, w in rewards.items()}
 
 
 def _reward(name: str, values: Any, base: Path) -> Weighted:

@@ -79,6 +79,7 @@ class Renderer:
         with boundary(ModelError, where="chat template", hint="the template must take user and assistant messages"):
             closed = self._after_marker(self._render(_PROBE, header=False))
             headed = self._after_marker(self._render(_PROBE, header=True))
+            self._check_header()
         self.opens_thinking = headed.rstrip().endswith(_THINK)
         self.stop_ids = self._find_stop_ids(closed, generation_config)
 
@@ -206,6 +207,24 @@ class Renderer:
             **self.chat_template_kwargs,
         )
         return str(text)
+
+    def _check_header(self) -> None:
+        """Raise ModelError where a reply begins with a header that the template does not write before it is asked for.
+
+        A template without any header, as Mistral's, is right: what the assistant says follows the question at once.
+        """
+        asked = [Message(Role.USER, "?")]
+        before = self._render(asked, header=False)
+        whole = self._render([*asked, Message(Role.ASSISTANT, _MARKER)], header=False)
+        header = whole.removeprefix(before).partition(_MARKER)[0].strip()
+        if header and whole.startswith(before) and before == self._render(asked, header=True):
+            raise ModelError(
+                "the chat template has no generation part: the policy would not be told that it is its turn",
+                where="chat template",
+                got=f"add_generation_prompt changes nothing, and replies begin with {header[:80]!r}",
+                expected=f"{{% if add_generation_prompt %}}{header[:80]}{{% endif %}} at the end of the template",
+                hint="add it to the model's chat template, or name another with policy.template",
+            )
 
     def _after_marker(self, text: str) -> str:
         _, found, rest = text.partition(_MARKER)

@@ -73,7 +73,8 @@ class RolloutBatch:
         values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
         for name in scores[0].parts if scores else ():
             values[f"reward/{name}"] = sum(s.parts[name].value for s in scores) / n
-        values |= _of_groups([[t.solved for t in g.trajectories] for g in self.groups])
+        solved_G = [[t.solved for t in g.trajectories] for g in self.groups]
+        values |= _of_groups(solved_G) | _agreement(solved_G, [[s.total for s in g.scores] for g in self.groups])
         values |= _of_prompts(turns) | _of_notes(turns, n) | _of_parts(self.groups)
         return values
 
@@ -94,6 +95,27 @@ def _of_groups(solved_G: Sequence[Sequence[bool]]) -> dict[str, float]:
         "rollout/solved_any_share": sum(map(any, attempted)) / n,
         "rollout/solved_all_share": sum(map(all, attempted)) / n,
     }
+
+
+def _agreement(solved_G: Sequence[Sequence[bool]], totals_G: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Share of solved and unsolved attempts at one task that the score puts in this order, ties counting half.
+
+    1 is a score that says what is solved, ½ one that knows nothing of it (the area under the ROC curve, within tasks).
+    A success of .9 beats the failure of .2 and not that of 1.3; the second task has no two to compare:
+
+    >>> _agreement([[True, False, False], [True, True]], [[0.9, 0.2, 1.3], [0.1, 0.4]])
+    {'rollout/score_agreement': 0.5}
+    >>> _agreement([[True, True]], [[0.1, 0.4]])
+    {}
+    """
+    compared = [
+        (one > other) + 0.5 * (one == other)
+        for solved, totals in zip(solved_G, totals_G, strict=True)
+        for one, is_solved in zip(totals, solved, strict=True)
+        for other, is_other_solved in zip(totals, solved, strict=True)
+        if is_solved and not is_other_solved
+    ]
+    return {"rollout/score_agreement": sum(compared) / len(compared)} if compared else {}
 
 
 def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:

@@ -42,6 +42,7 @@ class Weighted:
         watch: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
         solved_at: an attempt is solved where this reward is worth at least so much, whatever the environment says; None
             leaves that to the environment. At most one reward of a recipe has it.
+        max_value: a value above it is an error, where nobody has said what a right answer is worth; None is no bound.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Weighted:
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
     watch: Watch | None = None
     solved_at: float | None = None
+    max_value: float | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
@@ -223,9 +225,9 @@ class _Scorer:
         if isinstance(found, RewardError):
             raise found
         if found is not None:
-            return found
+            return _bounded(found, weighted)
         said = await self._call(weighted, weighted.reward, trajectory)
-        return checked_verdict(said, f"reward {weighted.name}", len(trajectory.turns))
+        return _bounded(checked_verdict(said, f"reward {weighted.name}", len(trajectory.turns)), weighted)
 
     async def _over_group(
         self, weighted: Weighted, trajectories: Sequence[Trajectory]
@@ -262,6 +264,19 @@ def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | Rewar
         return checked_verdict(said, where, n_turns)
     except RewardError as error:
         return error
+
+
+def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
+    """Return `verdict`. Raises RewardError where it is worth more than a right answer is taken to be."""
+    if weighted.max_value is None or verdict.value <= weighted.max_value + 1e-6:
+        return verdict
+    raise RewardError(
+        "worth more than a right answer, and nothing says what that is worth",
+        where=f"reward {weighted.name}",
+        got=f"{verdict.value:g}",
+        expected=f"from 0 for wrong to {weighted.max_value:g} for right",
+        hint=f"write rewards.{weighted.name}.solved_at with what a right answer is worth, or divide by it",
+    )
 
 
 def _decided(trajectory: Trajectory, verdict: Verdict | RewardError | None, least: float | None) -> Trajectory:

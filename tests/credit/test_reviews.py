@@ -49,6 +49,7 @@ def test_the_critic_is_paid_for_being_right_and_the_actor_by_the_inner_estimator
     credit = Reviews(inner=DrGRPO())(MIXED)
     assert credit.metrics["credit/n_reviews"] == 3
     assert credit.metrics["credit/right_reviews_share"] == pytest.approx(2 / 3)
+    assert credit.metrics["credit/accepted_reviews_share"] == pytest.approx(1 / 3)
 
 
 def test_the_outcome_can_count_besides() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.errors import DataError
-from rlhf.losses.preference import bradley_terry, dpo, ipo, sequence_sums, turn_means
+from rlhf.losses.preference import bradley_terry, dpo, ipo, kto, sequence_sums, turn_means
 
 number = st.floats(-3, 3)
 
@@ -30,6 +30,23 @@ def test_bradley_terry_worked_numbers():
     assert bradley_terry(doubles(1, 1), doubles(0, 0), margin=doubles(0, 1)).tolist() == pytest.approx(
         [-math.log(1 / (1 + math.exp(-1))), math.log(2)]
     )
+
+
+def test_kto_worked_numbers():
+    both, is_good = doubles(0.4, 0.4), torch.tensor([True, False])
+    # 1 − σ(.3) and 1 − σ(−.3); twice as much for good ones; ½ at r = z
+    assert kto(both, is_good, 0.1, beta=1.0).tolist() == pytest.approx([0.425557, 0.574443], abs=1e-6)
+    assert kto(both, is_good, 0.1, beta=1.0, good_weight=2.0).tolist() == pytest.approx([0.851115, 0.574443], abs=1e-6)
+    assert kto(both, is_good, doubles(0.4)[0]).tolist() == [0.5, 0.5]
+    ratios = doubles(0.4, 0.4).requires_grad_()
+    drift = doubles(0.1)[0].requires_grad_()
+    kto(ratios, is_good, drift).sum().backward()
+    assert ratios.grad[0] < 0 < ratios.grad[1] and drift.grad is None
+    for wrong in ({"beta": 0.0}, {"good_weight": -1.0}):
+        with pytest.raises(DataError, match="positive"):
+            kto(both, is_good, 0.1, **wrong)
+    with pytest.raises(DataError, match="pair up"):
+        kto(both, is_good[:1], 0.1)
 
 
 def test_dpo_worked_numbers():

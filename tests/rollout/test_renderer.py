@@ -231,3 +231,14 @@ def test_a_tool_cannot_fake_a_turn_and_half_a_character_is_none():
     )
     assert kind.token_ids.count(end) == evil.token_ids.count(end)
     renderer.prompt([user("half a \ud800 character")])
+
+
+def test_a_template_without_a_generation_part_is_refused_and_one_that_needs_none_is_taken():
+    headless = CHATML.replace("if add_generation_prompt", "if false")
+    assert headless != CHATML
+    with pytest.raises(ModelError, match="no generation part") as refused:
+        Renderer(tokenizer(headless))
+    assert "<|im_start|>assistant" in refused.value.got
+    turn = "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    renderer = Renderer(tokenizer("{% for m in messages %}" + turn + "{% endfor %}"))
+    assert renderer.decode(renderer.prompt([user("Go?")]).token_ids).endswith("Go? [/INST]")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
 
 import rlhf
+from rewards.models.reward_model import RewardModelScore
 from rlhf.build.train import train
 from rlhf.commands.check_availability import refuse_absent_models
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
+from rlhf.training.reward_model_training import split_by_task
 from rlhf.training.stages import pair_files
+from rlhf.training.stages.pairs import Pair, Side
 from rlhf.training.stages.trl_trainers import load_trl
 from tests.training import runs
 
@@ -55,7 +62,33 @@ def test_a_stage_learns_against_the_model_that_one_before_it_left(lora: Any, tmp
     assert made and {tuple(score.parts) for score in made} == {("right",)}
     assert judged and {tuple(score.parts) for score in judged} == {("right", "learned")}
     assert all(score.total == pytest.approx(score.parts["learned"].value) for score in judged)
-    assert runs.curve(done.folder, "reward_model/accuracy") != []
+    check_judged_as_trained(done.folder, [r for r in records if r.stage == "2-policy_gradient" and r.score])
+
+
+def check_judged_as_trained(folder: Path, judged: list[Any]) -> None:
+    """Check that the model scores attempts as it was trained: the same rows, order, sign and weights."""
+    left = folder / "reward_model" / "1-reward_model"
+    model = AutoModelForSequenceClassification.from_pretrained(left).eval()
+
+    def plain(ids: Sequence[int]) -> float:
+        with torch.inference_mode():
+            return float(model(torch.tensor([list(ids)])).logits[0, 0])
+
+    lines = (folder / "pairs" / "1-reward_model.jsonl").read_text().splitlines()
+    pairs = [Pair(p["task_id"], Side(**p["chosen"]), Side(**p["rejected"])) for p in map(json.loads, lines)]
+    _, unseen = split_by_task(pairs, 0.2, "0/1/held_out")
+    served = RewardModelScore(path=str(left)).read(
+        model, [(s.token_ids, ()) for p in unseen for s in (p.chosen, p.rejected)]
+    )
+    right = [chosen > rejected for [chosen], [rejected] in zip(served[::2], served[1::2], strict=True)]
+    assert runs.curve(folder, "reward_model/accuracy") == [pytest.approx(sum(right) / len(right))]
+    for record in judged:  # in rollouts the same rows are read: all that was said, its end included, and nothing else
+        said = record.trajectory.generations[-1]
+        assert record.score.parts["learned"].value == pytest.approx(plain(said.full_ids), abs=1e-4)
+    trained = {tuple(side.token_ids) for p in pairs for side in (p.chosen, p.rejected)}
+    assert any(r.trajectory.generations[-1].full_ids in trained for r in judged)  # whole attempts, in training too
+    agreement = runs.curve(folder, "rollout/score_agreement")
+    assert agreement and all(0 <= share <= 1 for share in agreement)
 
 
 def test_rounds_of_preferences_are_scored_by_the_model(tmp_path: Path) -> None:
@@ -132,7 +165,7 @@ def test_a_row_of_a_table_that_is_no_pair_is_named(row: str, told: str, tmp_path
 
 @pytest.mark.extended
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("name", ["largest-dpo"])
+@pytest.mark.parametrize("name", ["largest-dpo", "largest-reward-model"])
 def test_the_chain_learns_on_questions_that_it_has_not_seen(name: str, seed: int, tmp_path: Path) -> None:
     found = train(load(RECIPES / f"{name}.yaml", [f"seed={seed}"]), tmp_path / "run")
     shown = {key: found[key] for key in ("success_before", "interval_before", "success_after", "interval_after")}

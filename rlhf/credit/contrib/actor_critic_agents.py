@@ -55,6 +55,15 @@ class Reviews(Wrapper):
             why = f"an agent of kind {context.kind_of('agent', agent)} has no critic"
             yield without(self, context, why, "use agent: {kind: critic}, or its inner estimator alone")
 
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Tell of a critic that is trained alone, and only for foreseeing how attempts end."""
+        if context.stage is not None and context.stage.train_roles == (CRITIC,) and not self.outcome:
+            yield (
+                f"{context.at('outcome')} is 0 and {context.stage_path}.train_roles is the critic alone: it is paid "
+                "for foreseeing how attempts end and not for mending them, and may end by always accepting, or never; "
+                "watch credit/accepted_reviews_share, and set outcome: 1.0, or train the actor too"
+            )
+
     def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
         """Return `credits` with the critic's tokens paid for being right."""
         changed, n_reviews, n_right = [], 0, 0.0
@@ -74,8 +83,18 @@ class Reviews(Wrapper):
                     for n in places:
                         rows[n] = tuple(number + self.outcome * x for x in rows[n])
             changed.append(replace(credit, tokens_GNT=tuple(map(tuple, rows_G))))
-        share = {"credit/right_reviews_share": n_right / n_reviews} if n_reviews else {}
-        return with_counters(changed, {"credit/n_reviews": float(n_reviews), **share})
+        if not n_reviews:
+            return with_counters(changed, {"credit/n_reviews": 0.0})
+        shares = {"right_reviews": n_right / n_reviews, "accepted_reviews": _accepted(groups)}
+        figures = {f"credit/{name}_share": value for name, value in shares.items()}
+        return with_counters(changed, {"credit/n_reviews": float(n_reviews), **figures})
+
+
+def _accepted(groups: Sequence[ScoredGroup]) -> float:
+    """Share of the reviews that accept; 1 or 0 is a critic that has stopped to look."""
+    notes = (turn.action.notes.get(REVIEW) for group in groups for t in group.trajectories for turn in t.turns)
+    said = [verdict for note in notes if note is not None for verdict in note.split("\n")]
+    return said.count(ACCEPT) / max(len(said), 1)
 
 
 def reviews(trajectory: Trajectory, is_right: bool) -> Iterator[tuple[tuple[int, ...], float]]:

@@ -13,6 +13,7 @@ import numpy as np
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory
+from rlhf.errors import TrainingError
 from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.changed_share import Stillness
 from rlhf.training.backends.torch import TorchTrainer
@@ -27,7 +28,7 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
     held_out: Sequence[Sample] = ()
     if stage.data is None:
         rendered = await render(found, run.collector.agent, run.collector.renderer)
-        rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
+        rows = _fitting(run, by_demonstration(imitation_samples(rendered, stage.observation_weight)))
     else:
         rows, held_out = found.learnt, found.held_out
     n_batches = -(-len(rows) // stage.batch_size)
@@ -55,6 +56,27 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
     trainer.close()
     run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
     await run.publish()
+
+
+def _fitting(run: RunContext, rows: Sequence[list[Sample]]) -> list[list[Sample]]:
+    """Return the demonstrations that fit into the policy's context. Raises TrainingError where none does."""
+    longest = [max(map(len, samples)) for samples in rows]
+    kept = [samples for samples, n in zip(rows, longest, strict=True) if n <= run.policy.max_context]
+    if rows and not kept:
+        raise TrainingError(
+            "no demonstration fits into the context",
+            where=f"stages[{run.state.stage}]",
+            got=f"{len(rows):,} demonstrations, the shortest of {min(longest):,} tokens",
+            expected=f"at most {run.policy.max_context:,} tokens, the context of the policy",
+            hint="raise policy.max_context, or demonstrate shorter answers",
+        )
+    if n_left := len(rows) - len(kept):
+        run.progress.say(
+            f"caution: {n_left:,} of {len(rows):,} demonstrations are longer than the context of "
+            f"{run.policy.max_context:,} tokens, the longest of {max(longest):,}, and are not imitated: raise "
+            "policy.max_context, or demonstrate shorter answers"
+        )
+    return kept
 
 
 def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> float:

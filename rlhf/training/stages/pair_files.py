@@ -15,9 +15,10 @@ from rlhf.data import Message, Role
 from rlhf.errors import EnvError, RecipeError, disk, nearest
 from rlhf.rollout.renderer import Renderer
 from rlhf.training.stages.pairs import Pair, Side
+from rlhf.training.stages.rated import Rated
 
-#: Fields of a line, and of a message.
-_FIELDS, _MESSAGE = ("prompt", "chosen", "rejected"), ("role", "content")
+#: Fields of a line with a pair, of one with a reply that is good or bad, and of a message.
+_FIELDS, _RATED, _MESSAGE = ("prompt", "chosen", "rejected"), ("prompt", "completion", "label"), ("role", "content")
 #: Kinds of files that are read as tables.
 _TABLES = (".json", ".csv", ".tsv", ".parquet")
 _ROLES = tuple(role.value for role in Role)
@@ -33,6 +34,16 @@ class Written:
     rejected: str
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenReply:
+    """A reply of a file that is good or bad, by its line."""
+
+    line: int
+    prompt: tuple[Message, ...]
+    text: str
+    is_good: bool
+
+
 def read(path: Path, where: str) -> list[Written]:
     """Rows with prompt, chosen and rejected, or two conversations that differ at the end; at least one.
 
@@ -43,6 +54,16 @@ def read(path: Path, where: str) -> list[Written]:
     Raises:
         RecipeError: the file, or a line of it, cannot be used; the line is named by its number.
     """
+    return [line.pair(row) for line, row in _rows(path, where)]
+
+
+def read_rated(path: Path, where: str) -> list[WrittenReply]:
+    """Rows with prompt, completion and label, true or false; of pairs both sides. As `read` otherwise."""
+    return [reply for line, row in _rows(path, where) for reply in line.rated(row)]
+
+
+def _rows(path: Path, where: str) -> list[tuple[_Line, dict[str, Any]]]:
+    """Lines of a file with what they hold; at least one. Raises RecipeError."""
     if path.is_dir() or path.suffix.lower() in _TABLES:
         return _of_table(path, where)
     try:
@@ -55,7 +76,8 @@ def read(path: Path, where: str) -> list[Written]:
             expected="JSON lines with prompt, chosen and rejected",
             hint="correct the path; it is looked for in the current folder",
         ) from error
-    found = [_Line(path, number, where).read(text) for number, text in enumerate(lines, start=1) if text.strip()]
+    numbered = [(_Line(path, number, where), text) for number, text in enumerate(lines, start=1) if text.strip()]
+    found = [(line, line.read(text)) for line, text in numbered]
     if not found:
         raise RecipeError(
             "there are no pairs in this file",
@@ -67,10 +89,10 @@ def read(path: Path, where: str) -> list[Written]:
     return found
 
 
-def _of_table(path: Path, where: str) -> list[Written]:
+def _of_table(path: Path, where: str) -> list[tuple[_Line, dict[str, Any]]]:
     """Rows of a table file, or of a `datasets` folder."""
     try:
-        return [_Line(path, number, where).pair(dict(row)) for number, row in read_rows(path, where)]
+        return [(_Line(path, number, where), dict(row)) for number, row in read_rows(path, where)]
     except EnvError as error:
         told = {"got": error.got, "expected": error.expected, "hint": error.hint}
         raise RecipeError(error.what, where=error.where, **told) from error
@@ -84,22 +106,42 @@ class _Line:
     number: int
     where: str
 
-    def read(self, text: str) -> Written:
+    def read(self, text: str) -> dict[str, Any]:
         try:
             values = json.loads(text)
         except ValueError as error:
             raise self.wrong("this line is no JSON", str(error), "one JSON object to a line") from error
         if not isinstance(values, dict):
             raise self.wrong("this line is no pair", type(values).__name__, "an object with " + ", ".join(_FIELDS))
-        return self.pair(values)
+        return values
+
+    def rated(self, values: dict[str, Any]) -> list[WrittenReply]:
+        """Read a row with one reply, or both sides of a pair; columns beside those that are needed are passed over."""
+        if "completion" not in values and "label" not in values:
+            pair = self.pair(values)
+            sides = ((pair.chosen, True), (pair.rejected, False))
+            return [WrittenReply(self.number, pair.prompt, text, is_good) for text, is_good in sides]
+        values = {name: _decoded(value) for name, value in values.items()}
+        if any(name not in values for name in _RATED):
+            self.check_names(values, _RATED)
+        label = values["label"]
+        if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a table has nothing but texts
+            label = label.strip().lower() == "true"
+        if not isinstance(label, bool):
+            raise self.wrong("label says neither good nor bad", repr(values["label"])[:80], "true or false")
+        return [WrittenReply(self.number, self.prompt(values), self.said(values, "completion"), label)]
+
+    def prompt(self, values: Mapping[str, Any]) -> tuple[Message, ...]:
+        """Messages before the reply, of which a text is one of the user's."""
+        prompt = values["prompt"]
+        return self.messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, "prompt")
 
     def pair(self, values: dict[str, Any]) -> Written:
         """Read a row; columns beside those that are needed are passed over."""
         values = self.with_prompt({name: _decoded(value) for name, value in values.items()})
         if any(name not in values for name in _FIELDS):
             self.check_names(values, _FIELDS)
-        prompt = values["prompt"]
-        messages = self.messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, "prompt")
+        messages = self.prompt(values)
         chosen, rejected = self.said(values, "chosen"), self.said(values, "rejected")
         if chosen == rejected:
             raise self.wrong("chosen and rejected are the same", chosen[:80], "two ways to go on that differ")
@@ -183,6 +225,24 @@ def rendered(found: Sequence[Written], renderer: Renderer, max_context: int, pat
     return pairs
 
 
+def rendered_replies(
+    found: Sequence[WrittenReply], renderer: Renderer, max_context: int, path: Path, where: str
+) -> list[Rated]:
+    """Give written replies the tokens with which the policy would have said them. Raises as `rendered`."""
+    rated = []
+    for written in found:
+        prompt = renderer.prompt(written.prompt).token_ids
+        side = _side(prompt, renderer.encode_reply(written.text))
+        if len(side.token_ids) > max_context:
+            raise _Line(path, written.line, where).wrong(
+                "this reply is longer than the policy's context",
+                f"{len(side.token_ids)} tokens",
+                f"at most {max_context}",
+            )
+        rated.append(Rated(f"{path.name}/{hash_of(prompt)}", side, written.is_good))
+    return rated
+
+
 def hash_of(ids: Sequence[int]) -> str:
     """A name of a prompt, the same in every process."""
     return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:12]
@@ -192,8 +252,8 @@ def _side(prompt: tuple[int, ...], said: tuple[int, ...]) -> Side:
     return Side(prompt + said, (False,) * len(prompt) + (True,) * len(said))
 
 
-def save(path: Path, pairs: Sequence[Pair]) -> None:
-    """Write pairs as JSON lines, whole or not at all: ids, and which of them are compared."""
+def save(path: Path, pairs: Sequence[Pair | Rated]) -> None:
+    """Write pairs, or replies, as JSON lines, whole or not at all: ids, and which of them are compared."""
     partial = path.with_suffix(".partial")
     with disk("pairs", path):
         path.parent.mkdir(parents=True, exist_ok=True)

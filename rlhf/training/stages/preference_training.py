@@ -25,7 +25,8 @@ from rlhf.training.policy.model import Policy
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.preference import Preference
-from rlhf.training.stages.trl_trainers import train_dpo
+from rlhf.training.stages.rated import Rated, mismatched, of_pairs, shuffled
+from rlhf.training.stages.trl_trainers import train_dpo, train_kto
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -34,6 +35,7 @@ _LOGGED = {
     "rewards/margins": "preference/margin",
     "logps/chosen": "preference/chosen_logp",
     "logps/rejected": "preference/rejected_logp",
+    "kl": "preference/drift",
     "grad_norm": "optimizer/grad_norm",
 }
 #: Tokens of one forward pass of the reference.
@@ -63,8 +65,12 @@ class Paired:
 async def prefer(run: RunContext, stage: Preference) -> None:
     """Make or read pairs, and train on them. An interrupted stage starts again from its first checkpoint."""
     run.save()
-    paired = await pairs_for(run, stage.pairs, stage.split, stage.rollout)
-    rows = _rows(run.policy, stage, paired.pairs)
+    if stage.loss == "kto":
+        paired, rated = await rated_for(run, stage)
+        rows, learn = rated_rows(run.policy, stage, rated), train_kto
+    else:
+        paired = await pairs_for(run, stage.pairs, stage.split, stage.rollout)
+        rows, learn = _rows(run.policy, stage, paired.pairs), train_dpo
     total = stage.n_updates(len(rows))
     run.progress.stage("preference", total, 0)
 
@@ -72,10 +78,11 @@ async def prefer(run: RunContext, stage: Preference) -> None:
         values = {ours: float(logs[theirs]) for theirs, ours in _LOGGED.items() if theirs in logs}
         values["optimizer/lr"] = stage.optimizer.lr_at(update - 1, total)
         run.log(update, {**values, **(paired.figures if update == 1 else {})}, delivered=False)
-        run.progress.advance(f"loss {values['preference/loss']:.3f}  right {values['preference/accuracy']:.0%}")
+        right = f"  right {values['preference/accuracy']:.0%}" if "preference/accuracy" in values else ""
+        run.progress.advance(f"loss {values['preference/loss']:.3f}{right}")
 
     policy = run.policy
-    train_dpo(
+    learn(
         policy.model.get_base_model() if policy.is_lora else policy.model,
         policy.tokenizer,
         rows,
@@ -129,6 +136,48 @@ async def pairs_for(
     }
     run.progress.say(f"{len(pairs)} pairs of {len({p.task_id for p in pairs})} tasks in {run.state.label}")
     return Paired(pairs, collected, figures)
+
+
+async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Rated]]:
+    """Read replies that are good or bad, or take both sides of pairs; in the order in which they are trained on.
+
+    Raises:
+        RecipeError: a file, or a run that is named, cannot be used; all replies of a file are good, or bad.
+        TrainingError: there are no pairs.
+    """
+    source, at = stage.pairs, f"stages[{run.state.stage}].pairs"
+    if source.file is None:
+        paired = await pairs_for(run, source, stage.split, stage.rollout)
+        rated = of_pairs(paired.pairs)
+    else:
+        path = Path(source.file).expanduser()
+        written = pair_files.read_rated(path, f"{at}.file")
+        rated = pair_files.rendered_replies(written, run.collector.renderer, run.policy.max_context, path, f"{at}.file")
+        pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", rated)
+        paired = Paired(())
+    n_good = sum(reply.is_good for reply in rated)
+    run.progress.say(f"{n_good} good and {len(rated) - n_good} bad replies in {run.state.label}")
+    figures = {"preference/n_good": float(n_good), "preference/n_bad": float(len(rated) - n_good)}
+    paired = replace(paired, figures={**paired.figures, **figures})
+    return paired, shuffled(rated, stage.at_once, f"{run.seed}/{run.state.stage}/order")
+
+
+def rated_rows(policy: Policy, stage: Preference, rated: Sequence[Rated]) -> list[dict[str, Any]]:
+    """Rated replies as TRL's collator is given them, with the log-probs of the reference, in nats."""
+    others = mismatched(rated, stage.at_once)
+    known = reference_logps(policy, [*(reply.side for reply in rated), *others], stage.reference)
+    return [
+        {
+            "ids": list(reply.side.token_ids),
+            "mask": [int(x) for x in reply.side.mask],
+            "KL_ids": list(other.token_ids),
+            "KL_mask": [int(x) for x in other.mask],
+            "label": reply.is_good,
+            "ref_logps": known[i],
+            "ref_KL_logps": known[len(rated) + i],
+        }
+        for i, (reply, other) in enumerate(zip(rated, others, strict=True))
+    ]
 
 
 async def groups_for(
@@ -247,7 +296,7 @@ def check_tokens(policy: Policy, folder: Path, where: str) -> None:
 def _rows(policy: Policy, stage: Preference, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """The pairs as TRL's collator is given them, with the log-probs of the reference, in nats."""
     sides = [side for p in pairs for side in (p.chosen, p.rejected)]
-    known = [0.0] * len(sides) if stage.reference == "none" else reference_logps(policy, sides, stage.reference)
+    known = reference_logps(policy, sides, stage.reference)
     return [
         {
             "chosen_ids": list(pair.chosen.token_ids),
@@ -262,7 +311,9 @@ def _rows(policy: Policy, stage: Preference, pairs: Sequence[Pair]) -> list[dict
 
 
 def reference_logps(policy: Policy, sides: Sequence[Side], reference: str) -> list[float]:
-    """Summed log π of each side's compared tokens, in nats, under the policy or its base model."""
+    """Summed log π of each side's compared tokens, in nats, under the policy or its base model; 0 without a reference."""
+    if reference == "none":
+        return [0.0] * len(sides)
     samples = [_sample(side, number) for number, side in enumerate(sides)]
     scorer = TorchTrainer(policy, Preference().optimizer, 1)
     with policy.model.disable_adapter() if reference == "base" else nullcontext():

@@ -118,11 +118,34 @@ def train_reward_model(
             **_arguments(model, folder, stage, seed),
             center_rewards_coefficient=stage.centring or None,
         )
-        _run(_over_the_update(trl.RewardTrainer), model, tokenizer, rows, stage, on_update, args=config)
+        _run(_over_the_update(trl.RewardTrainer, _n_pairs), model, tokenizer, rows, stage, on_update, args=config)
 
 
-def _over_the_update(trainer_class: Any) -> Any:
-    """Return `trainer_class` with means over the pairs of an update.
+def train_kto(
+    model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stage: Preference, on_update: OnUpdate, *, seed: int
+) -> None:
+    """Train `model` on replies that are good or bad each: ids, mask, label, ref_logps, and the same with KL_ before.
+
+    Those with KL_ are the replies of other rows after the prompt of this one: what the policy makes of them says how
+    far it has gone. The other arguments and errors are those of `train_dpo`; rows are taken in their order.
+    """
+    trl = load_trl()
+    _refuse_adapter_on_head(model)
+    with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's KTOTrainer"):
+        config = trl.KTOConfig(
+            **_arguments(model, folder, stage, seed),
+            beta=stage.beta,
+            desirable_weight=stage.good_weight,
+            precompute_ref_log_probs=True,
+            train_sampling_strategy="sequential",
+        )
+        trainer_class = _over_the_update(_exact(trl.KTOTrainer), _n_rows)
+        collator = _RatedCollator(tokenizer.pad_token_id)
+        _run(trainer_class, model, tokenizer, rows, stage, on_update, args=config, data_collator=collator)
+
+
+def _over_the_update(trainer_class: Any, count: Callable[[Any], int]) -> Any:
+    """Return `trainer_class` with means over what `count` counts in an update.
 
     Its own are over those of a forward pass, whose means it then averages: the pairs of an epoch's last, shorter pass
     would count for more.
@@ -135,7 +158,7 @@ def _over_the_update(trainer_class: Any) -> Any:
             return found
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            share = _share_of(inputs, self.batches_of_update, _n_pairs)
+            share = _share_of(inputs, self.batches_of_update, count)
             return super().compute_loss(model, inputs, *args, **kwargs) * share
 
     return OverTheUpdate
@@ -146,16 +169,20 @@ def _share_of(inputs: Any, batches: Sequence[Any], count: Callable[[Any], int]) 
     return count(inputs) * len(batches) / max(sum(map(count, batches)), 1)
 
 
+def _n_rows(inputs: Any) -> int:
+    return len(inputs["input_ids"])
+
+
 def _n_pairs(inputs: Any) -> int:
-    return len(inputs["input_ids"]) // 2
+    return _n_rows(inputs) // 2
 
 
 def _n_chosen_tokens(inputs: Any) -> int:
     return int(inputs["completion_mask"][: _n_pairs(inputs), 1:].sum())
 
 
-def _dpo_class(trl: Any) -> Any:
-    class ExactDPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
+def _exact(trainer_class: Any) -> Any:
+    class ExactTrainer(trainer_class):  # type: ignore[misc]
         """Rows are ids and masks already, and the reference's log-probs are in them."""
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +191,11 @@ def _dpo_class(trl: Any) -> Any:
         def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
 
-    base: Any = _over_the_update(ExactDPOTrainer)
+    return ExactTrainer
+
+
+def _dpo_class(trl: Any) -> Any:
+    base: Any = _over_the_update(_exact(trl.DPOTrainer), _n_pairs)
 
     class WithImitation(base):  # type: ignore[misc]
         """The imitation term is a mean over the chosen tokens of an update, too."""
@@ -191,6 +222,22 @@ class _PairCollator:
         batch = padded(ids, self.pad_token_id) | {"completion_mask": _filled(masks, 0)}
         for name in ("ref_chosen_logps", "ref_rejected_logps"):
             batch[name] = torch.tensor([row[name] for row in rows], dtype=torch.float32)
+        return batch
+
+
+class _RatedCollator:
+    """Pads rated replies to one length, and the same replies after other prompts."""
+
+    def __init__(self, pad_token_id: int) -> None:
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        batch: dict[str, torch.Tensor] = {"label": torch.tensor([row["label"] for row in rows])}
+        for prefix, known in (("", "ref_logps"), ("KL_", "ref_KL_logps")):
+            found = padded([row[f"{prefix}ids"] for row in rows], self.pad_token_id)
+            batch |= {f"{prefix}{name}": values for name, values in found.items()}
+            batch[f"{prefix}completion_mask"] = _filled([row[f"{prefix}mask"] for row in rows], 0)
+            batch[known] = torch.tensor([row[known] for row in rows], dtype=torch.float32)
         return batch
 
 

@@ -1,0 +1,127 @@
+"""Sizes of a data set's splits, and its prompts that leave no room in the context, told before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.base import History
+from environments.base import properties_of
+from rlhf.data import Message, Task
+from rlhf.errors import EnvError, RecipeError
+from rlhf.recipe import Recipe
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.tasks import tasks_of
+
+#: Prompts of each split that are measured, the first ones.
+_N_MEASURED = 5_000
+
+
+async def tell_splits(recipe: Recipe, renderer: Renderer, max_context: int, say: Callable[[str], None]) -> None:
+    """Say how many tasks each split of a data set has, and caution of prompts that leave too little room.
+
+    Other environments make their tasks, and what they show first is known when an episode begins. An agent that does
+    not ask the policy first is not looked at.
+
+    Args:
+        recipe: whose environment, agent and limits count.
+        renderer: of the policy.
+        max_context: tokens of prompt and answer together.
+        say: is told.
+
+    Raises:
+        RecipeError: no prompt of a split leaves room for a single token.
+    """
+    if not properties_of(recipe.environment).judged_by_rewards:
+        return
+    splits = dict(_splits(recipe))
+    say(f"tasks: {', '.join(f'{len(tasks):,} in {split}' for split, tasks in splits.items())}")
+    for split, tasks in splits.items():
+        asked = [task for task in tasks[:_N_MEASURED] if isinstance(task.info.get("prompt"), str)]
+        lengths = await _lengths(asked, recipe.agent, renderer, max_context)
+        for told in _cautions(split, lengths, recipe.limits, max_context):
+            say(f"caution: {told}")
+
+
+def _splits(recipe: Recipe) -> Iterator[tuple[str, Sequence[Task]]]:
+    """The splits of the environment with their tasks; those that have none are passed over."""
+    for split in properties_of(recipe.environment).splits:
+        with suppress(EnvError):
+            yield split, tasks_of(recipe.environment, split)
+
+
+def _cautions(split: str, lengths: Mapping[str, int], limits: Limits, max_context: int) -> Iterator[str]:
+    """Yield what is wrong with the prompts of a split. Raises RecipeError where none leaves room."""
+    full = {name: n for name, n in lengths.items() if n >= max_context}
+    tight = {name: n for name, n in lengths.items() if max_context - limits.max_tokens < n < max_context}
+    of = f"of {len(lengths):,} prompts of {split}"
+    longest = max(lengths, key=lengths.__getitem__, default="")
+    if full and len(full) == len(lengths):
+        raise RecipeError(
+            "no prompt leaves room for an answer in the context",
+            where=f"environment, split {split!r}",
+            got=f"{len(full):,} {of}, of {min(full.values()):,} tokens and more",
+            expected=f"less than the context of {max_context:,} tokens",
+            hint="raise policy.max_context or limits.max_context, or shorten the prompts or agent.system",
+        )
+    if full:
+        yield (
+            f"{len(full):,} {of} fill the context of {max_context:,} tokens, the longest with {lengths[longest]:,} "
+            f"({longest}): attempts at them end with token_limit and learn nothing; take these rows out, or raise "
+            "policy.max_context or limits.max_context"
+        )
+    if tight:
+        name = max(tight, key=tight.__getitem__)
+        yield (
+            f"{len(tight):,} {of} leave less than limits.max_tokens: {limits.max_tokens:,} for an answer in the "
+            f"context of {max_context:,} tokens, the least {max_context - tight[name]:,} ({name}): longer answers are "
+            "cut there"
+        )
+
+
+async def _lengths(tasks: Sequence[Task], agent: Any, renderer: Renderer, max_context: int) -> dict[str, int]:
+    """Tokens of the first prompt at each task, by its name with its row; nothing of agents that ask nothing."""
+    found: dict[str, int] = {}
+    for task in tasks:
+        policy = _Measuring(renderer, max_context)
+        opening = str(task.info["prompt"])
+        try:
+            await agent.act(History(Task(task.id, messages=task.messages, info=task.info), opening), policy)
+        except _Measured:
+            found[f"{task.id}, row {task.info['row']}" if "row" in task.info else task.id] = policy.n
+        except Exception:  # of whatever agent this is: its own first turn will tell
+            continue
+    return found
+
+
+class _Measured(Exception):
+    """The prompt is known."""
+
+
+@dataclass
+class _Measuring:
+    """A policy that measures the first prompt and answers nothing."""
+
+    renderer: Renderer
+    max_context: int
+    n: int = field(default=0)
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        role: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Any:
+        self.n = self.n_tokens(messages, tools, role)
+        raise _Measured
+
+    def n_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> int:
+        """Tokens of the prompt; the context where a message alone is longer."""
+        if any(self.renderer.exceeds(m.content, self.max_context) for m in messages if m.token_ids is None):
+            return self.max_context
+        return self.renderer.prompt(messages, tools, role).n_tokens

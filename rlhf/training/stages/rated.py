@@ -1,0 +1,54 @@
+"""Replies that are good or bad each, and the same replies after the prompts of others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlhf.training.stages.pairs import Pair, Side
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A reply that is good or bad.
+
+    Attributes:
+        task_id: replies to one task are not independent.
+        side: its tokens, with a mask over what the policy wrote.
+        is_good: whether it is one to be made likelier.
+    """
+
+    task_id: str
+    side: Side
+    is_good: bool
+
+
+def of_pairs(pairs: Iterable[Pair]) -> list[Rated]:
+    """Both sides of each pair, each reply once; one that is better than some and worse than others is both."""
+    sides = (Rated(p.task_id, side, good) for p in pairs for side, good in ((p.chosen, True), (p.rejected, False)))
+    return list(dict.fromkeys(sides))
+
+
+def shuffled(rated: Sequence[Rated], at_once: int, seed: str) -> list[Rated]:
+    """Return replies in the order in which they are trained on, without a last forward pass of one alone."""
+    order = list(rated)
+    random.Random(seed).shuffle(order)
+    return order[:-1] if len(order) % at_once == 1 and len(order) > 1 else order
+
+
+def mismatched(rated: Sequence[Rated], at_once: int) -> list[Side]:
+    """Each prompt with the reply of its neighbour, the last with the first's, among `at_once` replies of one pass.
+
+    Of A: a, B: b, C: c these are A: c, B: a, C: b. Whatever the policy has learnt of the prompt does not help it there.
+    """
+    passes = (rated[i : i + at_once] for i in range(0, len(rated), at_once))
+    return [
+        _after(one.side, other.side) for some in passes for one, other in zip(some, (some[-1], *some), strict=False)
+    ]
+
+
+def _after(one: Side, other: Side) -> Side:
+    """The prompt of `one` and the reply of `other`."""
+    begin, own = one.mask.index(True), other.mask.index(True)
+    return Side(one.token_ids[:begin] + other.token_ids[own:], one.mask[:begin] + other.mask[own:])

@@ -1,0 +1,157 @@
+"""Told before a run on a file of one's own trains: sizes, prompts that are too long, verifiers that overdo."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.chat import ChatAgent
+from environments.tasks.dataset import Dataset
+from rlhf.build.preflight import try_references
+from rlhf.build.task_summary import tell_splits
+from rlhf.build.train import train
+from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+from rlhf.errors import EnvError, RecipeError, RewardError, TrainingError
+from rlhf.recipe import load
+from rlhf.rollout.renderer import Renderer
+from rlhf.rollout.scoring import score_group
+from rlhf.terminal import CleanConsole
+from tests.environments.test_dataset import lines, recipe
+from tests.training import runs, tiny
+
+RIGHT = {"right": {"kind": "numeric"}}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(tiny.policy().tokenizer)
+
+
+def told(path: Path, renderer: Renderer, max_context: int, **limits: int) -> list[str]:
+    said: list[str] = []
+    made = load(path, [f"limits.{name}={value}" for name, value in limits.items()])
+    asyncio.run(tell_splits(made, renderer, max_context, said.append))
+    return said
+
+
+def test_sizes_of_the_splits_are_told(tmp_path: Path, renderer: Renderer) -> None:
+    [sizes] = told(recipe(tmp_path, RIGHT), renderer, 1000)
+    counted = [int(part.split()[0]) for part in sizes.removeprefix("tasks: ").split(", ")]
+    assert sizes.startswith("tasks: ") and sizes.endswith(" in test") and sum(counted) == 36
+    assert told(recipe(tmp_path, RIGHT) and tmp_path / "sums.yaml", renderer, 1000) == [sizes]
+
+
+def test_prompts_that_fill_the_context_or_leave_little_of_it_are_counted(tmp_path: Path, renderer: Renderer) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    lines(tmp_path / "a.jsonl", [{"question": "1 " * n, "answer": 1} for n in (1, 2, 30, 60)])
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    short, medium, long = (renderer_length(renderer, "1 " * n) for n in (2, 30, 60))
+    sizes, full, tight = told(path, renderer, long, max_tokens=long - medium + 1)
+    assert sizes == "tasks: 4 in train, 1 in test"
+    assert f"1 of 4 prompts of train fill the context of {long} tokens" in full and "row 4" in full
+    assert "1 of 4 prompts of train leave less than limits.max_tokens" in tight and "row 3" in tight
+    assert told(path, renderer, long + long - short) == [sizes]
+    with pytest.raises(RecipeError, match="no prompt leaves room"):
+        told(path, renderer, 2, max_tokens=1)
+
+
+def renderer_length(renderer: Renderer, text: str) -> int:
+    from rlhf.data import Message, Role
+
+    return renderer.prompt([Message(Role.USER, text)]).n_tokens
+
+
+@pytest.mark.parametrize(
+    ("says", "told_of"),
+    [
+        ("100.0", "worth more than a right answer"),
+        ("float('nan')", "no finite number"),
+        ("None", "no finite number"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_verifier_that_says_what_it_cannot_fails_before_anything_is_trained(
+    tmp_path: Path, says: str, told_of: str
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./odd.py:judge"}})
+    (tmp_path / "odd.py").write_text(
+        f"def judge(answer: str, reference: str) -> float:\n    return {says} if reference in answer else 0.0\n"
+    )
+    with pytest.raises(RewardError) as refused:
+        asyncio.run(try_references(load(path), lambda text: None))
+    assert "rewards.right" in refused.value.where and told_of in str(refused.value), refused.value
+
+
+def test_a_value_above_1_is_the_failure_of_the_reward_unless_solved_at_says_its_scale(tmp_path: Path) -> None:
+    (tmp_path / "points.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 7.0\n")
+    reply = Trajectory("t/1", 0, "", (Turn(Action("3", said="3"), ""),), Outcome.FAILED)
+    for keys, solved in (({}, None), ({"solved_at": 5}, True), ({"solved_at": 10}, False)):
+        made = load(recipe(tmp_path, {"right": {"kind": "./points.py:judge", **keys}}))
+        group = asyncio.run(score_group(Task("t/1", reference="3"), [reply], made.rewards))
+        assert [t.solved for t in group.trajectories] == ([] if solved is None else [solved])
+        assert [f.outcome for f in group.failures] == ([Outcome.REWARD_ERROR] if solved is None else [])
+
+
+def test_a_run_keeps_to_what_was_not_said(tmp_path: Path) -> None:
+    from rlhf.recipe import dump
+
+    kept = tmp_path / "again.yaml"
+    made: Any = load(recipe(tmp_path, RIGHT))
+    kept.write_text(dump(made))
+    assert load(kept).rewards["right"].max_value == made.rewards["right"].max_value == 1.0
+
+
+def test_data_that_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.jsonl"
+    with large.open("w") as file:
+        file.write('{"question": "a", "answer": 1}\n' * 3)
+        file.truncate(1 << 40)  # it takes no room on the disk
+    with pytest.raises(EnvError, match="does not fit into memory") as refused:
+        Dataset(path=large).tasks("train")
+    assert refused.value.where == "environment.path" and "environment.max_rows" in str(refused.value)
+    assert Dataset(train=large, max_rows=3).tasks("train")
+
+
+def test_demonstrations_longer_than_the_context_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    long = [{"question": f"long {n}", "answer": "1 " * 70} for n in range(3)]
+    lines(tmp_path / "a.jsonl", [*long, *({"question": f"1 {n}", "answer": 1} for n in range(9))])
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    short = ["stages.0.n_demonstrations=12", "stages.0.epochs=1", "stages.1.steps=1", "rewards.right.kind=exact_match"]
+    console = CleanConsole(file=io.StringIO(), width=1000)
+    train(load(path, short), tmp_path / "run", console=console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "3 of 12 demonstrations are longer than the context of 64 tokens" in said
+    assert "tasks: 12 in train, 1 in test" in said
+    with pytest.raises(TrainingError, match="no demonstration fits"):
+        train(load(path, [*short, "environment.max_rows=3", "stages.0.n_demonstrations=3"]), tmp_path / "other")
+
+
+def test_answers_that_the_limit_cuts_are_scored_as_they_stand_and_counted(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./any.py:judge"}})
+    judge = "def judge(answer: str, reference: str) -> float:\n    return float(answer != '' and answer != '{}')\n"
+    (tmp_path / "any.py").write_text(judge.format("colourless green ideas"))
+    short = ["limits.max_tokens=1", "stages.0.n_demonstrations=4", "stages.0.epochs=1", "stages.1.steps=1"]
+    done = train(load(path, short), tmp_path / "run")
+    names = ("n_truncated_generations", "success")
+    [cut], [success] = (runs.curve(Path(done["run"]), f"rollout/{name}") for name in names)
+    assert cut > 8 and success * 16 >= cut - 4  # what was cut is an answer, unless it is a blank
+    read = ChatAgent(system="", format="text", think="allow").read
+    assert read("4", was_cut=True).text == "4"
+    assert read("<think> 4", was_cut=True).error is not None  # no answer yet: the verifier is asked about an empty one
+
+
+def test_a_single_reference_that_the_verifier_cannot_read_is_named(tmp_path: Path) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    rows = [{"question": f"long {n}", "answer": "many" if n == 33 else n} for n in range(40)]
+    lines(tmp_path / "a.jsonl", rows)
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    said: list[str] = []
+    asyncio.run(try_references(load(path), said.append))
+    assert (
+        len(said) == 1 and "1 of the first 40 references for wrong, such as 'many'" in said[0] and "row 34" in said[0]
+    )

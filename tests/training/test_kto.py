@@ -1,0 +1,149 @@
+"""KTO: replies that are good or bad each, by TRL's trainer with our rows, against our own loss."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.build.pair_data import check_sources
+from rlhf.errors import MissingPackageError, RecipeError
+from rlhf.losses import preference
+from rlhf.recipe import load
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.stages import pair_files
+from rlhf.training.stages.pairs import Side
+from rlhf.training.stages.preference import Preference
+from rlhf.training.stages.preference_training import rated_rows
+from rlhf.training.stages.rated import Rated, mismatched, of_pairs, shuffled
+from rlhf.training.stages.trl_trainers import load_trl, train_kto
+from tests.training import runs, tiny, words
+from tests.training.test_attempts import START
+
+try:
+    load_trl()
+except MissingPackageError:
+    pytest.skip("needs the extra trl", allow_module_level=True)
+
+from tests.training.test_preference import logps, made
+
+STAGE: dict[str, Any] = {
+    "kind": "preference", "loss": "kto", "epochs": 6, "batch_size": 16, "beta": 0.3,
+    "optimizer": {"lr": 5.0e-3, "schedule": "linear"},
+}  # fmt: skip
+
+
+def reply(prompt: tuple[int, ...], said: tuple[int, ...], is_good: bool = True) -> Rated:
+    return Rated(str(prompt), Side(prompt + said, (False,) * len(prompt) + (True,) * len(said)), is_good)
+
+
+def test_replies_after_other_prompts_are_those_of_the_neighbours_in_one_pass() -> None:
+    rated = [reply((1,), (11, 12)), reply((2, 2), (22,)), reply((3,), (33,)), reply((4,), (44,)), reply((5,), (55,))]
+    found = [side.token_ids for side in mismatched(rated, 3)]
+    assert found == [(1, 33), (2, 2, 11, 12), (3, 22), (4, 55), (5, 44)]
+    assert mismatched(rated, 3)[1].mask == (False, False, True, True)
+    assert len(shuffled(rated, 4, "a")) == 4 and len(shuffled(rated, 5, "a")) == 5  # nobody is compared with itself
+
+
+def test_both_sides_of_pairs_are_replies_once() -> None:
+    pairs = made(tiny.policy())
+    rated = of_pairs([*pairs, pairs[0]])
+    assert len(rated) == len({(r.side, r.is_good) for r in rated}) and {r.is_good for r in rated} == {True, False}
+
+
+@pytest.mark.parametrize("at_once", [64, 3])
+def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
+    policy = tiny.policy()
+    stage = Preference(
+        optimizer=AdamW(lr=1e-3, max_grad_norm=None), batch_size={64: 64, 3: 12}[at_once],
+        pairs_per_microbatch=at_once, loss="kto", beta=0.2, good_weight=1.5,
+    )  # fmt: skip
+    rated = of_pairs(made(policy))[:11]
+    rows = rated_rows(policy, stage, rated)
+    for i, row in enumerate(rows):  # a reference that is another model
+        row["ref_logps"] += 0.3 * i - 1
+        row["ref_KL_logps"] -= 0.2 * i
+    ratios = logps(policy, [r.side for r in rated]) - torch.tensor([row["ref_logps"] for row in rows])
+    drifted = logps(policy, mismatched(rated, at_once)) - torch.tensor([row["ref_KL_logps"] for row in rows])
+    is_good = torch.tensor([r.is_good for r in rated])
+    passes = [slice(i, i + at_once) for i in range(0, len(rated), at_once)]
+    drifts = [drifted[some].mean().clamp(min=0) for some in passes]
+    assert max(drifts) > 0
+    losses = [
+        preference.kto(ratios[some], is_good[some], drift, beta=0.2, good_weight=1.5)
+        for some, drift in zip(passes, drifts, strict=True)
+    ]
+    expected = torch.cat(losses).mean()
+    expected.backward()
+    norm = float(tiny.gradient(policy.model).norm())
+    policy.model.zero_grad(set_to_none=True)
+    seen: list[Any] = []
+    train_kto(policy.model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
+    assert len(seen) == 1
+    assert seen[0]["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert seen[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def rated_lines(n: int) -> list[dict[str, Any]]:
+    rng, lines = random.Random(0), []
+    for i in range(n):
+        right, wrong = rng.sample(words.WORDS, 2)
+        lines.append({"prompt": f"Say {right}.", "completion": (right, wrong)[i % 2], "label": i % 2 == 0})
+    return lines
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> str:
+    path = folder / "rated.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_rated_replies_of_a_file_are_learnt(tmp_path: Path) -> None:
+    stages = [START, STAGE | {"pairs": {"file": write(tmp_path, rated_lines(96))}}]
+    done = runs.run(runs.write(tmp_path, stages), tmp_path / "run")
+    assert done.result["success_after"] > done.result["success_before"] + 0.2, done.result
+    assert runs.curve(done.folder, "preference/n_good") == runs.curve(done.folder, "preference/n_bad") == [48.0]
+    assert len(runs.curve(done.folder, "preference/drift")) == 6 * 6
+    assert len((done.folder / "pairs" / "1-preference.jsonl").read_text().splitlines()) == 96
+
+
+def test_replies_are_read_from_tables_messages_and_pairs(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,completion,label\nSay red.,red,true\nSay red.,blue,False\n")
+    asked, said = {"role": "user", "content": "Say red."}, {"role": "assistant", "content": "red"}
+    rows = [
+        {"prompt": [asked], "completion": [said], "label": True},
+        {"prompt": "Say red.", "chosen": "red", "rejected": "blue"},
+    ]
+    for path, expected in (
+        (tmp_path / "a.csv", [("red", True), ("blue", False)]),
+        (Path(write(tmp_path, rows)), [("red", True), ("red", True), ("blue", False)]),
+    ):
+        found = pair_files.read_rated(path, "x")
+        assert [(r.text, r.is_good) for r in found] == expected
+        assert {r.prompt[0].content for r in found} == {"Say red."}
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "says"),
+    [
+        ([{"prompt": "a", "completion": "b", "label": "good"}], {}, "line 1"),
+        ([{"prompt": "a", "completion": "b", "lable": True}], {}, "did you mean 'label'"),
+        ([{"prompt": "a", "completion": "b"}], {}, "'label' is missing"),
+        ([{"prompt": "a", "completion": "b", "label": True}] * 2, {}, "all replies of this file are good"),
+        ([{"prompt": "a", "completion": "b", "label": True}], {"loss": "dpo"}, "line 1"),
+        ([], {"imitation_weight": 0.1}, "imitation_weight"),
+        ([], {"loss": "dpo", "good_weight": 2.0}, "good_weight"),
+        ([], {"pairs_per_microbatch": 1, "batch_size": 1}, "no other prompts"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused_before_anything_loads(
+    rows: list[dict[str, Any]], changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    stages = [STAGE | {"pairs": {"file": write(tmp_path, rows)}} | changes]
+    with pytest.raises(RecipeError) as refused:
+        check_sources(load(runs.write(tmp_path, stages)))
+    assert says in str(refused.value), refused.value
