@@ -368,6 +368,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "wandb": Entry("rlhf.training.trackers:Wandb", "Weights & Biases, online or offline"),
         "mlflow": Entry("rlhf.training.trackers:MLflow", "MLflow, on a server or in a file"),
         "trackio": Entry("rlhf.training.trackers:Trackio", "Trackio, in a local database"),
+        "swanlab": Entry("rlhf.training.trackers:SwanLab", "SwanLab, online or offline"),
     },
     "correction": {
         "truncated": Entry("rlhf.losses.importance_correction:Truncated", "importance weight, at most C"),

@@ -24,7 +24,7 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "strategy": ("choose", "rollout"),
     "sampler": ("start",),
     "selection": ("__call__",),
-    "tracker": ("begin", "end"),
+    "tracker": ("begin",),
 }
 
 #: A field with one of these types is a section of its own: its value has a kind.

@@ -40,10 +40,10 @@ def refuse_absent_engine(recipe: Recipe) -> None:
 
 def refuse_absent_trackers(recipe: Recipe) -> None:
     """Raise MissingPackageError where the package of a tracker is not installed."""
-    from rlhf.training.trackers import MLflow, Trackio, Wandb
+    from rlhf.training.trackers import MLflow, SwanLab, Trackio, Wandb
 
     for i, tracker in enumerate(recipe.trackers):
-        if isinstance(tracker, Wandb | MLflow | Trackio):
+        if isinstance(tracker, Wandb | MLflow | Trackio | SwanLab):
             package, where = tracker.package, f"trackers[{i}].kind"
             _need(package, f"{package} is not installed", where, package, f"pip install 'rlhf-agents[{package}]'")
 
