@@ -48,6 +48,14 @@ def refuse_absent_trackers(recipe: Recipe) -> None:
             _need(package, f"{package} is not installed", where, package, f"pip install 'rlhf-agents[{package}]'")
 
 
+def refuse_absent_hub(recipe: Recipe) -> None:
+    """Raise ModelError where the trained policy could not be pushed to where the recipe says."""
+    if recipe.push_to_hub is not None:
+        from rlhf.build.model_folder import refuse_unreachable
+
+        refuse_unreachable(recipe.push_to_hub)
+
+
 def refuse_absent_quantization(recipe: Recipe) -> None:
     """Raise MissingPackageError or ModelError where the policy's base cannot be held in as few bits as it should."""
     from rlhf.training.policy.lora import refuse_unquantizable
