@@ -39,7 +39,7 @@ class Sandboxed:
 
     @property
     def bounds(self) -> Bounds:
-        """What each program may use."""
+        """Resource limits of each program."""
         return Bounds(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=self.memory_mb)
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
@@ -48,7 +48,7 @@ class Sandboxed:
             yield no_effect(context.at("min_level"), self.min_level, "programs run in another sandbox")
 
     def way(self, where: str) -> Way | Sandbox:
-        """How programs are run. Raises RecipeError where that is less than `min_level`, or nowhere."""
+        """Sandbox of programs here. Raises RecipeError where that is less than `min_level`, or nowhere."""
         if self.sandbox is not None:
             self.sandbox.refuse_absent(f"{where}.sandbox")
             return self.sandbox
@@ -56,7 +56,7 @@ class Sandboxed:
 
 
 def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
-    """Say which level the rewards' programs run at, for the record of a run; None where no reward runs any.
+    """Sandbox level of the rewards' programs, for a run's record; None where no reward runs any.
 
     Args:
         rewards: by their names in the recipe.

@@ -85,7 +85,7 @@ def _api() -> Any:
 
 
 def _copy_store(folder: Path, into: Path) -> int | None:
-    """Copy the store of a checkpoint, as it was saved, and return how many entries it has; None where there is none.
+    """Copy a checkpoint's memory store; returns its number of entries, None where there is none.
 
     Raises:
         StoreError: it is damaged.
