@@ -100,6 +100,7 @@ PATHS = {
     "sampler": "stages[i].sampler",
     "selection": "stages[i].selection",
     "tracker": "trackers[i]",
+    "sandbox": "rewards.NAME.sandbox",
 }
 
 

@@ -387,10 +387,14 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "luffy": Entry("rlhf.losses.contrib.luffy:LUFFY", "plain ratio; demonstrations by a shaped probability"),
         "min_entropy": Entry("rlhf.losses.contrib.min_entropy:MinEntropy", "more certainty, whatever the reward"),
     },
+    "sandbox": {
+        "container": Entry("rewards.sandbox.container:Container", "a container of Docker or Podman for each program"),
+    },
     "tracker": {
         "wandb": Entry("rlhf.training.trackers:Wandb", "Weights & Biases, online or offline"),
         "mlflow": Entry("rlhf.training.trackers:MLflow", "MLflow, on a server or in a file"),
         "trackio": Entry("rlhf.training.trackers:Trackio", "Trackio, in a local database"),
+        "swanlab": Entry("rlhf.training.trackers:SwanLab", "SwanLab, online or offline"),
         "opentelemetry": Entry(
             "rlhf.training.contrib.opentelemetry:OpenTelemetry", "spans of episodes, to a collector or a file"
         ),

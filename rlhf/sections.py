@@ -24,7 +24,8 @@ REQUIRED_MEMBERS: Mapping[str, tuple[str, ...]] = {
     "strategy": ("choose", "rollout"),
     "sampler": ("start",),
     "selection": ("__call__",),
-    "tracker": ("begin", "end"),
+    "tracker": ("begin",),
+    "sandbox": ("run", "refuse_absent"),
 }
 
 #: A field with one of these types is a section of its own: its value has a kind.
@@ -46,4 +47,5 @@ SECTION_OF_TYPE: Mapping[str, str] = {
     "rlhf.tasks.sampler:TaskSampler": "sampler",
     "rlhf.tasks.selection:GroupSelection": "selection",
     "rlhf.training.trackers:Tracker": "tracker",
+    "rewards.sandbox.run:Sandbox": "sandbox",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -12,7 +12,8 @@ from rewards.answers.fences import fenced
 from rewards.combinators.parts import with_parts
 from rewards.sandbox.level import Level, LevelName, Way
 from rewards.sandbox.probe import reached
-from rewards.sandbox.run import Bounds
+from rewards.sandbox.run import Bounds, Sandbox
+from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.settings import STRICT
 
 _LANGUAGES = ("", "python", "python3", "py")
@@ -25,6 +26,8 @@ class Sandboxed:
 
     min_level: LevelName = "rlimits"
     """The run is refused on a machine whose sandbox does not reach this: `rlimits`, `namespaces`, or `bubblewrap`."""
+    sandbox: Sandbox | None = None
+    """Where programs run: null is this machine's own sandbox; a container, or a service elsewhere."""
     cpu_s: _Seconds = 4.0
     """Processor time of a program, for each test."""
     wall_s: _Seconds = 8.0
@@ -39,9 +42,17 @@ class Sandboxed:
         """Resource limits of each program."""
         return Bounds(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=self.memory_mb)
 
-    def way(self, where: str) -> Way:
-        """Sandbox level of programs here. Raises RecipeError where that is less than `min_level`."""
-        return reached().at_least(Level.named(self.min_level), where)
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a level of a sandbox that is not used."""
+        if self.sandbox is not None and self.min_level != "rlimits":
+            yield no_effect(context.at("min_level"), self.min_level, "programs run in another sandbox")
+
+    def way(self, where: str) -> Way | Sandbox:
+        """Sandbox of programs here. Raises RecipeError where that is less than `min_level`, or nowhere."""
+        if self.sandbox is not None:
+            self.sandbox.refuse_absent(f"{where}.sandbox")
+            return self.sandbox
+        return reached().at_least(Level.named(self.min_level), f"{where}.min_level")
 
 
 def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
@@ -56,7 +67,10 @@ def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
     """
     using = [(path, part) for path, part in with_parts("rewards", rewards) if isinstance(part, Sandboxed)]
     for path, reward in using:
-        reward.way(f"{path}.min_level")
+        reward.way(path)
+    other = [str(reward.sandbox) for _, reward in using if reward.sandbox is not None]
+    if other:
+        return {"level": ", ".join(sorted(set(other)))}
     return reached().record() if using else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Literal
 from pydantic.dataclasses import dataclass
 
 from rewards.answers.text import last_reply
+from rewards.code.edits import edited
 from rewards.code.sandboxed_reward import Sandboxed, program_of
 from rewards.sandbox import values
 from rewards.sandbox.asserts import Assertion, parse
 from rewards.sandbox.calls import NO_TIME, Call, Returned, call_all, program_s
 from rewards.sandbox.level import Way
-from rewards.sandbox.run import Ending, Finished, run
+from rewards.sandbox.run import Ending, Finished, Sandbox, run
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError, nearest
 from rlhf.settings import STRICT
@@ -41,6 +42,9 @@ class UnitTests(Sandboxed):
     - `asserts`: a list of assertions such as `assert add(1, 2) == 3`, or a text with one on each line. They have to be
       made of calls of the program, plain values, comparisons, and a few functions of Python's own.
 
+    With `files`, a text for each path, the task is a repository to mend: the answer edits its files
+    (`rewards.code.edits`), and `program` is what the tests run or call, such as `from shop.cart import total`.
+
     Tests are never in reach of the program: it gets inputs and arguments, what it prints and returns comes out as text,
     and is compared outside. A test that ends the process is failed, by an exit, a crash or a limit; so are all of them
     where the program ends by itself before the first. Of 4 tests of which 3 are passed: 0.75, and 0 with `score: all`.
@@ -61,10 +65,13 @@ class UnitTests(Sandboxed):
         tests = _tests(task.reference, where)
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
-        program = program_of(last_reply(trajectory))
-        if program is None:
-            return Verdict(0.0, why="no Python block")
-        wrong = await self._wrong(program, tests, await asyncio.to_thread(self.way, where))
+        reply = last_reply(trajectory)
+        held, refused = edited(tests.files, reply) if tests.files else ({}, "")
+        program = tests.program if tests.files else program_of(reply)
+        if refused or program is None:
+            return Verdict(0.0, why=refused or "no Python block")
+        files = {path: text.encode(errors="replace") for path, text in held.items()}
+        wrong = await self._wrong(program, files, tests, await asyncio.to_thread(self.way, where))
         n_passed, n = sum(not why for why in wrong), tests.n
         value = n_passed / n if self.score == "share" else float(n_passed == n)
         first = next((why for why in wrong if why), "")
@@ -72,27 +79,28 @@ class UnitTests(Sandboxed):
             return Verdict(value, why=f"a test failed: {first}" if first else f"all {n} tests passed")
         return Verdict(value, why=f"{n_passed} of {n} tests passed" + (f"; failed: {first}" if first else ""))
 
-    async def _wrong(self, program: str, tests: _Tests, way: Way) -> list[str]:
+    async def _wrong(self, program: str, files: Mapping[str, bytes], tests: _Tests, way: Way | Sandbox) -> list[str]:
         """Failure of each test that was looked at, or an empty text; `all` stops at the first failure."""
         wrong: list[str] = []
         for begin in range(0, len(tests.cases), _AT_A_TIME):
             some = tests.cases[begin : begin + _AT_A_TIME]
-            wrong += await asyncio.gather(*(self._case(program, case, way) for case in some))
+            wrong += await asyncio.gather(*(self._case(program, files, case, way) for case in some))
             if self.score == "all" and any(wrong):
                 return wrong
         calls = [call for test in tests.functions for call in test.calls]
         if calls:
-            returned = await call_all(program, calls, self.bounds, way, stop_early=self.score == "all")
+            stop_early = self.score == "all"
+            returned = await call_all(program, calls, self.bounds, way, files=files, stop_early=stop_early)
             wrong += await _compared(tests.functions, returned)
         return wrong
 
-    async def _case(self, program: str, case: tuple[str, str], way: Way) -> str:
+    async def _case(self, program: str, files: Mapping[str, bytes], case: tuple[str, str], way: Way | Sandbox) -> str:
         typed, expected = case
         left_s = program_s(self.wall_s)
         if not left_s:
             return f"input {typed[:80]!r}: {NO_TIME}"
         bounds = replace(self.bounds, wall_s=left_s)
-        files = {"main.py": program.encode(errors="replace")}
+        files = {**files, "main.py": program.encode(errors="replace")}
         command = ("python", "main.py")
         finished = await run(command, stdin=typed.encode(), files=files, bounds=bounds, way=way)
         return _why(finished, typed, expected)
@@ -128,6 +136,8 @@ class _Tests:
 
     cases: tuple[tuple[str, str], ...]
     functions: tuple[Any, ...]
+    files: Mapping[str, str]
+    program: str
 
     @property
     def n(self) -> int:
@@ -142,7 +152,7 @@ def _tests(reference: str | None, where: str) -> _Tests:
         given = None
     if not isinstance(given, dict) or not given:
         raise _no_tests(where, repr(reference)[:200])
-    kinds = ("cases", "calls", "asserts")
+    kinds = ("cases", "calls", "asserts", "files", "program")
     for name in given:
         if name not in kinds:
             raise _no_tests(where, name, nearest(name, kinds))
@@ -153,7 +163,12 @@ def _tests(reference: str | None, where: str) -> _Tests:
     functions += parse(text, where)
     if not cases and not functions:
         raise _no_tests(where, repr(reference)[:200])
-    return _Tests(cases, tuple(functions))
+    files, program = given.get("files", {}), given.get("program", "")
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in (*files.values(), program)):
+        raise _no_tests(f"{where}, files", repr(files)[:200])
+    if bool(files) != bool(program):
+        raise _no_tests(where, "files without program" if files else "program without files")
+    return _Tests(cases, tuple(functions), files, program)
 
 
 def _case_of(case: Any, where: str) -> tuple[str, str]:

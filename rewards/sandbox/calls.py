@@ -13,7 +13,7 @@ from typing import Any
 from rewards.sandbox import values
 from rewards.sandbox.harness import decode, encode
 from rewards.sandbox.level import Way
-from rewards.sandbox.run import Bounds, Finished, run
+from rewards.sandbox.run import Bounds, Finished, Sandbox, run
 from rlhf.data.clock import CALL_CLOCK
 
 #: Share of the time of a reward that the programs of one answer may take together.
@@ -67,7 +67,13 @@ class Returned:
 
 
 async def call_all(
-    program: str, calls: Sequence[Call], bounds: Bounds, way: Way | None = None, *, stop_early: bool = False
+    program: str,
+    calls: Sequence[Call],
+    bounds: Bounds,
+    way: Way | Sandbox | None = None,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    stop_early: bool = False,
 ) -> list[Returned]:
     """Load `program` and do `calls` in order, in one process as long as that lives.
 
@@ -78,7 +84,8 @@ async def call_all(
         program: Python text; what it runs under `if __name__ == "__main__"` is not run.
         calls: to do.
         bounds: of each process.
-        way: at which level, else the best of this machine.
+        way: at which level, or in which sandbox, else the best of this machine.
+        files: what its folder holds besides, by relative path.
         stop_early: give up at the first call without a value.
 
     Returns:
@@ -91,13 +98,13 @@ async def call_all(
     while len(found) < len(calls):
         token = secrets.token_hex(16)
         order = {"token": token, "calls": [call.coded() for call in calls[len(found) :]]}
-        files = {"program.py": program.encode(errors="replace"), "harness.py": _harness()}
+        held = {**(files or {}), "program.py": program.encode(errors="replace"), "harness.py": _harness()}
         stdin = json.dumps(order).encode()
         left_s = program_s(bounds.wall_s)
         if not left_s:
             return [*found, *[Returned(wrong=NO_TIME)] * (len(calls) - len(found))]
         within = replace(bounds, wall_s=left_s)
-        finished = await run(("python", "harness.py"), stdin=stdin, files=files, bounds=within, way=way)
+        finished = await run(("python", "harness.py"), stdin=stdin, files=held, bounds=within, way=way)
         new = await values.read(finished.stdout, token, len(calls) - len(found))
         found += [Returned(coded, wrong) for coded, wrong in new or ()]
         if len(found) < len(calls):

@@ -91,7 +91,7 @@ class Finished:
         stdout, stderr: what it wrote, cut at the bound.
         wall_s, cpu_s: time and processor time, what the sandbox itself takes included.
         memory_bytes: most memory that was seen.
-        level: at which it ran.
+        level: at which it ran; None in a sandbox of another kind.
     """
 
     ending: Ending
@@ -101,7 +101,7 @@ class Finished:
     wall_s: float
     cpu_s: float
     memory_bytes: int
-    level: Level
+    level: Level | None = None
 
     @property
     def ok(self) -> bool:
@@ -125,7 +125,7 @@ def run_at(
 
     Setting `given_up` ends the program.
     """
-    _check_paths(files)
+    check_paths(files)
     folder = tempfile.mkdtemp(prefix="rlhf-sandbox-") if way.level is Level.RLIMITS else ""
     try:
         with tempfile.TemporaryFile() as order, tempfile.TemporaryFile() as typed:
@@ -246,7 +246,7 @@ class _Told:
         name = "output_limit" if self.is_too_long else found["ending"]
         if name == "cancelled":
             raise SandboxError("the run was given up", where=f"the sandbox ({way.level})")
-        ending = _by_message(Ending(name), stderr)
+        ending = by_message(Ending(name), stderr)
         code = found.get("code") if ending in (Ending.OK, Ending.WRONG_EXIT, Ending.KILLED) else None
         return Finished(ending, code, stdout, stderr, found["wall_s"], found["cpu_s"], found["memory_bytes"], way.level)
 
@@ -278,7 +278,7 @@ def _listen(
                     told.let_go()
 
 
-def _by_message(ending: Ending, stderr: bytes) -> Ending:
+def by_message(ending: Ending, stderr: bytes) -> Ending:
     """Limit that a Python program hit, by its last error line; a label, never a verdict."""
     if ending is not Ending.WRONG_EXIT:
         return ending
@@ -289,7 +289,8 @@ def _by_message(ending: Ending, stderr: bytes) -> Ending:
     return ending
 
 
-def _check_paths(files: Mapping[str, bytes]) -> None:
+def check_paths(files: Mapping[str, bytes]) -> None:
+    """Raise RewardError where a path leads out of the program's folder."""
     for path in files:
         parts = PurePosixPath(path).parts
         if not parts or parts[0] == "/" or ".." in parts or "\0" in path:

@@ -15,13 +15,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from rewards.sandbox.confined import Bounds as Bounds
 from rewards.sandbox.confined import Ending as Ending
 from rewards.sandbox.confined import Finished as Finished
 from rewards.sandbox.confined import SandboxError as SandboxError
-from rewards.sandbox.confined import run_at
+from rewards.sandbox.confined import check_paths, run_at
 from rewards.sandbox.level import Way
 from rewards.sandbox.probe import reached
 from rlhf.data.clock import waiting_for_turn
@@ -32,13 +32,28 @@ _T = TypeVar("_T")
 _pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)
 
 
+@runtime_checkable
+class Sandbox(Protocol):
+    """A place that programs run in, other than this machine's own sandbox; its fields are recipe keys."""
+
+    def refuse_absent(self, where: str) -> None:
+        """Raise RecipeError, about the key `where`, if nothing can be run there now."""
+        ...
+
+    async def run(
+        self, program: Sequence[str], *, stdin: bytes, files: Mapping[str, bytes], bounds: Bounds
+    ) -> Finished:
+        """Run one program in a fresh folder; what it may use, and what is returned and raised, as by `run` below."""
+        ...
+
+
 async def run(
     program: Sequence[str],
     *,
     stdin: bytes = b"",
     files: Mapping[str, bytes] | None = None,
     bounds: Bounds | None = None,
-    way: Way | None = None,
+    way: Way | Sandbox | None = None,
 ) -> Finished:
     """Run `program` and wait; at most one per core of this process, the others queue.
 
@@ -47,7 +62,7 @@ async def run(
         stdin: what it reads from its standard input.
         files: what its folder holds, by relative path.
         bounds: what it may use.
-        way: at which level, else the best of this machine.
+        way: at which level, or in which sandbox, else the best of this machine.
 
     Returns:
         how it ended. A program that hangs, crashes or breaks a limit is a result like any other.
@@ -56,6 +71,9 @@ async def run(
         SandboxError: it could not be run, or not be watched.
         RewardError: a file's path leads out of the folder, or this machine has no sandbox.
     """
+    if isinstance(way, Sandbox):
+        check_paths(files or {})
+        return await way.run(program, stdin=stdin, files=files or {}, bounds=bounds or Bounds())
     given_up = threading.Event()
     try:
         return await in_turn(lambda: run_blocking(program, stdin, files or {}, bounds or Bounds(), way, given_up))

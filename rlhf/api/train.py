@@ -34,6 +34,7 @@ class TrainResult:
         interval_before, interval_after: their 95% intervals.
         train_s: seconds of training.
         n_episodes: attempts that were made to train on.
+        hub: address that the policy was pushed to; empty where it was not.
         is_finished: whether it reached its end; `rlhf.train(resume=result)` goes on with one that did not.
     """
 
@@ -45,6 +46,7 @@ class TrainResult:
     interval_after: tuple[float, float] | None = None
     train_s: float = 0.0
     n_episodes: int = 0
+    hub: str = ""
     is_finished: bool = True
 
     @property
@@ -182,6 +184,7 @@ class _Work:
 
     def run(self) -> TrainResult:
         """Train in this thread. Raises Stopped where that was wanted from outside."""
+        from rlhf.build.model_folder import pushed
         from rlhf.build.processes import joined
         from rlhf.build.resume import run_folder
         from rlhf.build.train import train as run
@@ -195,6 +198,7 @@ class _Work:
                     values = run(
                         self._loaded, self.folder, resume=self._resume, console=console, callbacks=self._callbacks
                     )
+                    values |= pushed(self._loaded, self.folder, console.print)
             except (Interrupted, asyncio.CancelledError, KeyboardInterrupt) as error:
                 if self._callbacks.is_stopped and self.folder is not None:
                     return TrainResult(self.folder, is_finished=False)
@@ -278,4 +282,5 @@ def _result(values: Mapping[str, Any]) -> TrainResult:
         interval_after=after and (after[0], after[1]),
         train_s=values["train_s"],
         n_episodes=values["n_episodes"],
+        hub=values.get("hub", ""),
     )

@@ -48,6 +48,14 @@ def refuse_absent_trackers(recipe: Recipe) -> None:
             _need(package, f"{extra} is not installed", where, extra, f"pip install 'rlhf-agents[{extra}]'")
 
 
+def refuse_absent_hub(recipe: Recipe) -> None:
+    """Raise ModelError where the trained policy could not be pushed to where the recipe says."""
+    if recipe.push_to_hub is not None:
+        from rlhf.build.model_folder import refuse_unreachable
+
+        refuse_unreachable(recipe.push_to_hub)
+
+
 def refuse_absent_quantization(recipe: Recipe) -> None:
     """Raise MissingPackageError or ModelError where the base cannot be quantized as asked."""
     from rlhf.training.policy.lora import refuse_unquantizable

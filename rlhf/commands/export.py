@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from rlhf.commands.output import (
     results,
 )
 from rlhf.digests import verify
-from rlhf.errors import CheckpointError, disk, nearest
+from rlhf.errors import CheckpointError, nearest
 from rlhf.evaluation.folder import run_around, where_to_look
 
 
@@ -68,20 +67,9 @@ def export(
         return
     folder = _checkpoint(Path(checkpoint))
     quiet_libraries()
-    is_merged = (folder / "policy" / "adapter_config.json").is_file()
-    partial = out.with_name(f".{out.name}.partial")
-    with disk("the model", out):
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-            if is_merged:
-                _merge(folder, partial)
-            else:
-                shutil.copytree(folder / "policy", partial, dirs_exist_ok=True)
-            n_entries = _copy_store(folder, partial)
-            partial.rename(out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    from rlhf.build.model_folder import write_model
+
+    is_merged, n_entries = write_model(folder, out)
     record: dict[str, Any] = {"model": str(out), "checkpoint": str(folder), "merged": is_merged}
     if n_entries is not None:
         record["n_entries"] = n_entries
@@ -102,23 +90,6 @@ def _export_attempts(run: Path, out: Path, form: Format, patterns: list[str], *,
         print_json(told)
     else:
         results().print(", ".join(f"{name} {value}" for name, value in told.items()), soft_wrap=True)
-
-
-def _copy_store(folder: Path, into: Path) -> int | None:
-    """Copy a checkpoint's memory store; returns its number of entries, None where there is none.
-
-    Raises:
-        StoreError: it is damaged.
-    """
-    from agents.stores import copies
-    from agents.stores.store import Store
-
-    if not (folder / copies.FILE).is_file():
-        return None
-    copies.restore(folder, into / copies.FILE)
-    shutil.copyfile(folder / copies.HASH, into / copies.HASH)
-    with Store(into / copies.FILE) as store:
-        return len(store.entries())
 
 
 def _checkpoint(asked: Path) -> Path:
@@ -146,12 +117,3 @@ def _checkpoint(asked: Path) -> Path:
     verify(folder, "policy", hint="export another")
     caution_without_digests(folder)
     return folder
-
-
-def _merge(folder: Path, into: Path) -> None:
-    from rlhf.build.train import policy_of, recipe_of
-    from rlhf.training.contrib.weight_extrapolation import merged
-
-    policy = policy_of(recipe_of(folder.parent.parent), folder)
-    merged(policy).save_pretrained(into)
-    policy.tokenizer.save_pretrained(into)

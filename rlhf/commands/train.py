@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rlhf.commands.check_availability import (
     refuse_absent_engine,
+    refuse_absent_hub,
     refuse_absent_models,
     refuse_absent_quantization,
     refuse_absent_trackers,
@@ -127,6 +128,8 @@ def refuse_before(recipe: Recipe, *, is_resumed: bool, memory_check: bool = True
         refuse_unreachable_models(recipe)
     refuse_absent_quantization(recipe)
     refuse_absent_trackers(recipe)
+    if _is_main():
+        refuse_absent_hub(recipe)
     if memory_check:
         refuse_too_large(recipe, n_wanted(), n_here())
 
@@ -136,6 +139,7 @@ def _is_main() -> bool:
 
 
 def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | None, view: bool) -> dict[str, Any]:
+    from rlhf.build.model_folder import pushed
     from rlhf.build.processes import joined
     from rlhf.build.resume import run_folder
     from rlhf.build.train import train as run
@@ -145,7 +149,8 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
     folder = out or Path("runs")
     try:
         with joined(recipe), run_folder(recipe, out, resume) as folder, _viewer(folder, view):
-            return run(recipe, folder, resume=resume, console=errors(), profile=profile)
+            result = run(recipe, folder, resume=resume, console=errors(), profile=profile)
+            return result | pushed(recipe, folder, errors().print)
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
         hint = f"rlhf train --resume {folder}" if (folder / "recipe.yaml").is_file() else ""
@@ -294,3 +299,5 @@ def _print_result(result: dict[str, Any]) -> None:
     console.print(f"trained in {result['train_s']:.0f} s on {result['n_episodes']} episodes")
     console.print(f"run     {result['run']}", soft_wrap=True)
     console.print(f"report  {result['report']}", soft_wrap=True)
+    if result.get("hub"):
+        console.print(f"hub     {result['hub']}", soft_wrap=True)

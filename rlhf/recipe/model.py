@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlhf.rollout.limits import Limits
     from rlhf.rollout.reward_watch import Watch
     from rlhf.rollout.scoring import Weighted
+    from rlhf.training.hub import Hub
     from rlhf.training.policy.model import FromScratch, Pretrained
     from rlhf.training.stages.policy_gradient import PolicyGradient
     from rlhf.training.stages.preference import Preference
@@ -44,6 +45,7 @@ class Recipe:
         rewards: name -> reward with its weight; a score is their weighted sum.
         stages: run one after the other on one policy.
         trackers: what metrics are sent to besides the run's own files.
+        push_to_hub: repository that the trained policy is pushed to.
         base: folder that files named by a kind are looked for in.
     """
 
@@ -59,6 +61,7 @@ class Recipe:
     evaluation: Evaluation
     stages: tuple[Supervised | Preference | RewardModel | PolicyGradient, ...]
     trackers: tuple[Tracker, ...] = ()
+    push_to_hub: Hub | None = None
     base: Path = field(default=Path(), compare=False)
 
     @property
@@ -70,7 +73,7 @@ class Recipe:
 #: Every key of a recipe, in the order in which they are written.
 KEYS = (
     *("name", "seed", "policy", "environment", "agent", "rewards", "engine", "asynchrony", "limits", "evaluation"),
-    *("stages", "trackers"),
+    *("stages", "trackers", "push_to_hub"),
 )
 _REQUIRED = ("policy", "environment", "stages")
 
@@ -116,6 +119,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         policy=build_part("policy", values["policy"], "policy", base=base),
         stages=_stages(values["stages"], base),
         trackers=_trackers(values.get("trackers", []), base),
+        push_to_hub=_hub(values.get("push_to_hub"), base),
         base=base,
     )
 
@@ -135,6 +139,7 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
         "evaluation": plain_part(None, recipe.evaluation),
         "stages": [plain_part("stage", stage) for stage in recipe.stages],
         **({"trackers": [plain_part("tracker", one) for one in recipe.trackers]} if recipe.trackers else {}),
+        **({"push_to_hub": plain_part(None, recipe.push_to_hub)} if recipe.push_to_hub else {}),
     }
 
 
@@ -311,6 +316,16 @@ def _trackers(values: Any, base: Path) -> tuple[Any, ...]:
             hint="`rlhf recipes --kinds tracker` lists the kinds",
         )
     return tuple(build_part("tracker", one, f"trackers[{i}]", base=base) for i, one in enumerate(values))
+
+
+def _hub(values: Any, base: Path) -> Hub | None:
+    """Build the key `push_to_hub`: the name of a repository, or a mapping of keys."""
+    from rlhf.training.hub import Hub
+
+    if values is None:
+        return None
+    hub: Hub = build(Hub, {"repo": values} if isinstance(values, str) else values, "push_to_hub", base=base)
+    return hub
 
 
 def _stages(values: Any, base: Path) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Experiment trackers that a run's metrics go to besides its own files: Weights & Biases, MLflow, Trackio.
+"""Experiment trackers that a run's metrics go to besides its own files: Weights & Biases, MLflow, Trackio, SwanLab.
 
     trackers:
       - {kind: wandb, project: my-project, mode: offline}
@@ -41,16 +41,24 @@ class TrackedRun:
     id: str
 
 
+class LiveRun(Protocol):
+    """A run as its tracker has it, from `begin` to `end`."""
+
+    def write(self, line: LogLine) -> object:
+        """Send a line."""
+        ...
+
+    def end(self) -> object:
+        """Send what is left."""
+        ...
+
+
 @runtime_checkable
 class Tracker(Protocol):
     """Settings of a place that metrics are sent to."""
 
-    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
-        """Connect, and return what takes each line."""
-        ...
-
-    def end(self, write: Callable[[LogLine], object]) -> None:
-        """Send what is left."""
+    def begin(self, run: TrackedRun) -> LiveRun:
+        """Connect: begin the run, or go on with it."""
         ...
 
 
@@ -60,7 +68,7 @@ class TrackerCapabilities(CapabilityView):
     package = Capability("", str)
     """Module that it needs; its first name is the name of its extra."""
     begins_early = Capability(False, bool)
-    """Whether it begins with the run, not with the first line."""
+    """True if it begins with the run, not with the first line."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -77,38 +85,38 @@ class Wandb:
     mode: Literal["online", "offline"] = "online"
     """`offline` writes into the run's folder, for `wandb sync` later."""
 
-    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+    def begin(self, run: TrackedRun) -> LiveRun:
         """Begin the run, or go on with it."""
         import wandb
 
-        live = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            dir=str(run.folder),
-            mode=self.mode,
-            config=dict(run.config),
+        return _WandbRun(
+            wandb.init(
+                project=self.project,
+                entity=self.entity,
+                name=run.name,
+                id=run.id,
+                resume="allow",
+                dir=str(run.folder),
+                mode=self.mode,
+                config=dict(run.config),
+            )
         )
-        return _WandbRun(live)
-
-    def end(self, write: Any) -> None:
-        """Send what is left."""
-        write.run.finish()
 
 
 class _WandbRun:
     """Lines of a run as wandb's history, with an axis for each stage."""
 
     def __init__(self, run: Any) -> None:
-        self.run, self._stages = run, set[str]()
+        self._run, self._stages = run, set[str]()
 
-    def __call__(self, line: LogLine) -> None:
+    def write(self, line: LogLine) -> None:
         if line.stage not in self._stages:
             self._stages.add(line.stage)
-            self.run.define_metric(f"{line.stage}/*", step_metric=f"{line.stage}/step")
-        self.run.log({f"{line.stage}/step": line.step, **_named(line)})
+            self._run.define_metric(f"{line.stage}/*", step_metric=f"{line.stage}/step")
+        self._run.log({f"{line.stage}/step": line.step, **_named(line)})
+
+    def end(self) -> None:
+        self._run.finish()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -123,9 +131,8 @@ class MLflow:
     tracking_uri: str | None = None
     """Address of a server, or `sqlite:///FILE`; null is mlflow.db in the run's folder."""
 
-    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+    def begin(self, run: TrackedRun) -> LiveRun:
         """Begin the run, or go on with it."""
-        from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(self.tracking_uri or f"sqlite:///{(run.folder / 'mlflow.db').resolve()}")
@@ -133,17 +140,24 @@ class MLflow:
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
         runs = client.search_runs([experiment], f"tags.rlhf_id = '{run.id}'")
         live = runs[0] if runs else client.create_run(experiment, run_name=run.name, tags={"rlhf_id": run.id})
+        return _MLflowRun(client, live.info.run_id)
 
-        def write(line: LogLine) -> None:
-            at = int(line.time * 1000)
-            client.log_batch(live.info.run_id, [Metric(name, v, at, line.step) for name, v in _named(line).items()])
 
-        write.client, write.run_id = client, live.info.run_id  # type: ignore[attr-defined]
-        return write
+@plain_dataclass(frozen=True)
+class _MLflowRun:
+    """Lines of a run as batches of MLflow's metrics."""
 
-    def end(self, write: Any) -> None:
-        """Mark the run as finished."""
-        write.client.set_terminated(write.run_id)
+    client: Any
+    run_id: str
+
+    def write(self, line: LogLine) -> None:
+        from mlflow.entities import Metric
+
+        at = int(line.time * 1000)
+        self.client.log_batch(self.run_id, [Metric(name, v, at, line.step) for name, v in _named(line).items()])
+
+    def end(self) -> None:
+        self.client.set_terminated(self.run_id)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -158,7 +172,7 @@ class Trackio:
     space_id: str | None = None
     """Space on a hub that shows it; null keeps it here."""
 
-    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+    def begin(self, run: TrackedRun) -> LiveRun:
         """Begin the run, or go on with it."""
         import trackio
 
@@ -166,16 +180,46 @@ class Trackio:
             self.project, name=f"{run.name}-{run.id[:6]}", space_id=self.space_id, config=dict(run.config),
             resume="allow", embed=False,
         )  # fmt: skip
+        return _Logged(live)
 
-        def write(line: LogLine) -> None:
-            live.log({f"{line.stage}/step": line.step, **_named(line)})
 
-        write.run = live  # type: ignore[attr-defined]
-        return write
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SwanLab:
+    """SwanLab, online or in the run's folder."""
 
-    def end(self, write: Any) -> None:
-        """Send what is left."""
-        write.run.finish()
+    #: What it needs, and the name of its extra.
+    package: ClassVar[str] = "swanlab"
+
+    project: str = "rlhf-agents"
+    """Project of the run."""
+    workspace: str | None = None
+    """User or organisation; null is the one that is logged in."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes into the run's folder, for `swanlab sync` later; a run that goes on begins another record."""
+
+    def begin(self, run: TrackedRun) -> LiveRun:
+        """Begin the run; online, or go on with it."""
+        import swanlab
+
+        resumed = {"id": run.id, "resume": "allow"} if self.mode == "online" else {}
+        live = swanlab.init(
+            project=self.project, workspace=self.workspace, name=run.name, mode=self.mode,
+            log_dir=str(run.folder / "swanlab"), config=dict(run.config), **resumed,
+        )  # fmt: skip
+        return _Logged(live)
+
+
+@plain_dataclass(frozen=True)
+class _Logged:
+    """Lines of a run as dictionaries, each with the step of its stage."""
+
+    run: Any
+
+    def write(self, line: LogLine) -> None:
+        self.run.log({f"{line.stage}/step": line.step, **_named(line)})
+
+    def end(self) -> None:
+        self.run.finish()
 
 
 @plain_dataclass
@@ -188,7 +232,7 @@ class TrackerSink:
     tracker: Tracker
     run: TrackedRun
     say: Callable[[str], object]
-    _write: Callable[[LogLine], object] | None = None
+    _live: LiveRun | None = None
     _has_failed: bool = field(default=False)
 
     def __post_init__(self) -> None:
@@ -198,21 +242,21 @@ class TrackerSink:
 
     def write(self, line: LogLine) -> None:
         """Send a line; connect before the first."""
-        self._guarded(lambda: self._begun()(line))
+        self._guarded(lambda: self._begun().write(line))
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
         """A tracker keeps what it has."""
 
     def close(self) -> None:
         """Send what is left."""
-        write, self._write = self._write, None
-        if write is not None:
-            self._guarded(lambda: self.tracker.end(write))
+        live, self._live = self._live, None
+        if live is not None:
+            self._guarded(live.end)
 
-    def _begun(self) -> Callable[[LogLine], object]:
-        if self._write is None:
-            self._write = self.tracker.begin(self.run)
-        return self._write
+    def _begun(self) -> LiveRun:
+        if self._live is None:
+            self._live = self.tracker.begin(self.run)
+        return self._live
 
     def _guarded(self, call: Callable[[], object]) -> None:
         if self._has_failed:

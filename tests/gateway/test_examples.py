@@ -1,7 +1,8 @@
 """The agents in `examples/`, each in its own interpreter, solving tasks with tools by a policy that knows how.
 
 Those of other packages are played where a variable names an interpreter that has them: `RLHF_TEST_AGENTS_PYTHON` for
-openai-agents and LangGraph, `RLHF_TEST_NODE` for a folder with node_modules/openai.
+openai-agents and LangGraph, `RLHF_TEST_VERIFIERS_PYTHON` for verifiers and uv, `RLHF_TEST_NODE` for a folder with
+node_modules/openai.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from agents.tool_calls import Call, write_calls
+from environments.tasks.dataset import Dataset
 from environments.tasks.tools import Tools
 from rlhf.data import SamplingParams, Trajectory
 from rlhf.gateway.agent import ExternalAgent
@@ -76,6 +79,57 @@ def test_the_agents_of_other_packages_solve_tasks_with_tools(name: str) -> None:
     if not python:
         pytest.skip("RLHF_TEST_AGENTS_PYTHON names no interpreter with openai-agents and langgraph")
     check_solved(play([python, str(EXAMPLES / f"{name}.py")]))
+
+
+SUMS = """
+import verifiers.v1 as vf
+
+
+class Data(vf.TaskData):
+    answer: str = ""
+
+
+class Sum(vf.Task[Data]):
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(trace.messages[-1].content == self.data.answer)
+
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        for i in range(4):
+            yield Sum(Data(prompt=f"What is {i} + 1?", answer=str(i + 1)), self.config.task)
+
+
+__all__ = ["Sums"]
+"""
+
+
+def test_a_taskset_of_verifiers_is_played_as_it_is(tmp_path: Path) -> None:
+    python = os.environ.get("RLHF_TEST_VERIFIERS_PYTHON")
+    if not python:
+        pytest.skip("RLHF_TEST_VERIFIERS_PYTHON names no interpreter with verifiers")
+    (tmp_path / "vf_sums.py").write_text(SUMS)
+    variables = {"PYTHONPATH": str(tmp_path)}
+    command = (python, str(EXAMPLES / "verifiers_agent.py"))
+    listed = subprocess.run(
+        [*command, "--list", "vf-sums"], env=os.environ | variables, check=True, capture_output=True
+    )
+    (tmp_path / "tasks.jsonl").write_bytes(listed.stdout)
+    world = Dataset(path=tmp_path / "tasks.jsonl", split_ratios={"train": 1.0})
+    environment = External(world=world, command=(*command, "vf-sums"), variables=variables)
+    engine = ScriptedEngine(lambda text: "3", tokenizer=tokenizer(), max_context=8192)
+
+    async def body() -> list[list[Trajectory]]:
+        limits = Limits(max_tokens=200, max_turns=8, start_timeout_s=500, step_timeout_s=100)
+        parts = (environment, ExternalAgent(), engine, Renderer(tokenizer()), limits, SamplingParams())
+        return await run_groups(list(world.tasks("train")), *parts, group_size=1, seed=0)
+
+    played = [trajectory for group in asyncio.run(body()) for trajectory in group]
+    environment.close()
+    solved = {t.opening for t in played if t.solved}
+    assert len(solved) == 1 and "What is 2 + 1?" in solved.pop(), [(t.outcome, t.detail) for t in played]
+    assert len(played) == 4
 
 
 def test_the_agent_in_node_solves_tasks_with_tools() -> None:

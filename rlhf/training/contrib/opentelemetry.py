@@ -9,7 +9,6 @@ they have one. Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, TextIO
 
 from pydantic.dataclasses import dataclass
@@ -18,7 +17,7 @@ from rlhf.data import Turn
 from rlhf.rollout.telemetry import EndedEpisode, listen
 from rlhf.settings import STRICT
 from rlhf.sinks import LogLine
-from rlhf.training.trackers import TrackedRun
+from rlhf.training.trackers import LiveRun, TrackedRun
 
 #: Name of the file that spans are written to where there is no collector.
 SPANS = "spans.jsonl"
@@ -39,7 +38,7 @@ class OpenTelemetry:
     with_text: bool = False
     """Whether spans of turns carry what the policy did and what it was answered."""
 
-    def begin(self, run: TrackedRun) -> Callable[[LogLine], object]:
+    def begin(self, run: TrackedRun) -> LiveRun:
         """Begin to hear of episodes."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -51,10 +50,6 @@ class OpenTelemetry:
         file = None if self.endpoint is not None else (run.folder / SPANS).open("a", encoding="utf-8")
         provider.add_span_processor(BatchSpanProcessor(_exporter(self.endpoint, file)))
         return _Spans(provider, self.with_text, file)
-
-    def end(self, write: Any) -> None:
-        """Send what is left."""
-        write.close()
 
 
 def _exporter(endpoint: str | None, file: TextIO | None) -> Any:
@@ -75,7 +70,7 @@ class _Spans:
         self._tracer = provider.get_tracer("rlhf")
         self._leave = listen(self._episode)
 
-    def __call__(self, line: LogLine) -> None:
+    def write(self, line: LogLine) -> None:
         seconds = line.values.get("time/step_s") or 0.0
         named = {name: value for name, value in line.values.items() if value is not None}
         span = self._span(
@@ -83,8 +78,7 @@ class _Spans:
         )
         span.end(int(line.time * _NS))
 
-    def close(self) -> None:
-        """Send what is left."""
+    def end(self) -> None:
         self._leave()
         self._provider.shutdown()
         if self._file is not None:

@@ -311,7 +311,7 @@ def _rows(policy: Policy, stage: Preference, pairs: Sequence[Pair]) -> list[dict
 
 
 def reference_logps(policy: Policy, sides: Sequence[Side], reference: str) -> list[float]:
-    """Summed log π of each side's compared tokens, in nats, under the policy or its base model; 0 without a reference."""
+    """Summed log π of each side's compared tokens, in nats, under the policy or its base; 0 without a reference."""
     if reference == "none":
         return [0.0] * len(sides)
     samples = [_sample(side, number) for number, side in enumerate(sides)]

@@ -1,0 +1,61 @@
+"""Edits of a repository's files, as an answer writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rewards.answers.fences import fenced
+
+_SEARCH, _MIDDLE, _REPLACE = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
+
+
+def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
+    r"""Apply the edits of the last block between lines of three backticks.
+
+    A block has for each edit a line `### path`, then `<<<<<<< SEARCH`, the lines that are there, `=======`, the lines
+    that take their place, and `>>>>>>> REPLACE`. The lines have to be in the file exactly once; none at all make a new
+    file.
+
+    >>> block = "```\n### a.py\n<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE\n```"
+    >>> edited({"a.py": "x = 1\ny = 1\n"}, block)
+    ({'a.py': 'x = 2\ny = 1\n'}, '')
+
+    Returns:
+        the files, and why an edit could not be made; empty where all were.
+    """
+    blocks = list(fenced(answer))
+    if not blocks:
+        return dict(files), "no block of edits"
+    found, path, parts, n = dict(files), "", [list[str](), list[str]()], 0
+    into: int | None = None
+    for line in blocks[-1][1].splitlines():
+        mark = line.rstrip()
+        if into is None and mark.startswith("#"):
+            path = mark.lstrip("#").strip().removeprefix("./")
+        elif into is None and mark == _SEARCH:
+            parts, into = [[], []], 0
+        elif into == 0 and mark == _MIDDLE:
+            into = 1
+        elif into == 1 and mark == _REPLACE:
+            wrong = _replace(found, path, *("".join(f"{one}\n" for one in part) for part in parts))
+            if wrong:
+                return dict(files), wrong
+            into, n = None, n + 1
+        elif into is not None:
+            parts[into].append(line)
+        elif mark:
+            return dict(files), f"not an edit: {mark[:80]}"
+    return (found, "") if n and into is None else (dict(files), "no edit that is whole")
+
+
+def _replace(files: dict[str, str], path: str, before: str, after: str) -> str:
+    parts = path.split("/")
+    if not path or path.startswith("/") or ".." in parts or "\0" in path:
+        return f"no file of the repository: {path[:80]}"
+    text = files.get(path, "")
+    if before and text.count(before) != 1:
+        return f"{path}: the lines to replace are there {text.count(before)} times"
+    if not before and text:
+        return f"{path}: the file is there, and the edit says of no line what it replaces"
+    files[path] = text.replace(before, after) if before else after
+    return ""
