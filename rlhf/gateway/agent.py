@@ -139,6 +139,8 @@ class _Answering:
         return answered, reply.generation, reply.text
 
     def _check(self, asked: Asked) -> None:
+        if not asked.sampling:
+            return
         temperature = self._policy.temperature if isinstance(self._policy, Told) else 1.0
         found = against(asked.sampling, temperature)
         if found and not self._agent.override_sampling:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from agents.parsing import split_thoughts
@@ -23,7 +24,7 @@ Reason = Literal["again", "changed", "tools", "cut", "fresh"]
 _SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Said:
     """One message of a request.
 
@@ -37,7 +38,7 @@ class Said:
     text: str
     calls: tuple[Call, ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Key by which messages are compared."""
         if self.role is not Role.ASSISTANT:
