@@ -8,7 +8,7 @@ a request leaves every path, a new row begins for the trainer; a `Fork` says why
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -148,6 +148,24 @@ class Conversations:
             self._sampled[reply.key] = tuple(ids)
         for node in path:
             node.goes_on = True
+
+    def paths(self) -> Iterator[tuple[list[Any], list[tuple[Message, bool]]]]:
+        """Tools and messages of every conversation, to its last whole reply; and whether a reply is in none before."""
+        seen: set[int] = set()
+        for name, root in self._roots.items():
+            ways: list[tuple[_Node, ...]] = [(root,)]
+            while ways:
+                path = ways.pop()
+                after = [(*path, child) for child in path[-1].after if not child.was_cut]
+                ways += reversed(after)
+                sampled = [id(node) for node in path if node.is_sampled]
+                if path[-1].is_sampled and not after:
+                    new = [node.is_sampled and id(node) not in seen for node in path[1:]]
+                    seen.update(sampled)
+                    yield (
+                        json.loads(name),
+                        [(self._message(n.said, n.ids), is_new) for n, is_new in zip(path[1:], new, strict=True)],
+                    )
 
     def _message(self, said: Said, ids: tuple[int, ...] | None) -> Message:
         text = said.text
