@@ -250,7 +250,7 @@ async def soak(asked: argparse.Namespace) -> None:
         environment.close()
     print(
         f"{asked.soak} sessions: {said['n_ended']} ended by their clients after {said['n_requests']} replies, "
-        f"{n_scored} recorded whole; memory {memory_mb[-1] - memory_mb[len(memory_mb) // 2]:+.1f} MiB over the last half"
+        f"{n_scored} recorded whole; memory {memory_mb[-1] - memory_mb[len(memory_mb) // 2]:+.1f} MiB over the last "
         "half"
     )
 

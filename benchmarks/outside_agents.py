@@ -55,8 +55,8 @@ TAUGHT: dict[str, Any] = {
     ],
 }  # fmt: skip
 STAGE = {
-    "kind": "policy_gradient", "steps": 16, "tasks_per_step": 12, "group_size": 8, "minibatches": 2, "checkpoint_every": 0,
-    "optimizer": {"lr": 5.0e-4, "schedule": "linear", "warmup_steps": 5},
+    "kind": "policy_gradient", "steps": 16, "tasks_per_step": 12, "group_size": 8, "minibatches": 2,
+    "checkpoint_every": 0, "optimizer": {"lr": 5.0e-4, "schedule": "linear", "warmup_steps": 5},
 }  # fmt: skip
 #: Agent -> its program; the inner one has none.
 AGENTS = {"inner": "", "openai-agents": "openai_agents.py", "langgraph": "langgraph_agent.py"}
@@ -97,7 +97,8 @@ def run(name: str, recipe: dict[str, Any], seed: int, out: Path) -> dict[str, An
     if not result.is_file():
         path = folder.with_suffix(".yaml")
         path.write_text(yaml.safe_dump({"name": name, **recipe}, sort_keys=False))
-        command = ["train", str(path), f"seed={seed}", "--resume" if folder.is_dir() else "--out", str(folder), "--json"]
+        how = "--resume" if folder.is_dir() else "--out"
+        command = ["train", str(path), f"seed={seed}", how, str(folder), "--json"]
         done = subprocess.run(
             [sys.executable, "-m", "rlhf.cli", *command], stdout=subprocess.PIPE, text=True, check=True
         )

@@ -79,7 +79,8 @@ def evaluate(
     ] = None,
     also_trained: AlsoTrained = False,
     program: Annotated[
-        str, typer.Option("--command", metavar="COMMAND", help="An agent's own program, which asks through the gateway.")
+        str,
+        typer.Option("--command", metavar="COMMAND", help="An agent's own program, which asks through the gateway."),
     ] = "",
     programs: Annotated[
         int | None, typer.Option(min=1, help="So many of them, for one attempt after the other; else one for each.")
@@ -94,8 +95,8 @@ def evaluate(
     """Measure a policy with 95% intervals on fixed tasks, failures of parts apart from failures of the policy.
 
     Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
-    --suite babyai --attempts 4 --out evaluations/qwen; rlhf evaluate --endpoint URL --model NAME --suite tools --command
-    "venv/bin/python agent.py"
+    --suite babyai --attempts 4 --out evaluations/qwen; rlhf evaluate --endpoint URL --model NAME --suite tools
+    --command "venv/bin/python agent.py"
     """
     from rlhf.recipe.evaluation_request import EvaluationRequest
 

@@ -94,7 +94,6 @@ class EndpointEngine(NoModel):
             body["stop"] = list(params.stop_strings)
         return body
 
-
     def _messages(self, ids: Sequence[int]) -> Iterator[Mapping[str, Any]]:
         """Messages of a prompt, with the calls of its replies and what they returned as the server knows them."""
         waiting: list[str] = []

@@ -141,7 +141,9 @@ class _Answering:
 
     def _check(self, asked: Asked) -> None:
         if asked.logprobs and not (isinstance(self._policy, Told) and self._policy.tells_tokens):
-            raise Refusal(400, "the model is behind a server, and its log-probs are not known here. Do: leave out logprobs.")
+            raise Refusal(
+                400, "the model is behind a server, and its log-probs are not known here. Do: leave out logprobs."
+            )
         if not asked.sampling:
             return
         temperature = self._policy.temperature if isinstance(self._policy, Told) else 1.0

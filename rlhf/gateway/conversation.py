@@ -153,19 +153,15 @@ class Conversations:
         """Tools and messages of every conversation, to its last whole reply; and whether a reply is in none before."""
         seen: set[int] = set()
         for name, root in self._roots.items():
-            ways: list[tuple[_Node, ...]] = [(root,)]
-            while ways:
-                path = ways.pop()
-                after = [(*path, child) for child in path[-1].after if not child.was_cut]
-                ways += reversed(after)
-                sampled = [id(node) for node in path if node.is_sampled]
-                if path[-1].is_sampled and not after:
-                    new = [node.is_sampled and id(node) not in seen for node in path[1:]]
-                    seen.update(sampled)
-                    yield (
-                        json.loads(name),
-                        [(self._message(n.said, n.ids), is_new) for n, is_new in zip(path[1:], new, strict=True)],
-                    )
+            whole = list(_whole(root))
+            gone_on = {id(node) for path in whole for node in path[:-1]}
+            for path in whole:
+                if id(path[-1]) in gone_on:
+                    continue
+                is_new = [node.is_sampled and id(node) not in seen for node in path]
+                seen.update(map(id, path))
+                shown = [self._message(node.said, node.ids) for node in path]
+                yield json.loads(name), list(zip(shown, is_new, strict=True))
 
     def _message(self, said: Said, ids: tuple[int, ...] | None) -> Message:
         text = said.text
@@ -193,6 +189,18 @@ class Conversations:
         elif cut:
             reason = "cut"
         return Fork(reason, at, str(after or ""), str(messages[at]) if at < len(messages) else "")
+
+
+def _whole(root: _Node) -> Iterator[tuple[_Node, ...]]:
+    """Paths from below `root` to each reply that was sampled and not cut."""
+    ways: list[tuple[_Node, ...]] = [(child,) for child in reversed(root.after)]
+    while ways:
+        path = ways.pop()
+        if path[-1].was_cut:
+            continue
+        if path[-1].is_sampled:
+            yield path
+        ways += [(*path, child) for child in reversed(path[-1].after)]
 
 
 def _deepest(node: _Node, keys: Sequence[tuple[object, ...]], at: int = 0) -> tuple[_Node, ...]:

@@ -242,9 +242,12 @@ def test_a_delivery_in_the_middle_of_an_attempt_loses_nothing() -> None:
     def work(mine: dict[str, Any]) -> None:
         client = client_of(mine)
         messages = [*HELLO]
+
+        def ask_again() -> None:
+            said.append(ask(client, messages=messages))
+
         for version in (1, 2):
-            asking = threading.Thread(target=lambda: said.append(ask(client, messages=messages)))
-            begun = world.engine.begun if world.engine else 0
+            asking, begun = threading.Thread(target=ask_again), world.engine.begun
             asking.start()
             while world.engine.begun == begun:
                 time.sleep(0.01)
@@ -279,8 +282,10 @@ def test_the_other_wires_refuse_in_their_own_form(asks: Any) -> None:
         gateway = programs_of(world.environment).gateway
         assert gateway is not None
         given: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            ({**mine, "key": "another"}, {}), (mine, {"extra_body": {"temperature": 0.0}}), (mine, {"tools": [{"type": "web_search"}]})
-        ]  # fmt: skip
+            ({**mine, "key": "another"}, {}),
+            (mine, {"extra_body": {"temperature": 0.0}}),
+            (mine, {"tools": [{"type": "web_search"}]}),
+        ]
         for where, how in given:
             with pytest.raises(Exception, match="Do:") as refused:
                 asks(where, **how)
