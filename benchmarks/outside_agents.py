@@ -85,7 +85,7 @@ def recipe_of(agent: str, taught: Path, python: str) -> dict[str, Any]:
         "world": WORLD,
         "reward": "world",
         "command": [str(Path(python).absolute()), str(EXAMPLES / AGENTS[agent])],
-        "n_programs": 3,
+        "n_programs": 8,
     }
     return {**found, "environment": environment, "agent": {"kind": "external", **CALLS}}
 
