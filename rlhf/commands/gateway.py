@@ -12,7 +12,7 @@ from rlhf.commands.output import Overrides, command, errors, quiet_libraries
 
 
 class Judge(StrEnum):
-    """Who says what an attempt earned."""
+    """Source of an attempt's reward."""
 
     posted = "posted"
     world = "world"
@@ -37,7 +37,7 @@ def gateway(
     model: Annotated[str, typer.Option(help="The model's name on that server.")] = "",
     most: Annotated[int | None, typer.Option("--n", "-n", min=1, help="Stop after so many attempts.")] = None,
 ) -> None:
-    """Serve a policy to agents elsewhere, each attempt with an address of its own, and keep what they did.
+    """Serve a policy to agents elsewhere, each attempt at an address of its own, and store trajectories.
 
     Solved attempts are kept as chats too, for a supervised stage: data: {path: gateway/chats.jsonl}
 
