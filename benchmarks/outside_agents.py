@@ -55,7 +55,7 @@ TAUGHT: dict[str, Any] = {
     ],
 }  # fmt: skip
 STAGE = {
-    "kind": "policy_gradient", "steps": 16, "tasks_per_step": 12, "group_size": 8, "minibatches": 2,
+    "kind": "policy_gradient", "steps": 24, "tasks_per_step": 12, "group_size": 8, "minibatches": 2,
     "checkpoint_every": 0, "optimizer": {"lr": 5.0e-4, "schedule": "linear", "warmup_steps": 5},
 }  # fmt: skip
 #: Agent -> its program; the inner one has none.
@@ -121,9 +121,9 @@ def main() -> None:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     print("| agent | seed | success before | success after | episodes | training, s |\n|---|---|---|---|---|---|")
+    run("taught", TAUGHT, 0, asked.out)
+    last = max((asked.out / "taught-seed0" / "checkpoints").glob("1-supervised-*/policy"))
     for seed in asked.seeds:
-        run("taught", TAUGHT, seed, asked.out)
-        last = max((asked.out / f"taught-seed{seed}" / "checkpoints").glob("1-supervised-*/policy"))
         for agent in asked.agents:
             found = run(agent, recipe_of(agent, last.absolute(), asked.python), seed, asked.out)
             print(

@@ -18,7 +18,7 @@ MAX_CONTEXT = 4096
 
 
 def test_conversations_over_vllm_keep_every_sampled_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = Policy.of(model(head_dim=32), tokenizer())
+    policy = Policy.of(model(head_dim=32), tokenizer(), None)
 
     async def start() -> VllmEngine:
         instance = start_instance(policy, tmp_path / "model", tmp_path / "engine.log", max_context=MAX_CONTEXT)
