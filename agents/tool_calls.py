@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -145,7 +146,9 @@ def _of_python(text: str) -> Iterator[Call]:
     begin = source.find("[")
     source = source[begin:] if begin > 0 and source.endswith("]") else source
     try:
-        body = ast.parse(source, mode="eval").body
+        with warnings.catch_warnings():  # of Python, about what no Python program says
+            warnings.simplefilter("ignore", SyntaxWarning)
+            body = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, MemoryError):
         return
     for node in body.elts if isinstance(body, ast.List | ast.Tuple) else [body]:

@@ -1,5 +1,6 @@
 """An agent of LangGraph, over chat completions, in an interpreter of its own."""
 
+import httpx
 import openai
 from attempts import attempts
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
@@ -7,12 +8,14 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 SYSTEM = "You solve tasks by calling tools."
+#: For all attempts: to make them takes longer than a reply.
+CONNECTIONS = {"http_client": httpx.Client(timeout=300), "http_async_client": httpx.AsyncClient()}
 
 
 def graph_of(attempt):
     """A graph of two nodes: the policy, and the tools that it calls."""
-    url, key = attempt.base_url, attempt.key
-    model = ChatOpenAI(model="policy", base_url=url, api_key=key).bind_tools(attempt.task["tools"])
+    model = ChatOpenAI(model="policy", base_url=attempt.base_url, api_key=attempt.key, **CONNECTIONS)
+    model = model.bind_tools(attempt.task["tools"])
 
     def ask(state):
         return {"messages": [model.invoke(state["messages"])]}

@@ -10,6 +10,8 @@ from attempts import attempts
 from agents import Agent, FunctionTool, ModelBehaviorError, OpenAIResponsesModel, RunConfig, Runner
 
 SYSTEM = "You solve tasks by calling tools."
+#: For all attempts: to make one takes longer than a reply.
+CONNECTIONS = openai.DefaultAsyncHttpxClient(timeout=300)
 
 
 def tool_of(function, attempt):
@@ -33,7 +35,7 @@ def ends(context, results):
 
 for attempt in attempts():
     attempt.done = False
-    client = openai.AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key)
+    client = openai.AsyncOpenAI(base_url=attempt.base_url, api_key=attempt.key, http_client=CONNECTIONS)
     agent = Agent(
         name="agent",
         instructions=SYSTEM,

@@ -39,6 +39,7 @@ ALONE = {
     "gateway/test_faults.py": "processes",
     "gateway/test_exact.py": "processes",
     "gateway/test_examples.py": "processes",
+    "gateway/test_endpoint.py": "processes",
     "training/test_nodes.py": "processes",
     "training/test_publish_zero3.py": "processes",
     "training/test_resume_elsewhere.py": "processes",

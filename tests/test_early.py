@@ -15,6 +15,7 @@ from rlhf.commands.check_availability import models_of, refuse_unreachable_model
 from rlhf.data import Task
 from rlhf.errors import EnvError, ModelError, RecipeError, RewardError
 from rlhf.recipe import load
+from rlhf.training.policy.model import FromScratch
 from tests.training import runs
 
 STAGES = [
@@ -105,17 +106,19 @@ def test_a_reward_speaks_for_what_it_holds() -> None:
 
 
 def test_tools_for_a_template_that_knows_none_are_refused(tmp_path: Path) -> None:
-    """The template of policies made from scratch writes messages and no tools."""
+    """The template `plain` writes messages and no tools."""
     inner = {"kind": "tools", "style": "hermes", "through": "template"}
+    FromScratch(hidden_size=16, n_layers=1, n_heads=1).build(0, ["a"]).save(tmp_path / "made")
+    policy = {"kind": "pretrained", "path": str(tmp_path / "made"), "template": "plain"}
     stages = STAGES[1:]
-    recipe = load(runs.write(tmp_path, stages, environment={"kind": "tools"}, agent=inner))
+    recipe = load(runs.write(tmp_path, stages, policy=policy, environment={"kind": "tools"}, agent=inner))
     with pytest.raises(RecipeError) as error:
         train(recipe, tmp_path / "run")
     assert error.value.where == "agent.through"
     assert "agent.through: text" in error.value.hint
     assert not (tmp_path / "run").exists()
     agent = {"kind": "remembering", "inner": inner}
-    held = load(runs.write(tmp_path, stages, environment={"kind": "tools"}, agent=agent))
+    held = load(runs.write(tmp_path, stages, policy=policy, environment={"kind": "tools"}, agent=agent))
     with pytest.raises(RecipeError) as error:
         train(held, tmp_path / "run")
     assert error.value.where == "agent.inner.through"

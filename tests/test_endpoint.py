@@ -234,3 +234,37 @@ def test_half_an_endpoint_is_refused(suite: Path) -> None:
     ):
         result = run("evaluate", *arguments)
         assert result.exit_code == 2 and message in result.stderr
+
+
+@pytest.mark.parametrize(("arguments", "said"), [('{"at": 1}', "[look(at=1)]"), ("{broken", '"arguments": "{broken"')])
+def test_calls_of_tools_come_back_in_the_style_of_the_agent(arguments: str, said: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    renderer = WholeMessages()
+
+    def reply(body: dict[str, Any], n: int) -> Any:
+        assert body["tools"] == tools
+        if n == 0:
+            return {"choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+        assert body["messages"][1:] == [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "a door"},
+        ]
+        return completion("done")
+
+    async def talk(url: str) -> list[str]:
+        engine = EndpointEngine(url, "m", renderer, style="python")
+        try:
+            asked = [Message(Role.USER, "look")]
+            first = await engine.generate(renderer.prompt(asked, tools), SamplingParams())
+            asked += [Message(Role.ASSISTANT, "", first.token_ids), Message(Role.TOOL, "a door")]
+            prompt = renderer.prompt(asked, tools)
+            assert prompt.extends(first) and first.finish is Finish.STOP
+            second = await engine.generate(prompt, SamplingParams())
+            return [renderer.reply_text(generation.token_ids) for generation in (first, second)]
+        finally:
+            await engine.close()
+
+    with served(reply) as (url, _):
+        first, second = asyncio.run(talk(url))
+    assert said in first and second == "done"

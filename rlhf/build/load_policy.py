@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.tools import ToolAgent
 from rewards.models.model_folder import stage_of
 from rlhf.build.engine import make_publisher
 from rlhf.build.memory_store import agent_of
@@ -17,6 +18,8 @@ from rlhf.build.train import device, make_collector, policy_of
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, WholeMessages
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.endpoint import EndpointEngine
+from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.environment import External
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe
 from rlhf.recipe.evaluation_request import BASELINES
@@ -37,11 +40,15 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
             yield collector_of
         return
     renderer = OnlyDice() if found.kind == "random" else WholeMessages()
-    engine: Any = NoEngine()
-    if found.kind == "random":
-        engine = Dice()
-    elif found.kind == "endpoint":
-        engine = EndpointEngine(found.endpoint, found.model, renderer, found.patience)
+    engines: dict[str, Any] = {}
+
+    def engine_of(agent: Any) -> Any:
+        style = agent.style if isinstance(agent, ToolAgent | ExternalAgent) else "hermes"
+        if style not in engines:
+            engines[style] = Dice() if found.kind == "random" else NoEngine()
+            if found.kind == "endpoint":
+                engines[style] = EndpointEngine(found.endpoint, found.model, renderer, found.patience, style)
+        return engines[style]
 
     def collector_of_part(part: Part) -> RolloutRunner:
         environment: Any = Planned(part.environment) if found.kind == "oracle" else part.environment
@@ -52,7 +59,7 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
             environment=environment,
             agent=agent,
             rewards=part.rewards,
-            engine=engine,
+            engine=engine_of(part.agent),
             renderer=renderer,
             limits=part.limits,
             seed=found.suite.seed,
@@ -62,7 +69,9 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
     try:
         yield collector_of_part
     finally:
-        await engine.close()
+        for engine in engines.values():
+            await engine.close()
+        _end_programs(found)
 
 
 @asynccontextmanager
@@ -92,6 +101,14 @@ async def _model_at_play(
         )
     finally:
         await collector.engine.close()
+        _end_programs(found)
+
+
+def _end_programs(found: EvaluationTarget) -> None:
+    """End the programs and gateways of outside agents."""
+    for part in found.suite.parts:
+        if isinstance(part.environment, External):
+            part.environment.close()
 
 
 def _left(rewards: Mapping[str, Weighted], checkpoint: Path | None) -> dict[str, Weighted]:

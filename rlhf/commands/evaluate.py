@@ -78,6 +78,13 @@ def evaluate(
         int | None, typer.Option(min=1, help="How often that server is asked for a reply before it is an error.")
     ] = None,
     also_trained: AlsoTrained = False,
+    program: Annotated[
+        str,
+        typer.Option("--command", metavar="COMMAND", help="An agent's own program, which asks through the gateway."),
+    ] = "",
+    programs: Annotated[
+        int | None, typer.Option(min=1, help="So many of them, for one attempt after the other; else one for each.")
+    ] = None,
     verify: Annotated[
         Path | None, typer.Option(help="Make the evaluation in this folder again, and say what changed.")
     ] = None,
@@ -88,7 +95,8 @@ def evaluate(
     """Measure a policy with 95% intervals on fixed tasks, failures of parts apart from failures of the policy.
 
     Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
-    --suite babyai --attempts 4 --out evaluations/qwen
+    --suite babyai --attempts 4 --out evaluations/qwen; rlhf evaluate --endpoint URL --model NAME --suite tools
+    --command "venv/bin/python agent.py"
     """
     from rlhf.recipe.evaluation_request import EvaluationRequest
 
@@ -104,6 +112,8 @@ def evaluate(
         endpoint=endpoint,
         model=model,
         tries=tries,
+        command=program,
+        programs=programs,
     )
     priced = price_in is not None or price_out is not None
     if verify is not None:
@@ -244,6 +254,8 @@ def _refuse_idle(asked: EvaluationRequest, checkpoint: Path | None, priced: bool
     brings_weights = not asked.endpoint and not without_tokens and not (asked.suite and is_model(asked.target))
     idle = {
         "--tries": asked.tries is not None and not asked.endpoint and "how often a server of --endpoint is asked",
+        "--command": bool(asked.command) and without_tokens and "a model, which the program asks",
+        "--programs": asked.programs is not None and not asked.command and "a program: --command",
         "--checkpoint": checkpoint is not None and not brings_weights and "weights for a recipe or a run",
         "--price-in and --price-out": priced and without_tokens and "a model, whose tokens are counted",
     }

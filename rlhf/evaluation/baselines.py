@@ -6,6 +6,7 @@ so that it is a function of seed, task, attempt and turn, as what a model sample
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from rlhf.data import (
     Task,
     WeightsForm,
 )
-from rlhf.errors import DataError, DeliveryError, EngineError, RecipeError
+from rlhf.errors import DeliveryError, EngineError, RecipeError
 from rlhf.rollout.renderer import Renderer
 
 _BITS = 31
@@ -40,22 +41,22 @@ class WholeMessages(Renderer):
     said it. Ids are given in the order in which messages are met, so they mean nothing outside their process.
     """
 
+    tells_tokens = False
+
     def __init__(self) -> None:
-        self.stop_ids, self.opens_thinking = (), False
-        self._ids: dict[tuple[Role, str], int] = {}
+        self.stop_ids, self.opens_thinking, self.knows_tools = (), False, True
+        self._ids: dict[tuple[Role | None, str], int] = {}
         self._messages: list[Message] = []
+        self._tools: dict[int, Sequence[Mapping[str, Any]]] = {}
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
-        """Prompt with one id per message; sampled replies keep their sampled ids. Raises DataError for tools."""
+        """Prompt with one id per message, after one for the tools; sampled replies keep their sampled ids."""
+        ids = [i for m in messages for i in (m.token_ids or (self.id_of(m.role, m.content),))]
         if tools:
-            raise DataError(
-                "there is no chat template here that could show tools",
-                where="agent.through",
-                got="template",
-                expected="text",
-                hint="let the agent tell of the tools: agent.through: text",
-            )
-        return Prompt(tuple(i for m in messages for i in (m.token_ids or (self.id_of(m.role, m.content),))))
+            first = self._id_of(None, Message(Role.SYSTEM, json.dumps(list(tools))))
+            self._tools[first] = tools
+            ids.insert(0, first)
+        return Prompt(tuple(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the messages."""
@@ -71,13 +72,21 @@ class WholeMessages(Renderer):
 
     def messages(self, ids: Iterable[int]) -> list[Message]:
         """The messages that `ids` stand for."""
-        return [self._messages[i] for i in ids]
+        return [self._messages[i] for i in ids if i not in self._tools]
+
+    def tools(self, ids: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        """The tools of a prompt; none where it has none."""
+        return self._tools.get(ids[0], ()) if ids else ()
 
     def id_of(self, role: Role, text: str) -> int:
         """The id of a message; a new one where it was never met."""
-        found = self._ids.setdefault((role, text), len(self._messages))
+        return self._id_of(role, Message(role, text))
+
+    def _id_of(self, role: Role | None, message: Message) -> int:
+        """The id of a message; tools have no role, so that no message is taken for them."""
+        found = self._ids.setdefault((role, message.content), len(self._messages))
         if found == len(self._messages):
-            self._messages.append(Message(role, text))
+            self._messages.append(message)
         return found
 
 

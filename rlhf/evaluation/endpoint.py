@@ -1,14 +1,18 @@
 """A model behind an OpenAI-compatible address, as a rollout engine: text goes out, text comes back.
 
+Tools that a prompt has go out as the wire's own, and calls of them come back as text in the style that the agent reads.
 What stays refused is an EngineError: the attempt is an error of a part, and never a failure of the policy.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agents.tool_calls import Call, Style, write_calls
 from rlhf.chat_api import KEY, ChatServer, Patience, first_choice
-from rlhf.data import Finish, Generation, Prompt, SamplingParams
+from rlhf.data import Finish, Generation, Prompt, Role, SamplingParams
 from rlhf.evaluation.baselines import NoModel, WholeMessages
 
 __all__ = ["KEY", "EndpointEngine", "Patience"]
@@ -24,10 +28,19 @@ class EndpointEngine(NoModel):
         model: as the server names it.
         renderer: that the prompts were made with.
         patience: with a server in trouble.
+        style: how calls of tools are written in a reply.
     """
 
-    def __init__(self, url: str, model: str, renderer: WholeMessages, patience: Patience | None = None) -> None:
-        self.server, self.renderer = ChatServer(url, model, patience), renderer
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        renderer: WholeMessages,
+        patience: Patience | None = None,
+        style: Style = "hermes",
+    ) -> None:
+        self.server, self.renderer, self._style = ChatServer(url, model, patience), renderer, style
+        self._calls: dict[int, Mapping[str, Any]] = {}
 
     @property
     def n_tokens(self) -> tuple[int, int]:
@@ -48,8 +61,12 @@ class EndpointEngine(NoModel):
         """
 
         def read(answer: Any) -> Generation:
-            content, reason, _ = first_choice(answer)
-            ids = self.renderer.encode_reply(content)
+            content, reason, choice = first_choice(answer)
+            calls = choice["message"].get("tool_calls") or ()
+            text = "\n".join(filter(None, [content, self._written(calls)]))
+            ids = self.renderer.encode_reply(text)
+            if calls:
+                self._calls[ids[0]] = {"role": "assistant", "content": content or None, "tool_calls": calls}
             finish = Finish.LENGTH if reason == "length" else Finish.STOP
             return Generation(prompt, ids, (0.0,) * len(ids), finish, 0, usage=_usage(answer.get("usage")))
 
@@ -60,13 +77,15 @@ class EndpointEngine(NoModel):
         await self.server.close()
 
     def _body(self, prompt: Prompt, params: SamplingParams) -> dict[str, Any]:
-        said = [{"role": m.role.value, "content": m.content} for m in self.renderer.messages(prompt.token_ids)]
+        tools = self.renderer.tools(prompt.token_ids)
         body: dict[str, Any] = {
-            "messages": said,
+            "messages": list(self._messages(prompt.token_ids[bool(tools) :])),
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "seed": params.seed % _SEEDS,
         }
+        if tools:
+            body["tools"] = list(tools)
         if params.top_p < 1:
             body["top_p"] = params.top_p
         if params.top_k:
@@ -74,6 +93,28 @@ class EndpointEngine(NoModel):
         if params.stop_strings:
             body["stop"] = list(params.stop_strings)
         return body
+
+    def _messages(self, ids: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+        """Messages of a prompt, with the calls of its replies and what they returned as the server knows them."""
+        waiting: list[str] = []
+        for i, message in zip(ids, self.renderer.messages(ids), strict=True):
+            if message.role is Role.ASSISTANT and i in self._calls:
+                waiting = [str(call.get("id", "")) for call in self._calls[i]["tool_calls"]]
+                yield self._calls[i]
+            elif message.role is Role.TOOL and waiting:
+                yield {"role": "tool", "tool_call_id": waiting.pop(0), "content": message.content}
+            else:
+                role = Role.USER if message.role is Role.TOOL else message.role
+                yield {"role": role.value, "content": message.content}
+
+    def _written(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Calls in the agent's style; those that cannot be read stay as they came, for the agent to say so."""
+        try:
+            functions = [call["function"] for call in calls]
+            read = [Call(str(f["name"]), json.loads(f.get("arguments") or "{}")) for f in functions]
+            return write_calls(read, self._style) if read else ""
+        except (KeyError, TypeError, ValueError):
+            return json.dumps(list(calls))
 
 
 def _usage(said: Any) -> tuple[int, int] | None:

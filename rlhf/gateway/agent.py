@@ -33,6 +33,7 @@ class Told(Protocol):
     """A policy that says how it samples, and what its tokens read like."""
 
     temperature: float
+    tells_tokens: bool
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Text of each token."""
@@ -139,6 +140,12 @@ class _Answering:
         return answered, reply.generation, reply.text
 
     def _check(self, asked: Asked) -> None:
+        if asked.logprobs and not (isinstance(self._policy, Told) and self._policy.tells_tokens):
+            raise Refusal(
+                400, "the model is behind a server, and its log-probs are not known here. Do: leave out logprobs."
+            )
+        if not asked.sampling:
+            return
         temperature = self._policy.temperature if isinstance(self._policy, Told) else 1.0
         found = against(asked.sampling, temperature)
         if found and not self._agent.override_sampling:

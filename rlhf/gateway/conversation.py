@@ -8,8 +8,9 @@ a request leaves every path, a new row begins for the trainer; a `Fork` says why
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from agents.parsing import split_thoughts
@@ -23,7 +24,7 @@ Reason = Literal["again", "changed", "tools", "cut", "fresh"]
 _SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Said:
     """One message of a request.
 
@@ -37,7 +38,7 @@ class Said:
     text: str
     calls: tuple[Call, ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Key by which messages are compared."""
         if self.role is not Role.ASSISTANT:
@@ -148,6 +149,20 @@ class Conversations:
         for node in path:
             node.goes_on = True
 
+    def paths(self) -> Iterator[tuple[list[Any], list[tuple[Message, bool]]]]:
+        """Tools and messages of every conversation, to its last whole reply; and whether a reply is in none before."""
+        seen: set[int] = set()
+        for name, root in self._roots.items():
+            whole = list(_whole(root))
+            gone_on = {id(node) for path in whole for node in path[:-1]}
+            for path in whole:
+                if id(path[-1]) in gone_on:
+                    continue
+                is_new = [node.is_sampled and id(node) not in seen for node in path]
+                seen.update(map(id, path))
+                shown = [self._message(node.said, node.ids) for node in path]
+                yield json.loads(name), list(zip(shown, is_new, strict=True))
+
     def _message(self, said: Said, ids: tuple[int, ...] | None) -> Message:
         text = said.text
         if said.calls and ids is None:
@@ -174,6 +189,18 @@ class Conversations:
         elif cut:
             reason = "cut"
         return Fork(reason, at, str(after or ""), str(messages[at]) if at < len(messages) else "")
+
+
+def _whole(root: _Node) -> Iterator[tuple[_Node, ...]]:
+    """Paths from below `root` to each reply that was sampled and not cut."""
+    ways: list[tuple[_Node, ...]] = [(child,) for child in reversed(root.after)]
+    while ways:
+        path = ways.pop()
+        if path[-1].was_cut:
+            continue
+        if path[-1].is_sampled:
+            yield path
+        ways += [(*path, child) for child in reversed(path[-1].after)]
 
 
 def _deepest(node: _Node, keys: Sequence[tuple[object, ...]], at: int = 0) -> tuple[_Node, ...]:

@@ -215,26 +215,18 @@ class Session:
         Raises:
             EngineError: the engine failed; the attempt is over.
         """
-        work = _Work(answer, self._pending)
+        work = _Work(answer, self._pending, self.wake)
         try:
             while True:
                 work.begin()
                 if not work.running and (work.done or self.has_ended):
                     break
-                await self._either(work.running)
+                await self.changed()
                 work.look()
         finally:
             await work.stop()
         last = work.done[-1][1] if work.done else ""
         return Turn(last, tuple(generation for generation, _ in work.done), self._notes())
-
-    async def _either(self, running: set[asyncio.Task[None]]) -> None:
-        """Wait until a request has been answered, or something has changed."""
-        changed = asyncio.create_task(self.changed())
-        try:
-            await asyncio.wait({changed, *running}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
 
     def _notes(self) -> dict[str, str]:
         """Forks and overridden parameters since the last turn, as a reader is told."""
@@ -252,14 +244,15 @@ class _Work:
     Args:
         answer: answers one.
         pending: those that wait.
+        wake: called when one has been answered.
 
     Attributes:
         done: generation and text of each reply.
         running: those under way.
     """
 
-    def __init__(self, answer: Answer, pending: deque[_Call]) -> None:
-        self._answer, self._pending, self._is_full = answer, pending, False
+    def __init__(self, answer: Answer, pending: deque[_Call], wake: Callable[[], None]) -> None:
+        self._answer, self._pending, self._wake, self._is_full = answer, pending, wake, False
         self.done: list[tuple[Generation, str]] = []
         self.running: set[asyncio.Task[None]] = set()
 
@@ -268,6 +261,7 @@ class _Work:
         while self._pending and not self._is_full:
             call = self._pending.popleft()
             call.task = asyncio.create_task(self._one(call))
+            call.task.add_done_callback(lambda _: self._wake())
             self.running.add(call.task)
 
     def look(self) -> None:

@@ -27,6 +27,8 @@ class EvaluationRequest:
         endpoint, model: address of an OpenAI-compatible server, and the model's name there.
         tries: how often that server is asked for one reply; None is the default.
         also_trained: whether tasks that the policy was trained on may judge it.
+        command: of an outside agent's program, which asks the policy through the gateway; empty for agents of ours.
+        programs: that run at a time, each for one attempt after the other; None starts one for each attempt.
     """
 
     target: str
@@ -41,6 +43,8 @@ class EvaluationRequest:
     endpoint: str = ""
     model: str = ""
     tries: int | None = None
+    command: str = ""
+    programs: int | None = None
 
     @property
     def plain(self) -> dict[str, Any]:

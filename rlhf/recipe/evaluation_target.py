@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agents.tools import ToolAgent
 from rlhf.chat_api import Patience
 from rlhf.errors import ModelError, RecipeError, nearest
+from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.environment import External
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.evaluation_request import BASELINES, EvaluationRequest, is_model, is_program
@@ -60,6 +64,8 @@ def contender(asked: EvaluationRequest) -> EvaluationTarget:
         RecipeError: it is nothing that can be evaluated, or not with these keys.
     """
     found = _contender(asked)
+    if asked.command:
+        found = replace(found, suite=_outside(found.suite, asked, found.kind))
     environments = {part.name: part.environment for part in found.suite.parts}
     check_strategy(found.suite.strategy, environments, found.has_tokens, found.name)
     return found
@@ -89,6 +95,24 @@ def _contender(asked: EvaluationRequest) -> EvaluationTarget:
     suite = suite_of_recipe(recipe) if suite is None else suite.taken_by(recipe)
     checkpoint = Path(asked.checkpoint) if asked.checkpoint else None
     return EvaluationTarget("model", asked.checkpoint or asked.target, _changed(suite, asked), recipe, checkpoint)
+
+
+def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
+    """The suite as a program outside plays it: the same tasks, its worlds behind the gateway."""
+    parts = []
+    for part in suite.parts:
+        own = part.environment
+        world = own.world if isinstance(own, External) else own
+        command = tuple(shlex.split(asked.command))
+        environment = External(world=world, command=command, n_programs=asked.programs, reward="world")
+        agent = ExternalAgent(through="template" if kind == "endpoint" else "text", override_sampling=True)
+        if isinstance(part.agent, ToolAgent):
+            agent = replace(agent, style=part.agent.style, through=part.agent.through)
+        slow = max(part.limits.step_timeout_s, External.limits_defaults["step_timeout_s"])
+        limits = replace(part.limits, step_timeout_s=slow)
+        mine = part.agent if isinstance(part.agent, ExternalAgent) else agent
+        parts.append(replace(part, environment=environment, agent=mine, limits=limits))
+    return replace(suite, parts=tuple(parts))
 
 
 def _on_server(asked: EvaluationRequest, name: str, suite: Suite) -> EvaluationTarget:

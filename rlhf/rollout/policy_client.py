@@ -78,6 +78,11 @@ class EpisodePolicy:
         """Of what is sampled."""
         return self._sampling.temperature
 
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether what is sampled are tokens with log-probs, and no whole messages of a server."""
+        return self._renderer.tells_tokens
+
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Text of each token alone."""
         return [self._renderer.decode((i,)) for i in ids]

@@ -18,7 +18,7 @@ import re
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlhf.data import Generation, Message, Prompt, Role
 from rlhf.data.tokens import packed_ids
@@ -54,9 +54,13 @@ class Renderer:
         knows_tools: whether the template has a variable `tools`.
         opens_thinking: whether the header of a reply already contains `<think>`, so that replies begin inside it.
 
+        tells_tokens: whether ids are tokens; there are renderers for which each is a message.
+
     Raises:
         ModelError: no chat template, a template that cannot be used, an unknown template variable, or no stop token.
     """
+
+    tells_tokens: ClassVar[bool] = True
 
     def __init__(
         self,

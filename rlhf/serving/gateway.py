@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,14 +15,17 @@ from typing import Any, Literal
 from rlhf.build.engine import make_publisher
 from rlhf.build.processes import stopped_by_term
 from rlhf.build.train import device, make_collector, policy_of
-from rlhf.data import Task
-from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.data import ScoredGroup, Task
+from rlhf.evaluation.baselines import WholeMessages
+from rlhf.evaluation.endpoint import EndpointEngine
+from rlhf.evaluation.store import TrajectoryWriter, list_steps
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.asked import Refusal
 from rlhf.gateway.environment import External
 from rlhf.gateway.programs import KEY, programs_of
+from rlhf.gateway.recording import chats_of
 from rlhf.gateway.server import Gateway
-from rlhf.gateway.session import Session
+from rlhf.gateway.session import SESSION, Session
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe
 from rlhf.rollout.episode import run_episode
@@ -42,6 +48,9 @@ def serve(
     host: str,
     port: int,
     console: CleanConsole,
+    endpoint: str = "",
+    model: str = "",
+    most: int | None = None,
 ) -> dict[str, Any]:
     """Serve sessions until stopped; returns how attempts ended.
 
@@ -54,6 +63,9 @@ def serve(
         host: to listen on.
         port: 0 takes a free one.
         console: for progress.
+        endpoint: an OpenAI-compatible server whose model is asked in the place of the policy; empty for the policy.
+        model: its name there.
+        most: attempts, after which it stops; None for any number.
 
     Raises:
         RlhfError: the policy cannot be loaded, or the port is in use.
@@ -61,23 +73,59 @@ def serve(
     given: Any = recipe.environment
     found = given if isinstance(given, External) else External(world=given, reward=reward)
     environment: Any = replace(found, command=(), n_programs=None, host=host, port=port)
-    agent = recipe.agent if isinstance(recipe.agent, ExternalAgent) else ExternalAgent(through="text")
-    return asyncio.run(_serve(replace(recipe, environment=environment, agent=agent), checkpoint, out, split, console))
+    through: Any = "template" if endpoint else "text"
+    agent = recipe.agent if isinstance(recipe.agent, ExternalAgent) else ExternalAgent(through=through)
+    recipe = replace(recipe, environment=environment, agent=agent)
+    behind = _endpoint(recipe, endpoint, model) if endpoint else _policy(recipe, checkpoint)
+    return asyncio.run(_serve(recipe, behind, out, split, most, console))
+
+
+#: What answers: made when there is a loop, and told where to say what it does.
+Behind = Callable[[RichProgress], Awaitable[RolloutRunner]]
+
+
+def _endpoint(recipe: Recipe, url: str, model: str) -> Behind:
+    async def begin(progress: RichProgress) -> RolloutRunner:
+        agent: Any = recipe.agent
+        renderer = WholeMessages()
+        engine: Any = EndpointEngine(url, model, renderer, style=agent.style)
+        return RolloutRunner(
+            environment=recipe.environment,
+            agent=agent,
+            rewards=recipe.rewards,
+            engine=engine,
+            renderer=renderer,
+            limits=recipe.limits,
+            seed=recipe.seed,
+        )
+
+    return begin
+
+
+def _policy(recipe: Recipe, checkpoint: Path | None) -> Behind:
+    policy = policy_of(recipe, checkpoint)
+    policy.model.to(device())
+
+    async def begin(progress: RichProgress) -> RolloutRunner:
+        collector = await make_collector(recipe, policy, progress)
+        await make_publisher(recipe, policy, collector.engine).publish()
+        return collector
+
+    return begin
 
 
 async def _serve(
-    recipe: Recipe, checkpoint: Path | None, out: Path, split: str, console: CleanConsole
+    recipe: Recipe, behind: Behind, out: Path, split: str, most: int | None, console: CleanConsole
 ) -> dict[str, Any]:
-    policy = policy_of(recipe, checkpoint)
-    policy.model.to(device())
     with RichProgress(console) as progress, stopped_by_term():
-        collector = await make_collector(recipe, policy, progress)
-        serving = Serving(collector, tasks_of(recipe.environment, split), out)
+        collector = await behind(progress)
+        serving = Serving(collector, tasks_of(recipe.environment, split), out, most)
         try:
-            await make_publisher(recipe, policy, collector.engine).publish()
             gateway = await serving.start()
             progress.say(f"gateway at {gateway.url}; {KEY}={gateway.key}; attempts go to {out}; Ctrl-C stops it")
-            await asyncio.Event().wait()
+            await serving.ended.wait()
+            if serving.error is not None:
+                raise serving.error
         except asyncio.CancelledError:
             pass
         finally:
@@ -92,20 +140,34 @@ class Serving:
     Args:
         collector: policy, rewards and limits of the attempts.
         tasks: given out in turn to who names none.
-        out: folder of the attempts.
+        out: folder of the attempts; those that are solved are in its `chats.jsonl` too, for a supervised stage.
+        most: attempts in all; None for any number.
 
     Attributes:
         outcomes: of the attempts that are over.
+        ended: set when there were `most`, or one could not be kept.
+        error: why it could not.
     """
 
-    def __init__(self, collector: RolloutRunner, tasks: list[Task] | tuple[Task, ...], out: Path) -> None:
-        self._collector, self._tasks = collector, list(tasks)
+    def __init__(
+        self,
+        collector: RolloutRunner,
+        tasks: list[Task] | tuple[Task, ...],
+        out: Path,
+        most: int | None = None,
+    ) -> None:
+        self._collector, self._tasks, self._most = collector, list(tasks), most
+        self._chats = out / "chats.jsonl"
+        self.ended = asyncio.Event()
+        self.error: BaseException | None = None
         self._by_id = {task.id: task for task in self._tasks}
         self._writer = TrajectoryWriter(out / "trajectories")
         self._running: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
         self._opening = asyncio.Lock()
         self._n = 0
+        self._first = max((found.step for found in list_steps(out / "trajectories")), default=0)
         self._programs = programs_of(collector.environment)  # type: ignore[arg-type]
         self.outcomes: Counter[str] = Counter()
 
@@ -131,13 +193,16 @@ class Serving:
         return await asyncio.wrap_future(future)
 
     async def _open(self, wanted: Any, attempt: int) -> Session:
+        if self._most is not None and self._n >= self._most:
+            raise Refusal(410, f"there are no more than {self._most} attempts. Do: stop.", "no_more")
         if len(self._running) >= self._collector.limits.max_concurrent:
             raise Refusal(429, f"{len(self._running)} sessions are open. Do: ask again.", "busy", after_s=1.0)
         task = self._task(wanted)
+        self._n, number = self._n + 1, self._first + self._n + 1
         async with self._opening:
-            running = asyncio.create_task(self._attempt(task, attempt))
+            running = asyncio.create_task(self._attempt(task, attempt, number))
             self._running.add(running)
-            running.add_done_callback(self._running.discard)
+            running.add_done_callback(self._over)
             gateway = self._programs.gateway
             assert gateway is not None
             while not gateway.waiting:
@@ -147,23 +212,40 @@ class Serving:
             session: Session = gateway.waiting.popleft()
             return session
 
+    def _over(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        if not running.cancelled() and (error := running.exception()) is not None:
+            self.error = error
+            self.ended.set()
+
     def _task(self, wanted: Any) -> Task:
         """The task that is named, or given whole, or the next. Raises Refusal."""
-        self._n += 1
         if wanted is None:
-            return self._tasks[(self._n - 1) % len(self._tasks)]
+            return self._tasks[self._n % len(self._tasks)]
         if isinstance(wanted, str) and wanted in self._by_id:
             return self._by_id[wanted]
         raise Refusal(
             404, f"no task is called {str(wanted)[:80]!r}. Expected: such as {self._tasks[0].id!r}.", "no_task"
         )
 
-    async def _attempt(self, task: Task, attempt: int) -> None:
+    async def _attempt(self, task: Task, attempt: int, number: int) -> None:
         found: Any = self._collector
-        number = self._n
         limits = found.limits
         parts = (found.environment, found.agent, found.engine, found.renderer, limits, limits.sampling(1.0))
         played = await run_episode(task, *parts, attempt=attempt, seed=found.seed + number, session=f"gateway/{number}")
         group = await score_group(task, [played], found.rewards, timeout_s=limits.reward_timeout_s)
+        await asyncio.to_thread(self._keep, number, task, group)
         self.outcomes[(group.failures[0].outcome if group.failures else group.trajectories[0].outcome).value] += 1
-        await asyncio.to_thread(self._writer.write_groups, STAGE, number, "eval", [group])
+        if self.outcomes.total() == self._most:
+            self.ended.set()
+
+    def _keep(self, number: int, task: Task, group: ScoredGroup) -> None:
+        """Write an attempt, and its chats where it is solved."""
+        self._writer.write_groups(STAGE, number, "eval", [group])
+        session, found = SESSION.get(None), self._collector
+        if session is None or session.conversations is None or not any(t.solved for t in group.trajectories):
+            return
+        agent: Any = found.agent
+        rows = chats_of(session.conversations, agent, found.renderer.reply_text)
+        with self._lock, self._chats.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"task": task.id, **row}) + "\n" for row in rows)

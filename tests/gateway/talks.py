@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -62,7 +62,7 @@ def tokenizer() -> Any:
     return made
 
 
-def model(seed: int = 0) -> Any:
+def model(seed: int = 0, head_dim: int = 16) -> Any:
     """A model that says phrases and ends more often than it spells."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -72,6 +72,7 @@ def model(seed: int = 0) -> Any:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
+        head_dim=head_dim,
         max_position_embeddings=8192,
         initializer_range=0.2,
         tie_word_embeddings=False,
@@ -99,6 +100,7 @@ class Delayed(TransformersEngine):
 
     async def generate(self, prompt: Any, params: Any, session: str = "") -> Any:
         self.begun += 1
+        self.loop = asyncio.get_running_loop()
         self.names.add(session)
         try:
             await asyncio.sleep(self.delay_s)
@@ -126,6 +128,8 @@ class World:
     model: Any = field(default_factory=model)
     delay_s: float = 0.0
     engine: Any = None
+    starts: Callable[[], Awaitable[Any]] | None = None
+    """Makes another engine than one of this process."""
 
     @cached_property
     def environment(self) -> External:
@@ -143,13 +147,13 @@ class World:
         ]
 
         async def body() -> list[list[Trajectory]]:
-            for thread in threads:
-                thread.start()
-            engine = self.engine = Delayed(self.model, max_context=8192)
+            engine = self.engine = await self.starts() if self.starts else Delayed(self.model, max_context=8192)
             engine.delay_s = self.delay_s
             tasks = list(environment.tasks("train"))[:n]
             renderer = Renderer(tokenizer(), generation_config=Ends())
             parts = (environment, self.agent, engine, renderer, self.limits, SamplingParams())
+            for thread in threads:
+                thread.start()
             try:
                 return await run_groups(tasks, *parts, group_size=1, seed=0, **how)
             finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from agents.tool_calls import Call
 from rlhf.data import Finish, Role
+from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.conversation import Conversations, Said
+from rlhf.gateway.recording import chats_of
 
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},)
 
@@ -83,3 +85,27 @@ def test_two_conversations_of_one_session_go_on_side_by_side() -> None:
     assert told(known, user("b"), says=reply("2"), ids=(2,)) == "fresh"
     assert told(known, user("a"), reply("1"), user("c"), says=reply("3"), ids=(3,)) == ""
     assert told(known, user("b"), reply("2"), user("c"), says=reply("4"), ids=(4,)) == ""
+
+
+def test_conversations_are_recorded_as_chats_in_which_each_reply_is_learnt_once() -> None:
+    known = Conversations(tools_as_text=True)
+    begun = (user("a"), reply("few"), user("b"))  # nobody has sampled "few"
+    told(known, *begun, says=reply("1"), ids=(1,))
+    told(known, *begun, reply("1"), user("c"), says=reply("2"), ids=(2,))
+    told(known, *begun, reply("1"), user("d"), says=reply("3"), ids=(3,))
+    told(known, *begun, reply("1"), user("d"), reply("3"), user("e"), says=reply("4"), ids=(4,), finish=Finish.LENGTH)
+    place = known.place([user("x")], TOOLS)
+    known.record(place, TOOLS, reply("", Call("f", {})), (5,), Finish.STOP)
+    for through in ("text", "template"):
+        rows = list(chats_of(known, ExternalAgent(through=through), lambda ids: f"said {ids[0]}"))
+        said = [
+            [(m["content"], m.get("weight", 1)) for m in row["messages"] if m["role"] == "assistant"] for row in rows
+        ]
+        assert said == [
+            [("few", 0), ("said 1", 1), ("said 2", 1)],
+            [("few", 0), ("said 1", 0), ("said 3", 1)],
+            [("said 5", 1)],
+        ]
+        assert [row.get("tools") for row in rows] == [None, None, list(TOOLS) if through == "template" else None]
+        first = rows[2]["messages"][0]
+        assert first["role"] == ("system" if through == "text" else "user")

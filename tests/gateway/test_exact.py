@@ -47,11 +47,13 @@ def n_rows(trajectory: Trajectory) -> int:
     return n
 
 
-def check_exact(wire: str, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+def check_exact(
+    wire: str, n: int, monkeypatch: pytest.MonkeyPatch, world: World | None = None, gap: float = 1e-4
+) -> tuple[int, int, int]:
     """Hold `n` conversations and return the numbers of generations, forks and results of tools."""
     monkeypatch.setenv(KEY, "known")
     numbers = itertools.count()
-    world = World()
+    world = world or World()
     n_calls = []
 
     def work(mine: dict[str, Any]) -> None:
@@ -70,7 +72,7 @@ def check_exact(wire: str, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int
         assert len(noted) == trajectory.turns[-1].reward, noted
         n_cut = sum(note.startswith("cut ") for note in noted)  # its text may happen to be the sampled tokens
         assert 1 + len(noted) - n_cut <= n_rows(trajectory) <= 1 + len(noted)
-        assert recomputed_gap(world.model, trajectory) < 1e-4
+        assert recomputed_gap(world.model, trajectory) < gap
         n_generations += len(trajectory.generations)
         n_forks += len(noted)
     return n_generations, n_forks, sum(n_calls)

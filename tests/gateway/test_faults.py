@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from rlhf.data import Outcome, Trajectory
+from rlhf.data import Finish, Outcome, PolicyWeights, Trajectory
 from rlhf.gateway import session as sessions
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.programs import KEY, programs_of
@@ -218,6 +219,90 @@ def test_a_recipe_may_override_parameters_and_the_record_says_so() -> None:
 
     played = one(World(limits(), ExternalAgent(override_sampling=True)), work)
     assert played.solved and played.turns[0].action.notes["overridden"] == "temperature=0, top_p=0.5"
+
+
+def test_a_reply_that_was_cut_says_so_and_is_not_gone_on_from() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        client = client_of(mine)
+        for i in range(20):  # one token may be the last of a reply
+            begun: Any = [{"role": "user", "content": f"Begin {i}."}]
+            said = ask(client, messages=begun, max_completion_tokens=1)
+            if said.finish_reason == "length":
+                ask(client, messages=[*begun, said.message.model_dump(exclude_none=True), HELLO[0]])
+                break
+        finish(mine)
+
+    played = one(World(limits()), work)
+    forks = [note for turn in played.turns for name, note in turn.action.notes.items() if name.startswith("fork")]
+    assert played.solved and forks[-1].startswith("cut ")
+    assert played.generations[-2].finish is Finish.LENGTH
+
+
+def test_a_delivery_in_the_middle_of_an_attempt_loses_nothing() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        client = client_of(mine)
+        messages = [*HELLO]
+
+        def ask_again() -> None:
+            said.append(ask(client, messages=messages))
+
+        for version in (1, 2):
+            asking, begun = threading.Thread(target=ask_again), world.engine.begun
+            asking.start()
+            while world.engine.begun == begun:
+                time.sleep(0.01)
+            delivery = world.engine.load(PolicyWeights(version))
+            asyncio.run_coroutine_threadsafe(delivery, world.engine.loop).result(30)
+            asking.join()
+            messages += [said[-1].message.model_dump(exclude_none=True), HELLO[0]]
+        said.append(ask(client, messages=messages))
+        finish(mine)
+
+    said: list[Any] = []
+    world = World(limits(max_tokens=24), delay_s=0.2)
+    played = one(world, work)
+    versions = [generation.policy_version for generation in played.generations]
+    assert played.solved and len(said) == 3 and versions[-1] == 2 and versions == sorted(versions)
+
+
+def of_anthropic(mine: dict[str, Any], **how: Any) -> Any:
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=mine["url"], api_key=mine["key"], max_retries=0)
+    return client.messages.create(**{"model": "m", "max_tokens": 9, "messages": HELLO, **how})
+
+
+def of_responses(mine: dict[str, Any], **how: Any) -> Any:
+    return client_of(mine).responses.create(**{"model": "m", "input": "Begin.", **how})
+
+
+@pytest.mark.parametrize("asks", [of_anthropic, of_responses])
+def test_the_other_wires_refuse_in_their_own_form(asks: Any) -> None:
+    def work(mine: dict[str, Any]) -> None:
+        gateway = programs_of(world.environment).gateway
+        assert gateway is not None
+        given: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({**mine, "key": "another"}, {}),
+            (mine, {"extra_body": {"temperature": 0.0}}),
+            (mine, {"tools": [{"type": "web_search"}]}),
+        ]
+        for where, how in given:
+            with pytest.raises(Exception, match="Do:") as refused:
+                asks(where, **how)
+            statuses.append((refused.value.status_code, type(refused.value).__name__))  # type: ignore[attr-defined]
+        gateway.max_requests = 0
+        with pytest.raises(Exception, match="under way") as refused:
+            asks(mine)
+        statuses.append((refused.value.status_code, type(refused.value).__name__))  # type: ignore[attr-defined]
+        gateway.max_requests = 10
+        asks(mine)
+        finish(mine)
+
+    statuses: list[tuple[int, str]] = []
+    world = World(limits())
+    assert one(world, work).solved
+    bad = (400, "BadRequestError")
+    assert statuses == [(401, "AuthenticationError"), bad, bad, (429, "RateLimitError")]
 
 
 def test_a_gateway_without_room_says_when_to_come_again() -> None:

@@ -10,7 +10,12 @@ PAD = "<|pad|>"
 #: One token for each role, so that a turn costs two tokens of format, and the words reasoning models use.
 SPECIAL = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<think>", "</think>")
 
+#: Tells of tools by names alone, as `look(at), go(to)`: a small model reads no schemas.
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{% set f = tool.function or tool %}"
+    "{{ '<|system|>' if loop.first else ', ' }}"
+    "{{ f.name }}({{ ((f.parameters or {}).properties or {}) | join(', ') }})"
+    "{% endfor %}"
     "{% for message in messages %}"
     "{% if message.role == 'assistant' %}<|assistant|>{{ message.content }}<|end|>"
     "{% else %}<|{{ message.role }}|>{{ message.content }}{% endif %}"
