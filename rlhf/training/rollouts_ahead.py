@@ -3,13 +3,17 @@
 Groups are played on the event loop, each on its own; the update runs in a thread beside it, on the trainer's module,
 while the engine samples with a copy. What may begin, what a step trains and when weights are delivered is decided by
 the pipeline; here are tasks of asyncio, seconds, and the groups themselves.
+
+Of several processes each has a pipeline of its own, of its share of every step, and they meet where a step has all its
+groups, before a delivery, and at a cut. They are waited for in a thread, so that groups are played meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -18,10 +22,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from environments.base import most_at_once
-from rlhf.asynchrony.pipeline import Pipeline
+from rlhf.asynchrony.pipeline import Ledger, Pipeline
 from rlhf.asynchrony.settings import Asynchrony
+from rlhf.asynchrony.shares import merged, ordinal_of, share_of
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DeliveryError
+from rlhf.processes import current
 from rlhf.rollout.counted_engine import CountedEngine, tokens_by_version
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import check_failures
@@ -62,7 +68,8 @@ class RolloutsAhead(StageHook):
         source: of its tasks.
 
     Attributes:
-        pipeline: decides.
+        share: of the groups of a step, which this process plays.
+        pipeline: decides about these.
         groups: that are finished, by their ordinals.
     """
 
@@ -70,7 +77,8 @@ class RolloutsAhead(StageHook):
 
     def __init__(self, lookahead: Lookahead, stage: PolicyGradient, source: TaskSource) -> None:
         self.settings, self.stage, self.source = lookahead.settings, stage, source
-        self.pipeline = Pipeline(self.settings.rules(stage.tasks_per_step, stage.steps))
+        self.share = current().share(stage.tasks_per_step)
+        self.pipeline = Pipeline(self.settings.rules(self.share.stop - self.share.start, stage.steps))
         self.groups: dict[int, ScoredGroup] = {}
         self._pack, self._unpack = lookahead.pack, lookahead.unpack
         self._run: RunContext | None = None
@@ -93,14 +101,22 @@ class RolloutsAhead(StageHook):
         return self._run is not None and self.pipeline.step != self._run.state.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cut, and the groups that are finished."""
-        packed = torch.frombuffer(bytearray(self._pack(self.groups)), dtype=torch.uint8)
-        return {"pipeline": self.pipeline.state(), "groups": packed}
+        """Return the cut, and the groups that are finished, of all processes, which call this together."""
+        here, n = current(), self.stage.tasks_per_step
+        own = (self.pipeline.state(), {ordinal_of(o, self.share, n): group for o, group in self.groups.items()})
+        parts = here.gather(own, "groups that wait")
+        shares = [replace(here, rank=rank).share(n) for rank in range(here.n)]
+        groups = {ordinal: group for _, found in parts for ordinal, group in found.items()}
+        packed = torch.frombuffer(bytearray(self._pack(groups)), dtype=torch.uint8)
+        return {"pipeline": merged([state for state, _ in parts], shares, n), "groups": packed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; what ran then begins again."""
-        self.pipeline = Pipeline.restored(self.pipeline.rules, state["pipeline"])
-        self.groups = self._unpack(state["groups"].numpy().tobytes())
+        """Go on from there with this process's share; what ran then begins again."""
+        n = self.stage.tasks_per_step
+        cut = share_of(state["pipeline"], self.share, n, current().n)
+        self.pipeline = Pipeline.restored(self.pipeline.rules, cut)
+        groups = self._unpack(state["groups"].numpy().tobytes())
+        self.groups = {ordinal: groups[ordinal_of(ordinal, self.share, n)] for ordinal in self.pipeline.store}
 
     def open(self, run: RunContext, parts: LiveStage) -> None:
         """Begin with the weights of the present step."""
@@ -133,8 +149,7 @@ class RolloutsAhead(StageHook):
 
     async def _play(self, run: RunContext, ordinal: int) -> None:
         """Play one group, with the seeds that it has in a run without asynchrony."""
-        n = self.stage.tasks_per_step
-        number, place = divmod(ordinal, n)
+        number, place = divmod(ordinal_of(ordinal, self.share, self.stage.tasks_per_step), self.stage.tasks_per_step)
         tasks = self._tasks_of(number)
 
         def count(version: int, n_tokens: int) -> None:
@@ -174,9 +189,18 @@ class RolloutsAhead(StageHook):
         with self._clock.trainer_waits():
             while (due := self.pipeline.batch()) is None:
                 await self._change(run, f"step {step.number + 1} waits for")
-        self._due, groups = due, tuple(self.groups[ordinal] for ordinal in due)
+            self._due, own = due, [self.groups[ordinal] for ordinal in due]
+            parts = await self._together(run, own, f"the rollouts of step {step.number + 1}")
+        groups = tuple(group for found in parts for group in found)
         check_failures(groups, run.collector.limits)
         return RolloutBatch(groups, self._clock.since_last_batch())
+
+    async def _together(self, run: RunContext, value: T, what: str) -> list[T]:
+        """Return what every process gives, by rank; groups are played while this one waits for the others."""
+        if current().n == 1:
+            return [value]
+        run.progress.note(f"{what} of the other processes are waited for")
+        return await self.work(current().gather, value, what)
 
     async def work(self, function: Callable[..., T], *args: Any) -> T:
         """Return what `function` returns in the thread of the update; cancelled, wait until that has ended."""
@@ -193,6 +217,7 @@ class RolloutsAhead(StageHook):
         self._ages = self.pipeline.train(self._due)
         while not self.pipeline.may_install:
             await self._change(run, "the weights wait for")
+        await self._together(run, None, "the groups before a delivery")
         self.pipeline.is_held = True  # until what is due between two steps is done
         await run.publish()
         self.pipeline.install(_ENGINE, run.policy.version - self._base)
@@ -203,6 +228,7 @@ class RolloutsAhead(StageHook):
         if is_evaluation or (is_checkpoint and self.settings.checkpoint == "drain"):
             while not self.pipeline.is_quiet:
                 await self._change(run, "an evaluation waits for" if is_evaluation else "a checkpoint waits for")
+            await self._together(run, None, "the groups before a cut")
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """Forget the groups of the step, and log where everything is. The source has just taken in the step."""
@@ -210,9 +236,10 @@ class RolloutsAhead(StageHook):
         for ordinal in self._due:
             del self.groups[ordinal]
         pipeline = self.pipeline
-        oldest = min((*pipeline.running, *pipeline.returned, pipeline.n_begun)) // self.stage.tasks_per_step
+        oldest = min((*pipeline.running, *pipeline.returned, pipeline.n_begun)) // pipeline.rules.n_per_step
         self._tasks = {number: tasks for number, tasks in self._tasks.items() if number >= oldest}
-        step.metrics |= self._figures()
+        found = await self._together(run, self._counts(), "the figures")
+        step.metrics |= _figures(found, self.stage.tasks_per_step) | self._clock.figures()
 
     async def close(self) -> None:
         """End everything that runs."""
@@ -239,25 +266,46 @@ class RolloutsAhead(StageHook):
         if not waited:
             return f"{n} groups that run"
         n_step = self.stage.tasks_per_step
-        number, place = divmod(waited[0], n_step)
+        first = ordinal_of(waited[0], self.share, n_step)
+        number, place = divmod(first, n_step)
         others = f" and {len(waited) - 1} more" if len(waited) > 1 else ""
-        return f"{self._tasks_of(number)[place].id} (group {waited[0]}){others}; {n} run, {len(self.groups)} are stored"
+        return f"{self._tasks_of(number)[place].id} (group {first}){others}; {n} run, {len(self.groups)} are stored"
 
-    def _figures(self) -> dict[str, float]:
-        n, ledger = max(sum(self._ages.values()), 1), self.pipeline.ledger
-        n_trained = self.pipeline.step * self.stage.tasks_per_step
-        begun = (ledger.trained + ledger.stored + ledger.running) / self.pipeline.n_begun
-        return {
-            "asynchrony/age_mean": sum(age * count for age, count in self._ages.items()) / n,
-            "asynchrony/age_max": float(max(self._ages, default=0)),
-            "asynchrony/n_stored": float(len(self.pipeline.store)),
-            "asynchrony/n_running": float(len(self.pipeline.running)),
-            "asynchrony/n_given_back": float(self.pipeline.n_given_back),
-            "asynchrony/length_bias": ledger.trained / n_trained / begun if begun else 1.0,
-            **{f"tokens_of_age/{age}": count / n for age, count in sorted(self._ages.items())},
-            **{f"ledger/{name}": float(value) for name, value in asdict(ledger).items()},
-            **self._clock.figures(),
-        }
+    def _counts(self) -> _Counts:
+        pipeline = self.pipeline
+        counts = (len(pipeline.store), len(pipeline.running), pipeline.n_given_back, pipeline.n_begun)
+        return _Counts(self._ages, pipeline.ledger, pipeline.step, *counts)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Figures of one process after a step: tokens by age, the ledger, and counts of groups."""
+
+    ages: Mapping[int, int]
+    ledger: Ledger
+    step: int
+    n_stored: int
+    n_running: int
+    n_given_back: int
+    n_begun: int
+
+
+def _figures(found: Sequence[_Counts], n_per_step: int) -> dict[str, float]:
+    """Return what is logged of all processes together."""
+    ages: Counter[int] = sum((Counter(of.ages) for of in found), Counter())
+    ledger = {name: sum(getattr(of.ledger, name) for of in found) for name in asdict(found[0].ledger)}
+    n = max(ages.total(), 1)
+    begun = (ledger["trained"] + ledger["stored"] + ledger["running"]) / sum(of.n_begun for of in found)
+    return {
+        "asynchrony/age_mean": sum(age * count for age, count in ages.items()) / n,
+        "asynchrony/age_max": float(max(ages, default=0)),
+        "asynchrony/n_stored": float(sum(of.n_stored for of in found)),
+        "asynchrony/n_running": float(sum(of.n_running for of in found)),
+        "asynchrony/n_given_back": float(sum(of.n_given_back for of in found)),
+        "asynchrony/length_bias": ledger["trained"] / (found[0].step * n_per_step) / begun if begun else 1.0,
+        **{f"tokens_of_age/{age}": count / n for age, count in sorted(ages.items())},
+        **{f"ledger/{name}": float(value) for name, value in ledger.items()},
+    }
 
 
 class _Clock:

@@ -1,0 +1,124 @@
+"""Attempts made ahead in two processes that train together: bound, ledger, and what a killed run is worth."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.asynchrony.pipeline import Pipeline, Rules
+from rlhf.errors import CheckpointError, RecipeError
+from rlhf.recipe import load
+from rlhf.recipe.compatibility import check_processes
+from tests.asynchrony import dying_words
+from tests.asynchrony.test_runs import LABEL, holds, ledger, recipe, tasks
+from tests.tiers import tiered
+from tests.training import runs
+from tests.training.together import together
+
+pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIMIT_S = 600.0
+Values = dict[str, Any]
+
+FSDP: Values = {"kind": "fsdp", "timeout_s": 120.0}
+TRAINERS = {
+    **{f"zero{n}": {"kind": "deepspeed", "zero": n, "keep_whole_below": 0, "timeout_s": 120.0} for n in (1, 2, 3)},
+    "fsdp": FSDP,
+}
+
+
+def several(folder: Path, name: str, asynchrony: Values, **world: Any) -> Path:
+    """A recipe for a trainer of several processes, three tasks a step, so that the shares are not even."""
+    path = recipe(folder, asynchrony, {"trainer": TRAINERS[name], "evaluate_every": 2}, **world)
+    text = path.read_text().replace("kind: supervised", f"kind: supervised\n  trainer: {json.dumps(TRAINERS[name])}")
+    path.write_text(text)
+    return path
+
+
+def run_each(rank: int, folder: Path) -> None:
+    for path in sorted(folder.glob("*/recipe.yaml")):
+        runs.run(path, path.parent / "run")
+
+
+@pytest.mark.parametrize("name", tiered(TRAINERS, "zero3"))
+def test_bound_and_ledger_hold_in_two_processes(tmp_path: Path, name: str) -> None:
+    path = several(tmp_path / name, name, {"staleness": 2}, most_s=0.1)
+    together(run_each, tmp_path, timeout_s=120.0)
+    holds(path.parent / "run", 2)
+    assert max(runs.curve(path.parent / "run", "asynchrony/age_max")) >= 1
+    alone = recipe(tmp_path / "alone", {}, {"checkpoint_every": 0, "evaluate_every": 0})
+    assert tasks(path.parent / "run") == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "rlhf.cli", "train", *map(str, arguments), "--nproc", "2"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    bare = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "300", "PYTHONPATH": path}
+    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ | bare, cwd=ROOT)
+
+
+def killed(folder: Path, kills: Sequence[tuple[int, int]]) -> None:
+    """Kill ranks in the steps of environments that are said, one after the other, and compare with a whole run."""
+    found = {}
+    for name in ("whole", "killed"):
+        path = several(folder / name, "zero2", {"staleness": 1, "schedule": "fixed"}, most_s=0.02)
+        shutil.copy(dying_words.__file__, path.parent / "dying_words.py")
+        path.write_text(path.read_text().replace("./slow_words.py:SlowWords", "./dying_words.py:DyingWords"))
+        (path.parent / "kills.json").write_text(json.dumps(kills if name == "killed" else []))
+        out, n_died = path.parent / "run", 0
+        while not (out / "result.json").exists():
+            begin = ["--resume", out] if (out / "recipe.yaml").exists() else [path, "--out", out]
+            ended = command(*begin)
+            n_died += ended.returncode != 0
+            assert ended.returncode == 0 or "SIGKILL" in ended.stderr, ended.stderr
+            assert n_died <= len(kills)
+        assert n_died == (len(kills) if name == "killed" else 0)
+        found[name] = out
+    whole, cut = found["whole"], found["killed"]
+    assert runs.weights(runs.newest(cut)) == runs.weights(runs.newest(whole))
+    assert tasks(cut) == tasks(whole)
+    for metric in ("loss/total", "asynchrony/age_mean", "rollout/return_mean"):
+        assert runs.curve(cut, metric) == runs.curve(whole, metric)
+    assert ledger(cut)["trained"] == ledger(whole)["trained"]
+    holds(cut, 1)
+
+
+def test_a_killed_run_equals_a_whole_one_under_zero_2(tmp_path: Path) -> None:
+    killed(tmp_path, [(1, 24)])
+
+
+@pytest.mark.extended
+def test_ten_kills_equal_a_whole_run_under_zero_2(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    killed(tmp_path, [(draw.randrange(2), draw.randrange(8, 28)) for _ in range(10)])
+
+
+def test_a_process_without_a_group_is_refused(tmp_path: Path) -> None:
+    loaded = load(several(tmp_path, "zero2", {"staleness": 1}))
+    check_processes(loaded, 3)
+    with pytest.raises(RecipeError, match="no group to play ahead") as caught:
+        check_processes(loaded, 4)
+    assert caught.value.where == f"stages[{LABEL[0]}].tasks_per_step"
+
+
+def test_another_number_of_processes_goes_on_but_not_where_each_chose(tmp_path: Path) -> None:
+    from rlhf.asynchrony.shares import merged, share_of
+
+    rules = Rules(2, 4, order="first_finished")
+    shares = [slice(0, 2), slice(2, 4)]
+    states = [Pipeline(rules).state() for _ in shares]
+    both = merged(states, shares, 4)
+    with pytest.raises(CheckpointError, match="chosen by each process"):
+        share_of(both, slice(0, 4), 4, 1)
+    assert [share_of(both, share, 4, 2)["counts"] for share in shares] == [s["counts"] for s in states]
