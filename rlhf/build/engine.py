@@ -25,6 +25,8 @@ from rlhf.inference.vllm.instance import Instance
 from rlhf.inference.vllm.local import LocalInstance
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.start import StartOptions
+from rlhf.inference.vllm.together import FollowingEngine, LeadingEngine
+from rlhf.processes import current
 from rlhf.recipe import Recipe
 from rlhf.recipe.view import copies_policy
 from rlhf.training.policy.lora import unadapted
@@ -78,7 +80,10 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         with model_folder(recipe, policy) as folder:
             options = start_options(recipe, settings, policy, folder)
             instances = [LocalInstance.start(options, log)]
-    engine = VllmEngine(
+    kind: type[VllmEngine] = VllmEngine
+    if settings.servers and (here := current()).n > 1:
+        kind = LeadingEngine if here.is_main else FollowingEngine
+    engine = kind(
         instances,
         form="adapter" if rank else "full",
         dtype=engine_dtype(settings, policy),

@@ -7,7 +7,9 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from rlhf.build.resume import (
     say_finished,
     telling_what_is_there,
 )
+from rlhf.build.rollout_workers import OnRay
 from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of, texts_of
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
@@ -96,8 +99,11 @@ def train(
     console: CleanConsole | None = None,
     profile: int | None = None,
     callbacks: Callbacks | None = None,
+    on_ray: bool = False,
 ) -> dict[str, Any]:
     """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any.
+
+    With `on_ray` this is a learner in an actor of Ray, see `rlhf.build.cluster`.
 
     Returns:
         plain values: success before and after with intervals, times, counts, the folder and the report.
@@ -111,7 +117,7 @@ def train(
         try:
             progress = RichProgress(console)
             return asyncio.run(
-                _train(recipe, folder, resume is not None, progress, profile, callbacks or Callbacks(()))
+                _train(recipe, folder, resume is not None, progress, profile, callbacks or Callbacks(()), on_ray)
             )
         except BaseException as error:
             here.tell(error)
@@ -125,6 +131,7 @@ async def _train(
     progress: RichProgress,
     profile: int | None,
     callbacks: Callbacks,
+    on_ray: bool,
 ) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
     telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
@@ -137,19 +144,21 @@ async def _train(
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
             return finish(state, folder, recipe)
-        run = await prepare(recipe, folder, is_resumed, progress, found, state, callbacks)
-        run.profiler = profiler if processes.current().is_main else None
-        try:
-            await run_stages(run, shown_stages(recipe, run.demonstrations))
-            await callbacks.call(folder)
-            run.metrics.close()
-            return finish(run.state, folder, recipe)
-        finally:
-            run.writer.join()
-            run.metrics.close()
-            if run.store_keeper:
-                run.store_keeper.close()
-            await run.collector.engine.close()
+        async with AsyncExitStack() as stack:
+            actors = await stack.enter_async_context(aclosing(OnRay(recipe, folder))) if on_ray else None
+            run = await prepare(recipe, folder, is_resumed, progress, found, state, callbacks, actors)
+            run.profiler = profiler if processes.current().is_main else None
+            try:
+                await run_stages(run, shown_stages(recipe, run.demonstrations))
+                await callbacks.call(folder)
+                run.metrics.close()
+                return finish(run.state, folder, recipe)
+            finally:
+                run.writer.join()
+                run.metrics.close()
+                if run.store_keeper:
+                    run.store_keeper.close()
+                await run.collector.engine.close()
 
 
 async def prepare(
@@ -160,6 +169,7 @@ async def prepare(
     found: Path | None,
     state: State,
     callbacks: Callbacks | None = None,
+    actors: OnRay | None = None,
 ) -> Run:
     """Every live object of a run: new, or as checkpoint `found` has it."""
     here = processes.current()
@@ -177,7 +187,8 @@ async def prepare(
             await try_references(recipe, progress.say)
             await try_once(recipe, progress.say)
             write_record(folder, recipe)
-    policy, collector, played = await _start(recipe, folder, found, state, progress)
+    policy, collector, played = await _start(recipe, folder, found, state, progress, actors)
+    recipe = actors.recipe if actors else recipe
     keeper = make_store_keeper(recipe, folder, found)
     for index, _ in data_stages(recipe):
         played[index] = await rows_of(recipe, index, played[index], collector.renderer, policy.max_context)
@@ -217,18 +228,33 @@ async def prepare(
         estimate=success_estimate,
         store_keeper=keeper,
         callbacks=callbacks,
-        lookahead=Lookahead(recipe.asynchrony, pack_groups, unpack_groups) if recipe.asynchrony.is_on else None,
+        lookahead=_lookahead(recipe, policy, collector, actors),
     )
     return run
 
 
+def _lookahead(recipe: Recipe, policy: Policy, collector: RolloutRunner, actors: OnRay | None) -> Lookahead | None:
+    if not recipe.asynchrony.is_on:
+        return None
+    remote = None
+    if actors is not None:
+        remote = partial(actors.controller, policy=policy, collector=collector)
+    return Lookahead(recipe.asynchrony, pack_groups, unpack_groups, remote)
+
+
 async def _start(
-    recipe: Recipe, folder: Path, found: Path | None, state: State, progress: RichProgress
+    recipe: Recipe,
+    folder: Path,
+    found: Path | None,
+    state: State,
+    progress: RichProgress,
+    actors: OnRay | None = None,
 ) -> tuple[Policy, RolloutRunner, dict[int, Any]]:
     """Policy, engine and demonstrations; these last, as they take long, but where the tokenizer is made of them."""
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
+    recipe = await actors.with_servers(policy) if actors else recipe
     collector = await make_collector(recipe, policy, progress, folder / "engine.log")
     try:
         return policy, collector, played if waits else await play_all(recipe, folder, progress)

@@ -144,6 +144,12 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
     quiet_libraries()
     folder = out or Path("runs")
     try:
+        if recipe.cluster.is_on:
+            from rlhf.build.cluster import train_on_ray
+
+            with run_folder(recipe, out, resume, lock=False) as folder, _viewer(folder, view):
+                found = train_on_ray(recipe, folder.resolve(), is_resumed=resume is not None, console=errors())
+                return {**found, "run": str(folder)}
         with joined(recipe), run_folder(recipe, out, resume) as folder, _viewer(folder, view):
             return run(recipe, folder, resume=resume, console=errors(), profile=profile)
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlhf.asynchrony.pipeline import Pipeline, Rules
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.compatibility import check_processes
-from tests.asynchrony import dying_words
+from tests.asynchrony import dying_words, embedded_servers
 from tests.asynchrony.test_runs import LABEL, holds, ledger, recipe, tasks
 from tests.tiers import tiered
 from tests.training import runs
@@ -47,7 +48,7 @@ def several(folder: Path, name: str, asynchrony: Values, **world: Any) -> Path:
 
 
 def run_each(rank: int, folder: Path) -> None:
-    for path in sorted(folder.glob("*/recipe.yaml")):
+    for path in sorted((*folder.glob("recipe.yaml"), *folder.glob("*/recipe.yaml"))):
         runs.run(path, path.parent / "run")
 
 
@@ -57,7 +58,7 @@ def test_bound_and_ledger_hold_in_two_processes(tmp_path: Path, name: str) -> No
     together(run_each, tmp_path, timeout_s=120.0)
     holds(path.parent / "run", 2)
     assert max(runs.curve(path.parent / "run", "asynchrony/age_max")) >= 1
-    alone = recipe(tmp_path / "alone", {}, {"checkpoint_every": 0, "evaluate_every": 0})
+    alone = recipe(tmp_path / "alone", {}, {"checkpoint_every": 0})
     assert tasks(path.parent / "run") == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
 
 
@@ -122,3 +123,27 @@ def test_another_number_of_processes_goes_on_but_not_where_each_chose(tmp_path: 
     with pytest.raises(CheckpointError, match="chosen by each process"):
         share_of(both, slice(0, 4), 4, 1)
     assert [share_of(both, share, 4, 2)["counts"] for share in shares] == [s["counts"] for s in states]
+
+
+def served(folder: Path, name: str, urls: Sequence[str], asynchrony: Values) -> Path:
+    """A recipe whose rollouts are made on servers."""
+    path = several(folder / name, name, asynchrony, most_s=0.05)
+    values = yaml.safe_load(path.read_text()) | {"engine": {"kind": "vllm", "servers": list(urls)}}
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+def model_of(folder: Path) -> tuple[Path, Path]:
+    """A recipe and a checkpoint of it, of the architecture and vocabulary of all other runs here."""
+    path = recipe(folder, {}, {"steps": 1})
+    return path, runs.newest(runs.run(path, folder / "run").folder)
+
+
+@pytest.mark.parametrize("name", tiered(["zero2", "zero3", "fsdp"], "zero2"))
+def test_two_processes_sample_from_the_same_servers(tmp_path: Path, name: str) -> None:
+    with embedded_servers.servers(*model_of(tmp_path / "model"), 2) as (urls, _):
+        path = served(tmp_path, name, urls, {"staleness": 2})
+        together(run_each, path.parent, timeout_s=120.0)
+    holds(path.parent / "run", 2)
+    assert max(runs.curve(path.parent / "run", "asynchrony/age_max")) >= 1
+    assert max(runs.curve(path.parent / "run", "delivery/canary_gap")) < 1e-3
