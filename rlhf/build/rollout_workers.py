@@ -238,7 +238,7 @@ class OnRay:
             )
         )
         self._asked.append(asked)
-        places = max(1, places_of(collector, recipe.stages[stage].group_size) // n)
+        places = places_of(recipe.environment, recipe.limits, recipe.stages[stage].group_size, n)
         worker = ray.remote(num_cpus=1, max_restarts=-1, max_concurrency=places + 2)(RolloutWorker)
         actors = {
             f"rollout worker {i}": worker.options(name=f"rollout worker {i}", namespace=str(self.folder)).remote(asked)

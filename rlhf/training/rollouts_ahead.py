@@ -29,6 +29,7 @@ from rlhf.asynchrony.shares import merged
 from rlhf.data import ScoredGroup, Task
 from rlhf.processes import current
 from rlhf.rollout.counted_engine import CountedEngine
+from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
 from rlhf.rollout.scoring import check_failures
 from rlhf.tasks.sampler import TaskSource
@@ -231,7 +232,7 @@ class _Here:
     @property
     def places(self) -> int:
         """As many groups as there is room for their attempts."""
-        return places_of(self.run.collector, self.stage.group_size)
+        return places_of(self.run.collector.environment, self.run.collector.limits, self.stage.group_size)
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
         """Play one group, with the seeds that it has in a run without asynchrony."""
@@ -241,10 +242,10 @@ class _Here:
         """It is never lost."""
 
 
-def places_of(collector: RolloutRunner, group_size: int) -> int:
-    """Return how many groups there is room for in one process."""
-    room = most_at_once(collector.environment) or collector.limits.max_concurrent
-    return max(1, min(room, collector.limits.max_concurrent) // group_size)
+def places_of(environment: Any, limits: Limits, group_size: int, n_workers: int = 1) -> int:
+    """Return how many groups there is room for in each of the processes that play."""
+    room = most_at_once(environment) or limits.max_concurrent
+    return max(1, min(room, limits.max_concurrent) // group_size // n_workers)
 
 
 async def played(
