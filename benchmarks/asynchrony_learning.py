@@ -1,11 +1,11 @@
 """What age does to learning: playing ahead by one step and by four, beside training in turn, at equal samples.
 
-    python benchmarks/asynchrony_learning.py --out runs/asynchrony          # five seeds of four arms; goes on where it was
+    python benchmarks/asynchrony_learning.py --out runs/asynchrony    # five seeds of four arms; goes on where it was
 
-A small model learns TextWorldExpress' simonsays: a short imitation, then steps of GRPO. The arms are `staleness` 0, 1 and
-4 with the default correction, and 4 with every weight 1 within 1e-6. All of a seed begin with the same policy and are given the same
-tasks in the same order. Prints a JSON object: success on unseen tasks of each run, and of each arm the mean over seeds of
-its difference to `staleness: 0`, paired by seed, with a 95% interval by Student's t.
+A small model learns TextWorldExpress' simonsays: a short imitation, then steps of GRPO. The arms are `staleness` 0, 1
+and 4 with the default correction, and 4 with every weight 1 within 1e-6. All of a seed begin with the same policy and
+are given the same tasks in the same order. Prints a JSON object: success on unseen tasks of each run, and of each arm
+the mean over seeds of its difference to `staleness: 0`, paired by seed, with a 95% interval by Student's t.
 """
 
 from __future__ import annotations

@@ -114,30 +114,22 @@ class RemoteController:
         actor: a `ControllerActor`.
         delivered: says what the servers hold now.
         actors: of the workers.
-        limit_s: most seconds that it takes to answer what asks for no group.
+        limit_s: most seconds until it answers, its start included.
     """
 
     actor: Any
     delivered: Callable[[], Delivered]
     actors: Sequence[Any] = ()
-    limit_s: float = 60.0
+    limit_s: float = 600.0
 
     def cut(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
         """See `Controller.cut`."""
-        import ray
-
-        with _told(_WHO):
-            found: tuple[dict[str, Any], dict[int, ScoredGroup]] = ray.get(
-                self.actor.call.remote("cut"), timeout=self.limit_s
-            )
+        found: tuple[dict[str, Any], dict[int, ScoredGroup]] = self._get("cut")
         return found
 
     def restore(self, state: Mapping[str, Any], groups: Mapping[int, ScoredGroup], n_controllers: int) -> None:
         """See `Controller.restore`."""
-        import ray
-
-        with _told(_WHO):
-            ray.get(self.actor.call.remote("restore", state, groups, n_controllers), timeout=self.limit_s)
+        self._get("restore", state, groups, n_controllers)
 
     async def open(self, version: int) -> None:
         """See `Controller.open`; all workers are there when this returns."""
@@ -190,14 +182,27 @@ class RemoteController:
         for actor in (self.actor, *self.actors):
             ray.kill(actor)
 
+    def _get(self, name: str, *given: Any) -> Any:
+        """Call while the event loop stands still."""
+        import ray
+
+        try:
+            with _told(_WHO):
+                return ray.get(self.actor.call.remote(name, *given), timeout=self.limit_s)
+        except ray.exceptions.GetTimeoutError:
+            raise self._silence(name) from None
+
     async def _call(self, name: str, *given: Any, **how: Any) -> Any:
         try:
             async with asyncio.timeout(self.limit_s):
                 return await answered(self.actor.call.remote(name, *given, **how), _WHO)
         except TimeoutError:
-            raise EngineError(
-                "the controller does not answer", where=f"controller.{name}", got=f"nothing in {self.limit_s:g} s"
-            ) from None
+            raise self._silence(name) from None
+
+    def _silence(self, name: str) -> EngineError:
+        return EngineError(
+            "the controller does not answer", where=f"controller.{name}", got=f"nothing in {self.limit_s:g} s"
+        )
 
 
 @contextmanager
