@@ -58,7 +58,7 @@ class Given:
     stream_rate: float = 60.0
     n_streams: int = 256
     wait_s: float = 20.0
-    spread: float = 0.8
+    spread: float = 0.4
     n_tokens: int = 2_000
     n_row_tokens: int = 6_000
     group_size: int = 8
@@ -148,7 +148,7 @@ class Simulated:
 
     given: Given
     n_gpus: int
-    n_steps: int = 12
+    n_steps: int = 8
 
     def __post_init__(self) -> None:
         given = self.given

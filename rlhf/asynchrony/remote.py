@@ -18,6 +18,8 @@ from rlhf.errors import EngineError, RlhfError
 from rlhf.processes import ProcessError
 
 _WHO = "the controller"
+#: Seconds until a worker that is gone is asked again whether it is there.
+_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,9 @@ class RemotePlayer:
                         await answered(self.actor.ready.remote())
                         return
                     except RayActorError as error:
-                        if "has died" not in str(error) and "unavailable" not in str(error):
-                            raise
-                        await asyncio.sleep(0.5)
+                        if "creation task" in str(error):
+                            raise self._unbegun(error) from error
+                        await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
             raise EngineError(
                 "a rollout worker does not come back",
@@ -82,6 +84,11 @@ class RemotePlayer:
                 got=f"nothing in {self.limit_s:g} s",
                 hint="look at `ray logs`, and whether a node is gone",
             ) from None
+
+    def _unbegun(self, error: Exception) -> EngineError:
+        *_, last = (line for line in str(error).splitlines() if line.strip())
+        hint = "install on its node what the recipe's environment, agent and rewards need"
+        return EngineError("a rollout worker cannot start", where=self.name, got=last.strip(), hint=hint)
 
 
 class ControllerActor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: Cle
         KeyboardInterrupt: the user stopped it; a checkpoint is written.
     """
     check_processes(recipe, recipe.cluster.learners)
-    with _ray(recipe) as ray:
+    with _ray(recipe) as ray, _interrupted_by_term():
         n_left, before = _MAX_RESTARTS, latest(folder / "checkpoints")
         while True:
             try:
@@ -112,6 +113,16 @@ def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: Cle
                     ) from error
                 before, is_resumed = newest, (folder / "recipe.yaml").is_file()
                 console.print(f"{error.what}; going on from {newest or 'the beginning'}", highlight=False)
+
+
+@contextmanager
+def _interrupted_by_term() -> Iterator[None]:
+    """Inside, SIGTERM is a KeyboardInterrupt, as Ctrl-C is."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _once(ray: Any, recipe: Recipe, folder: Path, is_resumed: bool) -> dict[str, Any]:

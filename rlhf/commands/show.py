@@ -201,8 +201,8 @@ def _cluster_text(cluster: dict[str, Any]) -> str:
     workers = f"{_count(cluster['n_rollout_workers'], 'rollout worker')} of "
     workers += f"{_count(cluster['groups_of_a_worker'], 'group')} at a time"
     return (
-        f"on Ray: {_count(cluster['n_learners'], 'learner')}, {workers}, {_count(cluster['n_servers'], 'server')}; takes "
-        f"{_count(cluster['n_cpus'], 'CPU')}, and a GPU for each learner and server where there are any"
+        f"on Ray: {_count(cluster['n_learners'], 'learner')}, {workers}, {_count(cluster['n_servers'], 'server')}; "
+        f"takes {_count(cluster['n_cpus'], 'CPU')}, and a GPU for each learner and server where there are any"
     )
 
 

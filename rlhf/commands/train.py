@@ -40,8 +40,8 @@ from rlhf.processes import n_here, n_wanted, take_one_gpu
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
-#: Keys that say where updates are computed, not which.
-_OF_TRAINER = re.compile(r"stages\.\d+\.trainer(\.|$)")
+#: Keys that say where updates and attempts are made, not which.
+_OF_TRAINER = re.compile(r"(stages\.\d+\.trainer|cluster)(\.|$)")
 
 
 @command
@@ -245,7 +245,7 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
             "a run goes on with the recipe it began with",
             where=f"--resume {run}",
             got=f"another value of {', '.join(differing)}",
-            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer may differ, and {steps} grow",
+            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer and cluster may differ, and {steps} grow",
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return asked

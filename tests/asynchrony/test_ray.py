@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from rlhf.errors import RecipeError
+from rlhf.processes import free_port
 from rlhf.recipe import load
 from tests.asynchrony.test_runs import holds, ledger, recipe, tasks
 from tests.tiers import tiered
@@ -44,7 +45,7 @@ def on_ray(folder: Path, asynchrony: Values, cluster: Values, trainer: Values | 
 
 
 @contextmanager
-def training(*arguments: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def training(*arguments: str | Path, log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """Inside, `rlhf train` runs; what it began has ended afterwards, or the test fails."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     own = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "300", "PYTHONPATH": path}
@@ -53,7 +54,7 @@ def training(*arguments: str | Path, log: Path) -> Iterator[subprocess.Popen[byt
     with log.open("ab") as file:
         process = subprocess.Popen(
             line,
-            env=os.environ | own,
+            env=os.environ | own | variables,
             cwd=ROOT,
             stdout=file,
             stderr=file,
@@ -204,3 +205,55 @@ def test_what_a_cluster_lacks_is_said_by_its_key(tmp_path: Path) -> None:
     assert caught.value.where == "cluster.rollout_workers"
     with pytest.raises(RecipeError, match=r"2, which take 2 GPU; 1 of 2 left"):
         refuse_missing(loaded, {"CPU": 11.0, "GPU": 2.0})
+
+
+@pytest.mark.extended
+def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
+    import asyncio
+
+    import ray
+
+    from rlhf.asynchrony.remote import RemotePlayer
+    from rlhf.errors import EngineError, MissingPackageError
+
+    class Broken:
+        def __init__(self) -> None:
+            raise MissingPackageError("minigrid is not installed", where="environment.kind", hint="install it")
+
+        def ready(self) -> None: ...
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        actor = ray.remote(num_cpus=1, max_restarts=-1)(Broken).remote()
+
+        async def come() -> None:
+            await RemotePlayer("rollout worker 3", actor, 1, 120.0).come_back()
+
+        with pytest.raises(EngineError, match="cannot start") as caught:
+            asyncio.run(come())
+        assert caught.value.where == "rollout worker 3" and "install it" in caught.value.got
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.extended
+def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
+    path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER)
+    log, port = tmp_path / "log.txt", free_port()
+    address = f"127.0.0.1:{port}"
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--include-dashboard=false"]
+    nodes = [
+        [*start, "--head", f"--port={port}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
+        [*start, f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
+    ]
+    environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+    try:
+        for node in nodes:
+            subprocess.run(node, env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
+        with training(path, "--out", tmp_path / "run", log=log, RAY_ADDRESS=address) as process:
+            pass
+        assert process.returncode == 0, log.read_text()[-5000:]
+    finally:
+        for one in family(f"{log} nodes"):
+            one.kill()
+    holds(tmp_path / "run", 1)
