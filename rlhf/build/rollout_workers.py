@@ -21,7 +21,7 @@ import torch
 from rlhf.asynchrony.controller import Job
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.asynchrony.remote import ControllerActor, Delivered, RemoteController, RemotePlayer
-from rlhf.build.engine import SHAPES, context_of, engine_dtype, save_merged
+from rlhf.build.engine import engine_dtype, fit_of
 from rlhf.build.pair_data import check_parts
 from rlhf.child_process import kill_group, python_command, python_environment
 from rlhf.data import ScoredGroup
@@ -145,11 +145,6 @@ class Server:
                 time.sleep(_POLL_S)
         raise EngineError("a server does not start", where=self.url, got=f"nothing in {START_S:g} s")
 
-    def pid(self) -> int:
-        """Return the number of its process."""
-        assert self._process is not None
-        return self._process.pid
-
     def stop(self) -> None:
         """End it."""
         self._is_closed.set()
@@ -198,12 +193,11 @@ class OnRay:
     async def _start_servers(self, policy: Policy) -> list[str]:
         import ray
 
-        recipe, model = self.recipe, self.folder / "served"
-        given = ["--checkpoint", str(model)]
-        if isinstance(recipe.policy, Pretrained) and recipe.policy.lora is None:
-            given = []
-        elif not model.is_dir():
-            save_merged(policy, model)
+        recipe, given = self.recipe, list[str]()
+        if not isinstance(recipe.policy, Pretrained):  # its vocabulary is nowhere else
+            model = self.folder / "served" / "first"
+            policy.save(model / "policy")
+            given = ["--checkpoint", str(model)]
         is_vllm = isinstance(recipe.engine, VllmSettings)
         command = python_command("rlhf.cli", "serve", self.folder / "recipe.yaml", *given)
         command += [] if is_vllm else ["--embedded"]
@@ -218,9 +212,7 @@ class OnRay:
 
         recipe, engine = self.recipe, collector.engine
         assert isinstance(engine, VllmEngine) and isinstance(recipe.engine, VllmSettings)
-        n, config = recipe.cluster.rollout_workers, policy.model.config.get_text_config()
-        shapes = {name: getattr(config, name, None) for name in SHAPES}
-        fit = {"shapes": shapes, "n_vocab": int(config.vocab_size), "max_context": context_of(recipe, policy)}
+        n = recipe.cluster.rollout_workers
         asked = ray.put(
             Asked(
                 values=values_of(recipe) | {"cluster": {}},
@@ -228,7 +220,7 @@ class OnRay:
                 base=recipe.base,
                 stage=stage,
                 engine=recipe.engine,
-                fit=fit,
+                fit=fit_of(recipe, policy),
                 dtype=engine_dtype(recipe.engine, policy),
                 tokenizer=policy.tokenizer,
                 renderer={
