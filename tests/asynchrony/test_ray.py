@@ -94,6 +94,7 @@ def finished(path: Path, out: Path, *more: str) -> str:
     return log.read_text()
 
 
+@pytest.mark.extended
 def test_workers_servers_and_a_learner_train_what_one_process_trains(tmp_path: Path) -> None:
     path = on_ray(tmp_path / "ray", {"staleness": 2}, CLUSTER)
     finished(path, tmp_path / "run")
@@ -137,6 +138,7 @@ def test_a_killed_process_is_replaced_or_named(tmp_path: Path, whom: str) -> Non
     assert process.returncode == 0, log.read_text()[-5000:]
     assert said in log.read_text()
     assert max(runs.curve(out, "asynchrony/age_max")) <= 1
+    assert max(runs.curve(out, "delivery/canary_gap")) < 1e-3
     alone = recipe(tmp_path / "alone", {})
     assert tasks(out) == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
     found = ledger(out)

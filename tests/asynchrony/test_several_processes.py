@@ -52,7 +52,8 @@ def run_each(rank: int, folder: Path) -> None:
         runs.run(path, path.parent / "run")
 
 
-@pytest.mark.parametrize("name", tiered(TRAINERS, "zero3"))
+@pytest.mark.extended
+@pytest.mark.parametrize("name", TRAINERS)
 def test_bound_and_ledger_hold_in_two_processes(tmp_path: Path, name: str) -> None:
     path = several(tmp_path / name, name, {"staleness": 2}, most_s=0.1)
     together(run_each, tmp_path, timeout_s=120.0)
@@ -139,7 +140,7 @@ def model_of(folder: Path) -> tuple[Path, Path]:
     return path, runs.newest(runs.run(path, folder / "run").folder)
 
 
-@pytest.mark.parametrize("name", tiered(["zero2", "zero3", "fsdp"], "zero2"))
+@pytest.mark.parametrize("name", tiered(["zero2", "zero3", "fsdp"], "zero3"))
 def test_two_processes_sample_from_the_same_servers(tmp_path: Path, name: str) -> None:
     with embedded_servers.servers(*model_of(tmp_path / "model"), 2) as (urls, _):
         path = served(tmp_path, name, urls, {"staleness": 2})
