@@ -200,6 +200,7 @@ class Controller:
                 ) from error
             return
         self.groups[ordinal] = group
+        del self._n_begun[ordinal]
         kept = {version - self._base: n for version, n in tokens_by_version(group).items()}
         self.pipeline.finish(ordinal, kept)
 

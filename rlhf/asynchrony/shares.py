@@ -21,7 +21,7 @@ def ordinal_of(local: int, share: slice, n_per_step: int) -> int:
     >>> ordinal_of(3, slice(2, 4), 4)
     7
     """
-    number, place = divmod(local, share.stop - share.start)
+    number, place = divmod(local, int(share.stop - share.start))
     return number * n_per_step + int(share.start) + place
 
 
@@ -57,7 +57,7 @@ def share_of(state: Mapping[str, Any], share: slice, n_per_step: int, n_processe
     Raises:
         CheckpointError: other processes than these chose which groups to train, of those that finished first.
     """
-    n = share.stop - share.start
+    n = int(share.stop - share.start)
 
     def local(ordinal: int) -> int:
         number, place = divmod(ordinal, n_per_step)
