@@ -232,19 +232,15 @@ class OnRay:
         self._asked.append(asked)
         places = places_of(recipe.environment, recipe.limits, recipe.stages[stage].group_size, n)
         worker = ray.remote(num_cpus=1, max_restarts=-1, max_concurrency=places + 2)(RolloutWorker)
-        actors = {
-            f"rollout worker {i}": worker.options(name=f"rollout worker {i}", namespace=str(self.folder)).remote(asked)
-            for i in range(n)
-        }
-        players = [RemotePlayer(name, actor, places, START_S) for name, actor in actors.items()]
+        actors = [worker.remote(asked) for _ in range(n)]
+        players = [RemotePlayer(f"rollout worker {i}", one, places, START_S) for i, one in enumerate(actors)]
         made = ray.remote(num_cpus=0, max_concurrency=100)(ControllerActor)
-        named = made.options(name="controller", namespace=str(self.folder))
-        actor = named.remote(rules, rules.n_per_step, players)
+        actor = made.remote(rules, rules.n_per_step, players)
 
         def delivered() -> Delivered:
             return Delivered(engine.sender, engine.policy_version, engine.policy_fingerprint)
 
-        return RemoteController(actor, delivered, actors=tuple(actors.values()))
+        return RemoteController(actor, delivered, actors)
 
     async def aclose(self) -> None:
         """End the servers in order."""

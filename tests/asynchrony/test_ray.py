@@ -110,10 +110,10 @@ def named(title: str) -> Callable[[psutil.Process], bool]:
 
 #: Whom to kill, and what is said of it.
 KILLS = {
-    "worker": (named(":RolloutWorker"), ""),
+    "worker": (named("ray::RolloutWorker"), ""),
     "server": (named("rlhf.cli serve"), ""),
     "learner": (named("ray::Learner"), "learner 0 has died"),
-    "controller": (named(":ControllerActor"), "the controller has died"),
+    "controller": (named("ray::ControllerActor"), "the controller has died"),
 }
 
 
