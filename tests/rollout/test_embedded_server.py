@@ -1,4 +1,4 @@
-"""The embedded engine as a server: the same tokens as in this process, deliveries while it samples, and lies found out."""
+"""The embedded engine as a server: the tokens of this process, deliveries while it samples, and lies found out."""
 
 from __future__ import annotations
 
