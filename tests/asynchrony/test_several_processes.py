@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +18,7 @@ from rlhf.asynchrony.pipeline import Pipeline, Rules
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.compatibility import check_processes
-from tests.asynchrony import dying_words, embedded_servers
+from tests.asynchrony import dying_words, embedded_servers, forked
 from tests.asynchrony.test_runs import LABEL, holds, ledger, recipe, tasks
 from tests.tiers import tiered
 from tests.training import runs
@@ -28,8 +26,6 @@ from tests.training.together import together
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-LIMIT_S = 600.0
 Values = dict[str, Any]
 
 FSDP: Values = {"kind": "fsdp", "timeout_s": 120.0}
@@ -39,9 +35,9 @@ TRAINERS = {
 }
 
 
-def several(folder: Path, name: str, asynchrony: Values, **world: Any) -> Path:
+def several(folder: Path, name: str, asynchrony: Values, steps: int = 6, **world: Any) -> Path:
     """A recipe for a trainer of several processes, three tasks a step, so that the shares are not even."""
-    path = recipe(folder, asynchrony, {"trainer": TRAINERS[name], "evaluate_every": 2}, **world)
+    path = recipe(folder, asynchrony, {"trainer": TRAINERS[name], "evaluate_every": 2, "steps": steps}, **world)
     text = path.read_text().replace("kind: supervised", f"kind: supervised\n  trainer: {json.dumps(TRAINERS[name])}")
     path.write_text(text)
     return path
@@ -63,27 +59,19 @@ def test_bound_and_ledger_hold_in_two_processes(tmp_path: Path, name: str) -> No
     assert tasks(path.parent / "run") == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "rlhf.cli", "train", *map(str, arguments), "--nproc", "2"]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    bare = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "300", "PYTHONPATH": path}
-    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ | bare, cwd=ROOT)
-
-
-def killed(folder: Path, kills: Sequence[tuple[int, int]]) -> None:
+def killed(folder: Path, kills: Sequence[tuple[int, int]], steps: int = 6) -> None:
     """Kill ranks in the steps of environments that are said, one after the other, and compare with a whole run."""
     found = {}
     for name in ("whole", "killed"):
-        path = several(folder / name, "zero2", {"staleness": 1, "schedule": "fixed"}, most_s=0.02)
+        path = several(folder / name, "zero2", {"staleness": 1, "schedule": "fixed"}, steps, most_s=0.02)
         shutil.copy(dying_words.__file__, path.parent / "dying_words.py")
         path.write_text(path.read_text().replace("./slow_words.py:SlowWords", "./dying_words.py:DyingWords"))
         (path.parent / "kills.json").write_text(json.dumps(kills if name == "killed" else []))
         out, n_died = path.parent / "run", 0
         while not (out / "result.json").exists():
-            begin = ["--resume", out] if (out / "recipe.yaml").exists() else [path, "--out", out]
-            ended = command(*begin)
-            n_died += ended.returncode != 0
-            assert ended.returncode == 0 or "SIGKILL" in ended.stderr, ended.stderr
+            codes = forked.run(path, out)
+            n_died += -signal.SIGKILL in codes
+            assert codes == [0, 0] or -signal.SIGKILL in codes, out.with_suffix(".txt").read_text()
             assert n_died <= len(kills)
         assert n_died == (len(kills) if name == "killed" else 0)
         found[name] = out
@@ -103,7 +91,7 @@ def test_a_killed_run_equals_a_whole_one_under_zero_2(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_ten_kills_equal_a_whole_run_under_zero_2(tmp_path: Path) -> None:
     draw = random.Random(0)
-    killed(tmp_path, [(draw.randrange(2), draw.randrange(8, 28)) for _ in range(10)])
+    killed(tmp_path, [(draw.randrange(2), draw.randrange(3, 12)) for _ in range(10)], steps=20)
 
 
 def test_a_process_without_a_group_is_refused(tmp_path: Path) -> None:
