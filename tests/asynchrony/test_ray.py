@@ -16,7 +16,9 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.processes import free_port
 from rlhf.recipe import load
@@ -195,6 +197,14 @@ def test_clusters_that_cannot_work_are_refused(
     with pytest.raises(RecipeError) as caught:
         load(runs.write(tmp_path, [stage], asynchrony=asynchrony, cluster=cluster, **engine))
     assert caught.value.where == where and caught.value.hint
+
+
+def test_show_says_what_processes_there_are(tmp_path: Path) -> None:
+    path = on_ray(tmp_path, {"staleness": 1}, CLUSTER)
+    shown = CliRunner().invoke(app, ["show", str(path)])
+    assert shown.exit_code == 0, shown.output
+    text = " ".join(shown.output.split())
+    assert "on Ray: 1 learner, 2 rollout workers of 8 groups at a time, 1 server; takes 4 CPUs" in text
 
 
 def test_what_a_cluster_lacks_is_said_by_its_key(tmp_path: Path) -> None:
