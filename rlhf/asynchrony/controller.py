@@ -48,15 +48,17 @@ class Job:
 
 
 class Player(Protocol):
-    """Plays groups.
+    """Plays groups."""
 
-    Attributes:
-        name: for messages, and the pipeline.
-        places: groups that it plays at a time.
-    """
+    @property
+    def name(self) -> str:
+        """For messages, and the pipeline."""
+        ...
 
-    name: str
-    places: int
+    @property
+    def places(self) -> int:
+        """Groups that it plays at a time."""
+        ...
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
         """Return the group; `count` is told (version, tokens) of what is sampled. Raises PlayerLostError."""

@@ -63,7 +63,12 @@ class Learner:
         self, plain: PlainRecipe, folder: Path, is_resumed: bool, master: tuple[str, int]
     ) -> dict[str, Any] | None:
         """Train to the end; the first one returns the result."""
-        given = {"RANK": self._rank, "WORLD_SIZE": self._n, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": self._n}
+        given: dict[str, object] = {
+            "RANK": self._rank,
+            "WORLD_SIZE": self._n,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": self._n,
+        }
         given |= {"MASTER_ADDR": master[0], "MASTER_PORT": master[1]}
         os.environ |= {name: str(value) for name, value in given.items()}
         from rlhf.build.train import train

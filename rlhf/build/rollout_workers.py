@@ -230,7 +230,8 @@ class OnRay:
             )
         )
         self._asked.append(asked)
-        places = places_of(recipe.environment, recipe.limits, recipe.stages[stage].group_size, n)
+        settings: Any = recipe.stages[stage]
+        places = places_of(recipe.environment, recipe.limits, settings.group_size, n)
         worker = ray.remote(num_cpus=1, max_restarts=-1, max_concurrency=places + 2)(RolloutWorker)
         actors = [worker.remote(asked) for _ in range(n)]
         players = [RemotePlayer(f"rollout worker {i}", one, places, START_S) for i, one in enumerate(actors)]
