@@ -1,4 +1,4 @@
-"""The chat agent: one message per observation, one action per reply, and a memory that chooses what is shown."""
+"""Chat agent: a message per observation, an action per reply, and a memory that selects the context."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ class ChatAgent:
     max_admissible: Annotated[int, Field(ge=1)] = 50
     """Most actions of one list."""
     memory: Memory = Field(default_factory=FullHistory)
-    """What of the past is shown."""
+    """Memory that selects what of the past is shown."""
     format: Literal["plain", "tagged", "text"] = "plain"
     """The action alone on a line, inside `<action>...</action>`, or `text`: the whole reply."""
     think: Literal["off", "allow", "require"] = "off"
-    """Whether a reply may, or must, begin with `<think>...</think>`. An empty block is always fine."""
+    """Thinking in replies: a `<think>...</think>` block at the start is off, allowed or required. An empty block is
+    always fine."""
     parse: Literal["tolerant", "strict"] = "tolerant"
-    """Whether small slips of format are forgiven; see `agents.parsing.parse_action`."""
+    """Tolerance of small format errors; see `agents.parsing.parse_action`."""
     max_action_chars: Annotated[int, Field(ge=1)] = 200
     """Longest action; anything longer is taken for chatter. Of no account with `format: text`."""
 
@@ -79,7 +80,7 @@ class ChatAgent:
         return await self.act_on(self.past(history), history, policy)
 
     async def act_on(self, past: Sequence[Exchange], history: History, policy: PolicyHandle) -> Action:
-        """As `act`, with another past than that of `history`."""
+        """Action as of `act`, with another past than that of `history`."""
         generations: list[Generation] = []
         notes: dict[str, str] = {}
         while True:

@@ -130,7 +130,7 @@ async def _check(walk: Walk, agent: Any, n_turns: int) -> None:
 async def _episode(
     walk: Walk, agent: Any, sayings: Sequence[str], n_turns: int, admissible: tuple[str, ...]
 ) -> ScriptedPolicy:
-    """Let the agent act `n_turns` times on a growing history; what it was told and did is looked over as it goes."""
+    """Run the agent for `n_turns` on a growing history, checking its prompts and actions."""
     policy = ScriptedPolicy(sayings)
     task = Task(id="scripted", messages=(Message(Role.USER, "Find the lamp."),))
     turns: tuple[Turn, ...] = ()
@@ -169,7 +169,7 @@ def _look_over(walk: Walk, action: Action, said: Sequence[Reply], during: str) -
 
 
 def _look_at_prompts(walk: Walk, policy: ScriptedPolicy) -> None:
-    """Hold each prompt to: what the policy said comes back with its sampled ids, or rewritten, never encoded again."""
+    """Check that sampled replies return in prompts with their ids or rewritten, never re-tokenised."""
     for call, messages in enumerate(policy.prompts):
         well = bool(messages) and all(isinstance(m, Message) for m in messages)
         if not walk.note(well, "prompt: a non-empty list of messages", f"call {call}: {shorten(messages)}"):

@@ -1,4 +1,4 @@
-"""From what a policy said to an action, or to a sentence that tells it what was wrong."""
+"""Parser of replies: an action, or a sentence on what was wrong."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Thoughts:
 
 
 def split_thoughts(text: str) -> Thoughts:
-    """Split at the last `</think>`; a closing tag alone counts too, for templates that open the block themselves."""
+    """Split at the last `</think>`; a lone closing tag counts, for templates that open the block."""
     before, closed, after = text.rpartition(_THINK_END)
     opened = _THINK in (after if closed else text)
     if opened:

@@ -58,7 +58,7 @@ class PlannerExecutor:
     """
 
     executor: ChatAgent = Field(default_factory=ChatAgent)
-    """How actions are asked for and read: the keys of an agent of kind `chat`, with any memory but `subgoals`."""
+    """Executor of subgoals: the keys of an agent of kind `chat`, with any memory but `subgoals`."""
     plan_system: str = "You plan for an agent in a text environment. Name the next subgoal, on one line."
     """Instruction of the planner. Empty: no system message at all."""
     ask: str = "Next subgoal:"
@@ -66,9 +66,9 @@ class PlannerExecutor:
     done: Annotated[str, Field(min_length=1)] = "done"
     """The action by which the executor ends a subgoal; the environment never sees it."""
     show_ends: bool = False
-    """Whether the planner is shown, with each subgoal, the observation in which it ended: a recipe that was read."""
+    """Show the planner the observation in which each subgoal ended: a recipe that was read."""
     show_opening: bool = True
-    """Whether the executor is shown the opening too."""
+    """Show the executor the opening too."""
     max_turns_per_subgoal: Annotated[int, Field(ge=1)] = 8
     """Turns after which a subgoal is ended."""
     max_plans_per_turn: Annotated[int, Field(ge=1)] = 2
@@ -144,7 +144,7 @@ class PlannerExecutor:
         return found
 
     def write(self, shown: Shown) -> str:
-        """Write the reply that a demonstration gives: a subgoal, an action, or `done` where the subgoal is reached."""
+        """Demonstrated reply: a subgoal, an action, or `done` where the subgoal is reached."""
         if shown.role == PLAN:
             return shown.subgoal or "go on"
         is_reached = bool(shown.before) and shown.subgoal != shown.before and not shown.n_calls
@@ -168,7 +168,7 @@ class PlannerExecutor:
     async def _execute(
         self, history: History, past: Sequence[Exchange], pursued: Pursued, policy: PolicyHandle
     ) -> Action:
-        """Ask for an action, with the turns since the subgoal was named and the subgoal in front of them."""
+        """Ask for an action, given the subgoal and the turns since it was named."""
         first = past[pursued.first]
         opening = [history.opening] if self.show_opening and pursued.first else []
         text, said = (

@@ -1,4 +1,4 @@
-"""A policy seen through something that stands before it: what is asked goes on, and what is said is looked at first."""
+"""Policy proxy: forwards calls and inspects the replies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PolicyProxy:
         return self.heard(reply, messages, role, tools)
 
     def heard(self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
-        """Return the reply to a call, which asked for `role`, as the inner agent is to read it."""
+        """Reply to a call, as the inner agent is to read it; the call asked for `role`."""
         return reply
 
     def n_tokens(self, messages: Sequence[Message]) -> int:

@@ -20,17 +20,17 @@ class TakesSeats(Protocol):
     """An agent whose roles depend on the seats of the game."""
 
     def roles_in(self, seats: Sequence[str]) -> tuple[str, ...]:
-        """Roles that its calls can have in a game with these seats; none where that is not known beforehand."""
+        """Roles of its calls in a game with these seats; none where unknown beforehand."""
         ...
 
 
 def roles_of(agent: Any, seats: Sequence[str] = ()) -> tuple[str, ...]:
-    """Roles that the calls of an agent can have, by its attribute `roles`; none where it does not say."""
+    """Roles of an agent's calls, by its attribute `roles`; none where undeclared."""
     return agent.roles_in(seats) if isinstance(agent, TakesSeats) else tuple(Capabilities(agent).roles)
 
 
 def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> Problem:
-    """The problem of a role that is none of `roles`, those in which the agent calls the policy."""
+    """Problem of a role that the agent never uses."""
     return Problem(
         "the agent never calls the policy in this role",
         where=where,

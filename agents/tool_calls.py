@@ -34,7 +34,7 @@ _LLAMA_TAG = "<|python_tag|>"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a tool.
+    """Tool call.
 
     Attributes:
         name: of the tool.
@@ -128,7 +128,7 @@ def _of_xml(text: str) -> Iterator[Call]:
 
 
 def _elements(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield each opening tag and what stands up to its closing one; in one pass, however many are never closed."""
+    """Yield each opening tag with the text up to its closing one, in one linear pass."""
     at = 0
     while (tag := opening.search(text, at)) is not None and (end := text.find(closing, tag.end())) >= 0:
         yield tag, text[tag.end() : end]
@@ -165,7 +165,7 @@ def _of_node(node: ast.Call) -> Call:
 
 
 def _objects(text: str, *, must: bool = False) -> Iterator[Call]:
-    """Yield the calls that JSON objects of `text`, or of lists in it, describe; with `must`, there has to be one."""
+    """Yield the calls in JSON objects of `text`, or in lists; `must` requires at least one."""
     decoder, at, n = json.JSONDecoder(), 0, 0
     while (found := _OPENING.search(text, at)) is not None:
         at = found.start()

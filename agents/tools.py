@@ -24,7 +24,7 @@ TOOLS = "tools"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ToolAgent(ChatAgent):
-    """Shows which tools there are and reads calls of them; the environment is given each call as JSON.
+    """Tool agent: shows the tools and parses calls; the environment receives each call as JSON.
 
     A call looks as `style` has it (see `agents.tool_calls`) and reaches the environment as
     `{"name": ..., "arguments": {...}}`. Several calls of one reply are carried out in order, in one turn. What is no
@@ -39,19 +39,19 @@ class ToolAgent(ChatAgent):
     system: str = "You solve tasks by calling tools."
     """Opening instruction; the tools and how to call them are added. Empty: no system message at all."""
     style: Style = "json"
-    """How a call is written: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
+    """Format of a call: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
     through: Literal["text", "template"] = "text"
-    """Who tells the policy of the tools: the instruction, or the model's own chat template, which has to know `tools`;
+    """Source of the tool descriptions: the instruction, or the model's own chat template, which has to know `tools`;
     replies of the environment to calls are then messages of the role `tool`."""
     max_calls: Annotated[int, Field(ge=1)] = 4
     """Most calls of one reply."""
     max_uses: Mapping[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """How often a tool may be called in an episode, by its name; any number of times where it is not named."""
+    """Maximal calls of a tool in an episode, by its name; unlimited where it is not named."""
     max_action_chars: Annotated[int, Field(ge=1)] = 4000
     """Longest call."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse environments that take no calls; one that is not of the catalogue may say nothing and take them."""
+        """Refuse environments that take no calls; a plug-in environment may leave it undeclared."""
         recipe = context.recipe
         for where, world in recipe.without_tools():
             yield Problem(
@@ -63,7 +63,7 @@ class ToolAgent(ChatAgent):
             )
 
     def past(self, history: History) -> tuple[Exchange, ...]:
-        """As in a chat; answers to calls are a tool's where the template is to write them."""
+        """Past of a chat, with a tool's answers as tool messages where the template writes them."""
         past = super().past(history)
         if self.through == "text":
             return past
@@ -104,7 +104,7 @@ class ToolAgent(ChatAgent):
         return Parsed("\n".join(texts), parts=texts if len(texts) > 1 else ())
 
     def written(self, action: str) -> str:
-        """Return an action of the environment as the policy writes it; one that is no call stays as it is."""
+        """Action as the policy writes it; one that is no call stays as it is."""
         try:
             return write_calls(read_calls(action, "json"), self.style)
         except Unreadable:

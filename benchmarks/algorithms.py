@@ -113,7 +113,7 @@ _SINGLE: Mapping[str, Any] = {"tasks_per_step": 32, "group_size": 1}
 #: The limit on steps is part of this task: a state that it cuts has no future, and is not to be valued as if it had.
 _ENDS: Mapping[str, Any] = {"bootstrap": False}
 #: Of a critic whose rate on tasks of seconds is too high for this one. Tasks of keyhole have no reference.
-_SLOWER: Mapping[str, Any] = {"told": "", "warmup_steps": 4, "epochs": 4, "optimizer": {"lr": 3e-4}}
+_SLOWER: Mapping[str, Any] = {"privileged_text": "", "warmup_steps": 4, "epochs": 4, "optimizer": {"lr": 3e-4}}
 _TREE: Mapping[str, Any] = {"rollout": {"kind": "tree", "branches_per_round": 3}}
 ESTIMATOR_STAGES: Mapping[str, Mapping[str, Any]] = {
     "reinforce_pp": _SINGLE,

@@ -128,7 +128,13 @@ ARCHER: Mapping[str, Any] = {
     "optimizer": {"lr": 1e-3},
 }
 #: Tasks of keyhole have no reference, so this critic knows no more than the policy.
-SWEET: Mapping[str, Any] = {"kind": "sweet", "told": "", "beta": 1.0, "warmup_steps": 4, "optimizer": {"lr": 3e-4}}
+SWEET: Mapping[str, Any] = {
+    "kind": "sweet",
+    "privileged_text": "",
+    "beta": 1.0,
+    "warmup_steps": 4,
+    "optimizer": {"lr": 3e-4},
+}
 
 
 @dataclass(frozen=True)

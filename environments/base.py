@@ -44,7 +44,7 @@ class EndedAs(EnvError):
 
 
 class CallHung(EndedAs):
-    """A call took longer than it may: the attempt ends as a timeout and is not made again."""
+    """Call timeout: the attempt ends as a timeout and is not repeated."""
 
     outcome = Outcome.TIMEOUT
 
@@ -56,7 +56,7 @@ class AgentFailed(EndedAs):
 
 
 class RewardMissing(EndedAs):
-    """An agent outside of this process ended without a reward: the attempt is a failure, and never a zero."""
+    """Missing reward of an agent outside this process: the attempt is a failure, and never a zero."""
 
     outcome = Outcome.REWARD_ERROR
 
@@ -96,7 +96,7 @@ class StepResult:
 
 @runtime_checkable
 class Episode(Protocol):
-    """One attempt at a task; used once.
+    """Attempt at a task; used once.
 
     `opening` is what the agent reads first. A synchronous `step` may be declared `async` and simply return. If the
     environment's class sets `inline = True`, steps run on the event loop (only for steps well under a millisecond that
@@ -132,7 +132,7 @@ class Oracle(Protocol):
     """An environment that can demonstrate."""
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Actions that solve `task` from the state reached by `taken`, or None where it knows no way on."""
+        """Actions that solve `task` from the state reached by `taken`, or None if none are known."""
         ...
 
 
@@ -141,7 +141,7 @@ class Scribe(Protocol):
     """An environment that can say what is worth remembering, for demonstrations to agents that forget."""
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """Summary of what was seen until after `taken` and a later action may need, in a bounded number of words."""
+        """Bounded summary of observations up to `taken` that later actions may need."""
         ...
 
 
@@ -200,15 +200,15 @@ class Capabilities(CapabilityView):
     """Optional attributes and methods of an environment, with a default for each that it leaves out."""
 
     properties = Capability[Properties | None](None, Properties)
-    """What it promises."""
+    """Properties of the environment."""
     inline = Capability(False, bool)
     """Calls run on the event loop, whatever `properties` say: one that wraps others may only wait there."""
     keeps_limits = Capability(False, bool)
     """It limits calls itself, see `CALL_LIMIT_S`."""
     demonstrates = Capability(True, bool)
-    """Whether a `plan` that is there can be called; one that wraps others may have none for these."""
+    """True if `plan` can be called; a wrapper may lack it for these members."""
     max_episodes = Capability[int | None](None, int)
-    """How many episodes may be alive at a time; None for any number."""
+    """Maximal number of episodes alive at a time; None for any number."""
     max_steps = Capability[int | None](None, int)
     """Steps after which an episode is cut; None where nothing is known."""
     agent_defaults = Capability[Mapping[str, Any]]({}, Mapping)
@@ -216,11 +216,11 @@ class Capabilities(CapabilityView):
     limits_defaults = Capability[Mapping[str, Any]]({}, Mapping)
     """Recipe keys that it suggests for limits."""
     offers_tools = Capability[bool | None](None, bool)
-    """Whether it takes tool calls; None where it does not say."""
+    """True if it takes tool calls; None where undeclared."""
     tools = Capability[object](())
     """Descriptions of its tools."""
     opponent = Capability[object](())
-    """Who has the other seat; an empty tuple where it has no such key."""
+    """Holder of the other seat; an empty tuple where there is no such key."""
     members = Capability[Callable[[], Sequence[Any]] | None](None, Callable)
     """Gives the environments that it is made of."""
     environment = Capability[object](None)
@@ -238,7 +238,7 @@ class Capabilities(CapabilityView):
 
     @property
     def is_inline(self) -> bool:
-        """Whether calls run on the event loop, by the properties or by the attribute."""
+        """True if calls run on the event loop, by the properties or by the attribute."""
         return properties_of(self.part).inline or self.inline
 
 
@@ -255,12 +255,12 @@ def properties_of(environment: object) -> Properties:
 
 
 def can_demonstrate(environment: object) -> bool:
-    """Whether the environment has a `plan`; one that wraps others says so in an attribute `demonstrates`."""
+    """True if the environment has a `plan`; wrappers declare it by an attribute `demonstrates`."""
     return isinstance(environment, Oracle) and Capabilities(environment).demonstrates
 
 
 def inside(environment: object) -> list[tuple[str, object]]:
-    """Environments that this one serves or is made of, each with its place in it; none of one that stands alone."""
+    """Member environments with their recipe paths; none of a single environment."""
     has = Capabilities(environment)
     if has.members is not None:
         return [(f"[{i}]", member) for i, member in enumerate(has.members())]

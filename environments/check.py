@@ -192,7 +192,7 @@ class _EnvironmentCheck:
         return episode if self.look_over(opening, f"{task.id}, opening") else None
 
     async def step(self, episode: Any, action: str, during: str) -> StepResult | None:
-        """Do one step, time it and look its result over; None if it raised or gave something else."""
+        """Check one timed step; None if it raised or gave something else."""
         begin = time.perf_counter()
         during = f"{during}, action {shorten(action, 40)}"
         ok, result = await self.walk.call("step(): raises nothing", episode.step, action, during=during)
@@ -284,7 +284,7 @@ class _EnvironmentCheck:
         await self.close(episode)
 
     async def replays(self, played: Sequence[Transcript], copy: Any) -> None:
-        """Play the same actions on a pickled copy, half of them in a new episode, and all in another process."""
+        """Replay the actions on a pickled copy, half in a new episode, and in another process."""
         deterministic, replayable = self.properties.deterministic, self.properties.replayable
         until = time.monotonic() + self.enough_s
         for i, record in enumerate(played):
@@ -311,7 +311,7 @@ class _EnvironmentCheck:
     # --- the oracle --------------------------------------------------------------------------------------------
 
     async def oracle(self, played: Sequence[Transcript]) -> None:
-        """Plans from the opening and after a few random actions must solve the task, where there are any."""
+        """Check that plans from the opening and after random actions solve the task, where there are any."""
         promise, got = "oracle: has a method plan(task, taken)", "oracle is declared, `plan` is missing"
         if not self.walk.note(Capabilities(self.environment).plan is not None, promise, got):
             return

@@ -53,7 +53,7 @@ async def kept_apart(
 
 
 async def _told(walk: Walk, environment: Any, start: Callable[[Task], Awaitable[Any]], task: Task) -> str:
-    """What the agent is told first and what solves the task; empty where nothing says what does."""
+    """Opening observation and solution of a task; empty where no solution is declared."""
     plan = None
     if properties_of(environment).oracle:
         _, plan = await walk.call("plan(): raises nothing", environment.plan, task, (), during=task.id)

@@ -99,7 +99,7 @@ def cache_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def made_at_once(target: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; it becomes `target` at the end of the `with` block, all at once.
+    """Context of an empty folder that becomes `target` atomically at the end.
 
     Of several processes that make the same, one wins and the others throw theirs away. Nothing is left after an error.
     """

@@ -35,12 +35,12 @@ class Transcript:
 
     @property
     def over(self) -> bool:
-        """Whether the environment has ended the episode."""
+        """True if the environment has ended the episode."""
         return self.results[-1].terminated or self.results[-1].truncated
 
     @property
     def solved(self) -> bool:
-        """Whether the environment calls it solved."""
+        """True if the environment calls it solved."""
         return self.results[-1].success is True
 
 

@@ -1,4 +1,4 @@
-"""The contract of rewards: from a task and a trajectory, or a whole group, to verdicts; from an answer to a verdict."""
+"""Contracts of rewards (of a trajectory or a group) and verifiers (of an answer)."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class GroupReward(Protocol):
     """
 
     def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> Sequence[Verdict | float]:
-        """Judge every trajectory, in their order; attempts that ended by the failure of a part are not among them."""
+        """Verdicts on every trajectory of a group, in order; attempts with a failed part are left out."""
         ...
 
 
 class Capabilities(CapabilityView):
-    """Optional attributes and methods of a reward or a verifier, with a default for each that it leaves out."""
+    """Optional members of a reward or a verifier, with their defaults."""
 
     inline = Capability(False, bool)
     """It is quick and cannot hang, so that it is called on the event loop."""
@@ -72,9 +72,9 @@ class Capabilities(CapabilityView):
     slow_s = Capability[Any](1.0)
     """Seconds that one call may take."""
     weight = Capability[object](1.0)
-    """What a reward of one's own is multiplied by."""
+    """Weight of a plug-in reward."""
     name = Capability[object]("reward")
-    """What a reward of one's own is called."""
+    """Name of a plug-in reward."""
 
 
 def name_of(reward: Any) -> str:

@@ -242,7 +242,7 @@ def _check_per_turn(judge: _Judge, verdict: Verdict, trajectory: Trajectory, dur
 
 
 def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:
-    """Return trajectories of several lengths and every outcome that is ever judged, with all the texts in them.
+    """Synthetic trajectories of several lengths and of every outcome, with all texts.
 
     They attempt `tasks`, so that a reward meets only references of the kind it is made for.
     """

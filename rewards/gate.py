@@ -12,7 +12,7 @@ _EXPECTED = "a finite number, or a Verdict"
 
 
 def checked_verdict(said: object, where: str, n_turns: int | None = None) -> Verdict:
-    """Return what a reward said as a verdict of Python's own types; a reason is cut to a length that can be read.
+    """Verdict of Python's own types from a reward's result; a long reason is cut.
 
     Args:
         said: whatever a reward has returned.
@@ -28,7 +28,7 @@ def checked_verdict(said: object, where: str, n_turns: int | None = None) -> Ver
     if total is None:
         raise RewardError("returned no finite number", where=where, got=shown(value), expected=_EXPECTED)
     if reason is None:
-        raise RewardError("Verdict.why is no text", where=where, got=shown(why), expected="a str")
+        raise RewardError("Verdict.why is not a text", where=where, got=shown(why), expected="a str")
     turns = None if per_turn is None else _turns(per_turn, total, where, n_turns)
     return Verdict(total, cut(reason), turns)
 
@@ -62,6 +62,9 @@ def total_of(values: tuple[float, ...], where: str) -> float:
         total = math.inf
     if not math.isfinite(total):
         raise RewardError(
-            "the sum is no finite number", where=where, got=", ".join(f"{x:g}" for x in values[:8]), expected=_EXPECTED
+            "the sum is no finite number",
+            where=where,
+            got=", ".join(f"{x:g}" for x in values[:8]),
+            expected=_EXPECTED,
         )
     return total

@@ -30,7 +30,7 @@ _N_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One answer and what it is worth.
+    """Answer with its right score.
 
     Attributes:
         id: its category and a number.
@@ -65,12 +65,12 @@ class Judged:
 
     @property
     def false_negative(self) -> bool:
-        """Whether a right answer did not get full marks."""
+        """True if a right answer did not get full marks."""
         return self.case.right and self.value != 1
 
     @property
     def false_positive(self) -> bool:
-        """Whether a wrong answer got any."""
+        """True if a wrong answer got any."""
         return not self.case.right and bool(self.value)
 
 

@@ -1,4 +1,4 @@
-"""Reward function of TRL's trainers as a reward of groups: lists of prompts and completions in, a list of numbers out.
+"""Reward functions of TRL's signature as group rewards: prompts and completions to numbers.
 
     def right(completions, answer, **kwargs):
         return [float(text.strip() == wanted) for text, wanted in zip(completions, answer)]
@@ -27,7 +27,7 @@ _OF_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
 
 
 def as_reward(part: Any) -> Any:
-    """Return what scoring can call: a verifier or a function of TRL's signature is wrapped, a reward is returned."""
+    """Callable reward for scoring: a verifier or TRL function wrapped, a reward unchanged."""
     if takes_completions(part):
         return TrlFunction(part)
     return Verified(part) if is_verifier(part) else part
@@ -114,7 +114,7 @@ class TrlFunction:
 
 
 def _is_chat(task: Task) -> bool:
-    """Whether prompts and completions are lists of messages; of a data set whose prompts are texts they are texts."""
+    """True if prompts and completions are message lists; else they are texts."""
     return "columns" not in task.info or bool(task.info.get("chat"))
 
 

@@ -18,7 +18,7 @@ REFERENCES = ("reference", "ground_truth", "expected", "target", "label", "gold"
 
 
 def takes_completions(part: Any) -> bool:
-    """Whether this is a function of TRL's signature, which has a parameter `completions`."""
+    """True for a function of TRL's signature, with a parameter `completions`."""
     try:
         return not isinstance(part, type) and "completions" in inspect.signature(part).parameters
     except (TypeError, ValueError):
@@ -26,7 +26,7 @@ def takes_completions(part: Any) -> bool:
 
 
 def is_verifier(part: Any) -> bool:
-    """Whether the first two parameters are an answer and a reference, by their names or as texts.
+    """True if the first two parameters are an answer and a reference, by name or as texts.
 
     Raises:
         RecipeError: they are a reference and an answer, and would be given the wrong way round; or a function's two
@@ -54,7 +54,7 @@ def is_verifier(part: Any) -> bool:
     is_bare = second and all(a is inspect.Parameter.empty for a in annotations) and "task" not in first
     if is_bare and inspect.isfunction(part) and where != "<lambda>":
         raise RecipeError(
-            "nothing says whether this is a verifier or a reward",
+            "cannot tell whether this is a verifier or a reward",
             where=where,
             got=got,
             expected="(answer, reference) for a verifier, (task, trajectory) for a reward",
@@ -65,7 +65,7 @@ def is_verifier(part: Any) -> bool:
 
 @dataclass(frozen=True)
 class Verified:
-    """Asks `verifier` whether the answer of the last action matches the task's reference; no action at all earns 0.
+    """Reward of `verifier` on the last action's answer and the task's reference; 0 without actions.
 
     The answer is the argument of a call such as `answer[x]` (see `rewards.answers.calls`), else the text of the
     action; or, for
@@ -78,7 +78,7 @@ class Verified:
 
     @property
     def inline(self) -> bool:
-        """Whether the verifier says that it is quick and cannot hang."""
+        """True if the verifier declares that it is quick and cannot hang."""
         return Capabilities(self.verifier).inline
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float | Awaitable[Verdict | float]:

@@ -1,4 +1,4 @@
-"""A worker process of `rewards.worker_pool`: reads a call per line, answers with a line, dies when a call takes long.
+"""Worker process of `rewards.worker_pool`: a call and an answer per line, with a time limit.
 
     python -m rewards.worker module:function
 

@@ -1,4 +1,4 @@
-"""Calls with a limit that holds anywhere: in processes of their own, killed and replaced when they take too long.
+"""Reward calls with hard limits: in processes killed and replaced on overrun.
 
 A signal can stop a call in the main thread only, and cannot stop one that never comes back to Python at all, such as
 9**9**9. A process can always be killed. The limit is on processor time, so that a busy machine does not turn right
@@ -27,7 +27,7 @@ _MOST_BYTES = 64 * 2**20
 
 
 class TooSlow(Exception):
-    """A call took longer than its limit, or more memory than it may have, or answered too much; its process is gone."""
+    """Overrun of a call's time, memory or answer size; its process is gone."""
 
 
 class Pool:

@@ -27,7 +27,7 @@ class CapabilityView:
 
 
 class Capability(Generic[T]):
-    """One optional member; it is read when it is asked for, never before.
+    """Optional member of a plug-in; read when it is asked for, never before.
 
     Args:
         default: stands for it where a part has none, or one of another type.

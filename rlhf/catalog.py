@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the catalogue.
+    """Entry of the catalogue.
 
     Attributes:
         target: `module:Class`, imported on first use.

@@ -118,7 +118,7 @@ class ChatServer:
             await session.close()
 
     async def _ask(self, body: Mapping[str, Any]) -> Any:
-        """One request. Raises Later, ContextFull and EngineError."""
+        """Send a request. Raises Later, ContextFull and EngineError."""
         aiohttp = load_aiohttp(self.where)
         if self._session is None:
             key = os.environ.get(KEY)

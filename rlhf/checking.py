@@ -158,34 +158,15 @@ class CheckContext:
 
 
 class Checks(Protocol):
-    """A part that checks itself."""
+    """Part that checks itself.
+
+    Three more methods may stand beside `check`: `cautions(context)` yields a sentence for what is legal and probably
+    not meant, `check_processes(context, n)` a problem where the part cannot work in `n` > 1 processes, and
+    `check_seats(context)` one where it needs a game with several seats.
+    """
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Yield what cannot work in this place, the most telling first."""
-        ...
-
-
-class Cautions(Protocol):
-    """A part that says what is legal around it and probably not meant."""
-
-    def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Yield one sentence for each such thing."""
-        ...
-
-
-class ChecksProcesses(Protocol):
-    """A part that works in one process only."""
-
-    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
-        """Yield why the part cannot work in `n` processes, which are at least two."""
-        ...
-
-
-class ChecksSeats(Protocol):
-    """A part that needs a game with several seats."""
-
-    def check_seats(self, context: CheckContext) -> Iterator[Problem]:
-        """Yield what is missing; asked once training is to begin."""
         ...
 
 
@@ -229,7 +210,7 @@ def no_effect(where: str, value: object, why: str, do: str = "remove the key") -
 def unused(
     part: Any, keys: tuple[str, ...], path: str, why: str, do: str = "remove the key", default: Any = None
 ) -> Iterator[Problem]:
-    """Yield a problem for each of `keys` that has another value than its default, as none has an effect.
+    """Yield a problem for each of `keys` that is set and has no effect.
 
     Args:
         part: a dataclass whose keys all have defaults.
@@ -247,7 +228,7 @@ def unused(
 
 
 def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem]:
-    """Yield a problem, at key or option `where`, for a split that is none of those that an environment declares."""
+    """Yield a problem, at key or option `where`, for a split that the environment lacks."""
     if split not in offered:
         yield Problem(
             "the environment has no such split",
@@ -259,12 +240,12 @@ def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem
 
 
 def is_local_model(named: str) -> bool:
-    """Whether `named` is a folder: it is there, or it cannot be a name on a hub, which has one `/` at most."""
+    """True if `named` is a folder: it exists, or cannot be a hub name (at most one `/`)."""
     return Path(named).expanduser().exists() or named.startswith((".", "/", "~")) or named.count("/") > 1
 
 
 def no_model(named: str, where: str, do: str) -> Iterator[Problem]:
-    """Yield a problem where `named` is a folder without a model; a name on a hub is not looked up.
+    """Yield a problem where `named` is a folder without a model; hub names are not looked up.
 
     Args:
         named: folder or name of the model.

@@ -1,4 +1,4 @@
-"""Child processes: started in a group of their own, read line by line with a limit, and killed with all they began."""
+"""Child processes in groups of their own, with bounded line reading and group kill."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kill_group(process: subprocess.Popen[Any], wait_s: float | None = None) -> N
 
 
 class Child:
-    """A process that leads a group of its own, so that Ctrl-C is for its parent, and whose lines are read with a limit.
+    """Process that leads its own group (Ctrl-C stays with its parent), read in bounded lines.
 
     Args:
         command: what is run.
@@ -69,7 +69,7 @@ class Child:
         self._buffer = bytearray()
 
     def line(self, deadline: float, most: int = 1 << 20) -> bytes | None:
-        """The next line without its end; None where the process ended, the clock ran out, or it is longer than `most`.
+        """Next line without its end; None at the end, at the deadline, or beyond `most` bytes.
 
         `deadline` is a time of `time.monotonic`.
         """

@@ -1,4 +1,4 @@
-"""SHA-256 digests of files, by which a file that was changed after it was written is found and refused.
+"""SHA-256 digests of files, to detect changes after they were written.
 
     checkpoints/NAME/files.json    every other file of a checkpoint, and how much of the run's logs belongs to it
     files.jsonl                    the manifest of a run, an evaluation or a folder of trajectories: one line per file
@@ -34,7 +34,7 @@ _HINT = "put it back from a copy, or name another checkpoint, run or evaluation"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Length and SHA-256, in hexadecimal digits, of a file or of its beginning; an empty digest is any content."""
+    """Length and SHA-256, in hexadecimal, of a file or its beginning; an empty digest matches any content."""
 
     n_bytes: int
     sha256: str
@@ -106,7 +106,7 @@ class Listing:
 def seal(
     folder: Path, logs: Mapping[str, Mark], *, last: str, text: str, known: Mapping[str, Mark] | None = None
 ) -> None:
-    """List every file of a checkpoint that is written but for `last`, then write that: its content is `text`.
+    """List every file of a checkpoint but `last`, then write `last` with content `text`.
 
     Args:
         folder: of the checkpoint.
@@ -150,7 +150,7 @@ def listing(folder: Path, hint: str = "") -> Listing:
 
 
 def has_digests(folder: Path) -> bool:
-    """Whether changes of a checkpoint's files can be found. Raises CheckpointError where their list was changed."""
+    """True if a checkpoint has digests of its files. Raises CheckpointError where their list was changed."""
     try:
         return listing(folder).marks is not None
     except (OSError, ValueError):
@@ -192,7 +192,7 @@ def verify(folder: Path, only: str = "", *, without: str = "", weights: bool = T
 
 
 def verify_model(folder: Path, *, weights: bool = True, hint: str = "") -> None:
-    """Compare a folder with a model with what was written, where it lies in a checkpoint or is one that a run left.
+    """Verify a model folder against its digests, where a checkpoint or a run lists them.
 
     Raises:
         CheckpointError: as in `verify`.
@@ -260,11 +260,11 @@ class Manifest:
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder has a list; one that was written before there were any has none."""
+        """True if the folder has a list; ones written before there were digests have none."""
         return (self.folder / MANIFEST).is_file()
 
     def record(self, path: Path, source: Path | None = None) -> None:
-        """List a file as it is in `source`, from where it is about to be renamed to `path`, or as it is in its place.
+        """List a file as it is in place, or in `source`, from where it will be renamed to `path`.
 
         Raises:
             CheckpointError: the list cannot be written, or was changed.
@@ -300,7 +300,7 @@ class Manifest:
         return bool(found)
 
     def check_below(self, folder: Path) -> None:
-        """Check every listed file below `folder`, which is in the manifest's own, and that no other lies there."""
+        """Verify every listed file below `folder`, which lies in the manifest's own, and that no others are there."""
         own = self.folder.resolve()
         names = [name for name in self._known() if (own / name).is_relative_to(folder)]
         for name in names:
@@ -316,7 +316,7 @@ class Manifest:
                 self.check(self.folder / name)
 
     def require(self, path: Path, hint: str = "") -> None:
-        """`check` a file that has to be listed where there is a list; `hint` says what to do where it differs."""
+        """`check` a file that a list must contain, if there is a list; `hint` is the advice on a mismatch."""
         if not self.check(path, hint) and self.is_there:
             hint = f"move it elsewhere, or remove {MANIFEST} to read what is there without digests"
             raise _changed(path, f"{MANIFEST} beside it does not list it", hint)

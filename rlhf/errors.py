@@ -99,7 +99,7 @@ class EngineError(RlhfError):
 
 
 class ContextFull(EngineError):
-    """The prompt leaves no room for a new token; an agent may catch this and ask with a shorter prompt."""
+    """Context overflow: no room for a new token; an agent may catch it and ask with a shorter prompt."""
 
 
 class DeliveryError(EngineError):
@@ -152,7 +152,7 @@ def meant(name: str) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the closest known name; None where none is close, more than half of its letters in common.
+    """Closest known name; None where none shares more than half of its letters.
 
     A name that only goes on is the closest: `ppo_clip` to `ppo`, though `gspo` is as short. Where none is close, one
     that ends so is: `reflect_and_retry` to `retry`.

@@ -1,4 +1,4 @@
-"""Parts that a Python program gives to a run as live objects, by names of the kind `python:NAME`.
+"""Live Python objects given as parts of a run, named by kinds `python:NAME`.
 
 A recipe that is written down holds these names. They mean something only while a program gives the objects again: what
 is defined in a script or a notebook cannot be imported by another program.
@@ -49,7 +49,7 @@ def name_of(part: object) -> str | None:
 
 
 def is_given(part: object) -> bool:
-    """Whether this very object was given, so that no keys describe it."""
+    """True if this very object was given, so that no keys describe it."""
     return any(one is part for one in (_PARTS.get() or {}).values())
 
 
@@ -59,7 +59,7 @@ def _argument(name: str) -> str:
 
 
 def note(text: str) -> str:
-    """Return a recipe's text, headed by a line that says which parts a program has to give again."""
+    """Recipe text headed by a list of the parts that a program has to supply again."""
     kinds = dict.fromkeys(re.findall(rf"(?<![\w.]){PREFIX}[\w.-]+", text))
     if not kinds:
         return text

@@ -60,7 +60,7 @@ class Owner:
 
     @property
     def is_of_here(self) -> bool:
-        """Whether its process number means something here."""
+        """True if its process number is of this machine."""
         return (self.host, self.boot, self.namespace) == _machine()
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ def read_path(path: Path) -> Owner | None:
 
 
 def life(owner: Owner, path: Path, *, by_kernel: bool) -> tuple[bool, str]:
-    """Whether an owner lives, and why that is thought.
+    """True if an owner lives, and the reason for that belief.
 
     Args:
         owner: that a lock names.
@@ -135,7 +135,7 @@ def _machine() -> tuple[str, str, int]:
 
 
 def started_at(pid: int) -> int | None:
-    """When a process began, in ticks since the boot; None where there is none, or nothing but its entry is left."""
+    """Start of a process, in ticks since the boot; None where it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -165,7 +165,7 @@ def time_of(folder: Path) -> float:
 
 
 def file_system(folder: Path) -> tuple[str, bool]:
-    """The kind of file system that a folder lies on, as the kernel calls it, and whether other machines may have it."""
+    """File system type of a folder, by the kernel's name, and whether other machines may mount it."""
     kind, longest = "unknown", -1
     with suppress(OSError):
         place = os.path.realpath(folder)

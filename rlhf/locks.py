@@ -1,4 +1,4 @@
-"""Locks of folders: one process at a time writes a run, an evaluation or an export, and a second one hears who it is.
+"""Folder locks: one writer per run, evaluation or export; a second one learns who holds it.
 
 The lock is a file `.lock` in the folder. Its owner holds the kernel's `flock` on it for as long as it lives, which ends
 with the process however that ends, and has written into it who it is: host, boot, process, begin, and a random token.
@@ -160,12 +160,12 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether there is nothing in a folder but a lock."""
+    """True if a folder holds nothing but a lock."""
     return not any(not is_lock(path) for path in folder.iterdir())
 
 
 def is_lock(path: Path) -> bool:
-    """Whether a file is a lock, or belongs to one."""
+    """True if a file is a lock, or belongs to one."""
     return path.name.startswith(LOCK)
 
 
@@ -276,7 +276,7 @@ def _of_share(folder: Path, by_kernel: bool) -> list[str]:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file is the one of this name."""
+    """True if an open file is the one of this name."""
     try:
         there, own = path.stat(), os.fstat(file)
     except FileNotFoundError:

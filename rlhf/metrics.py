@@ -15,7 +15,7 @@ from rlhf.errors import DataError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """Metric of the table.
 
     Attributes:
         name: as it appears in a log line; ends in `/*` for a family.

@@ -1,4 +1,4 @@
-"""Kinds that installed packages bring by entry points: a group for each section, a name that recipes may use.
+"""Plug-in kinds of installed packages: an entry-point group per section.
 
     [project.entry-points."rlhf.environments"]
     maze = "my_package.mazes:Maze"
@@ -35,7 +35,7 @@ GROUPS: Mapping[str, str] = {
 
 
 def brought(section: str) -> Mapping[str, tuple[tuple[str, str], ...]]:
-    """Return by name what packages bring to a section: package and `module:Name`, more than one where they disagree."""
+    """Plug-ins of a section by name: package and `module:Name`, several where packages collide."""
     return _brought(tuple(sys.path)).get(section, {})
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this one writes files and talks to the user."""
+        """True for the process that writes files and talks to the user."""
         return self.rank == 0
 
     def begin(self, folder: Path) -> None:
@@ -73,7 +74,7 @@ class Processes:
         self.gather(None, "the folder of the run")
 
     def share(self, n: int) -> slice:
-        """Return which of `n` things are this one's: neighbours, and as many as the others' up to one.
+        """Slice of `n` things for this process: contiguous, balanced to within one.
 
         Five for two processes: 0 to 2, and 3 to 4.
         """
@@ -96,7 +97,7 @@ class Processes:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.n
-        with span("processes"), self.hearing(what):
+        with span("processes"), self.comm_errors(what):
             dist.all_gather_object(found, value, group=self._group)
         return found
 
@@ -107,18 +108,18 @@ class Processes:
         import torch.distributed as dist
 
         found: list[Any] = [value if self.is_main else None]
-        with self.hearing(what):
+        with self.comm_errors(what):
             dist.broadcast_object_list(found, src=0, group=self._group)
         first: T = found[0]
         return first
 
     def agree_to_stop(self) -> bool:
-        """Whether a signal has asked any of several to stop; all get the same answer."""
+        """True if a stop signal reached any process; all get the same answer."""
         self.stops_together = self.n > 1 and any(self.gather(self.stops, "whether to stop"))
         return self.stops_together
 
     @contextmanager
-    def hearing(self, what: str) -> Iterator[None]:
+    def comm_errors(self, what: str) -> Iterator[None]:
         """Inside, other processes are waited for: a failure of that becomes a ProcessError with their reason."""
         begun = time.monotonic()
         try:
@@ -132,7 +133,7 @@ class Processes:
             waited = time.monotonic() - begun
             raise self._silence(what, text, waited) from error
 
-    def tell(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Leave the reason why this one stops, for the others; a silence of another one is none."""
         if self.n == 1 or self.folder is None or isinstance(error, ProcessError):
             return
@@ -196,7 +197,7 @@ def n_wanted() -> int:
 
 
 def n_here() -> int:
-    """How many of them run on this machine."""
+    """Number of processes on this machine."""
     return _number("LOCAL_WORLD_SIZE", n_wanted())
 
 
@@ -231,7 +232,7 @@ def join(timeout_s: float) -> Processes:
     found = Processes(rank, n, timeout_s)
     limit = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    with found.hearing("the beginning"):
+    with found.comm_errors("the beginning"):
         try:
             dist.init_process_group(backend, rank=rank, world_size=n, timeout=limit)
         except dist.DistError as error:
@@ -252,7 +253,7 @@ def leave() -> None:
 
 
 def take_one_gpu() -> None:
-    """See only the GPU whose number among the visible ones is LOCAL_RANK, and call it 0, as engines of this process do.
+    """Restrict CUDA to the visible GPU numbered LOCAL_RANK, which becomes device 0.
 
     Must come before anything asks CUDA what there is; once done, doing it again changes nothing.
     """
@@ -270,7 +271,7 @@ def take_one_gpu() -> None:
 
 
 def in_turn(items: Sequence[T], parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return results for `items` in order, where process r has worked on items r, r + n, r + 2n and so on.
+    """Results for `items` in order, where process r has worked on items r, r + n, r + 2n and so on.
 
     Args:
         items: all of them.
@@ -280,16 +281,17 @@ def in_turn(items: Sequence[T], parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Unused port outside the range of outgoing connections, which could take it before anyone listens."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _number(name: str, default: int) -> int:
     value = os.environ.get(name, "")
     if value and not value.isdecimal():
         raise RecipeError(
-            "this is no number of a process", where=f"the environment variable {name}", got=value, expected="0, 1, ..."
+            "invalid process number", where=f"the environment variable {name}", got=value, expected="0, 1, ..."
         )
     return int(value) if value else default

@@ -14,7 +14,7 @@ from rlhf.terminal import CleanConsole
 
 
 class RichProgress:
-    """One bar for the present stage; without a terminal, a line now and then."""
+    """Progress bar of the present stage; without a terminal, an occasional line."""
 
     def __init__(self, console: CleanConsole, *, every: int = 10) -> None:
         self.console, self.every = console, every
@@ -52,7 +52,7 @@ class RichProgress:
         self._task = self._bars.add_task(name, total=total, completed=done, last="", waiting="")
 
     def advance(self, note: str) -> None:
-        """One step is done."""
+        """Advance by a step."""
         self._done += 1
         self._last = note
         if self._task is not None:
@@ -73,7 +73,7 @@ class RichProgress:
             self._bars.update(self._task, completed=done, last=note)
 
     def note(self, text: str) -> None:
-        """What is waited for."""
+        """Show what is waited for."""
         if self._task is not None:
             self._bars.update(self._task, waiting=text)
 

@@ -157,7 +157,7 @@ def _imported(name: str, where: str) -> ModuleType:
 
 @contextmanager
 def _explained(name: str, where: str, hint: str) -> Iterator[None]:
-    """Turn whatever an import of `name` raises into a message: a package that is absent, or a module that is broken."""
+    """Context that turns an import error of `name` into a message on a missing package or broken module."""
     try:
         with boundary(RecipeError, f"{where}, importing {name}", hint):
             yield

@@ -1,4 +1,4 @@
-"""Sections of a recipe: default kinds, required members of a part, and the types that stand for a section."""
+"""Recipe sections: default kinds, required members of a part, and the types of sections."""
 
 from __future__ import annotations
 

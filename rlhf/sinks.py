@@ -42,7 +42,7 @@ class Sink(Protocol):
         ...
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
-        """Forget what was logged after that step of that stage, and after so many lines where that is given."""
+        """Drop what was logged after a step of a stage, and beyond `n_lines` where given."""
         ...
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Metrics:
             sink.write(line)
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
-        """Forget what was logged after `step` of `stage`, later stages included, so that a resumed run has no doubles.
+        """Drop what was logged after `step` of `stage`, later stages included, before a resume.
 
         An empty `stage` forgets everything. `n_lines` is the number of lines to keep at most, which also tells lines of
         one step apart.
@@ -81,7 +81,7 @@ class Metrics:
             sink.rewind(stage, step, n_lines)
 
     def marks(self) -> dict[str, Mark]:
-        """Of each log that is a file, by its name, how long it is and the digest of what was written."""
+        """Length and digest of each log file, by name."""
         return {sink.path.name: sink.mark for sink in self.sinks if isinstance(sink, JsonlSink)}
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def _number(name: str, value: Any) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
-        raise DataError("a metric is no number", where=name, got=repr(value)[:80], expected="a float") from error
+        raise DataError("a metric is not a number", where=name, got=repr(value)[:80], expected="a float") from error
     return number if math.isfinite(number) else None
 
 
@@ -136,7 +136,7 @@ class JsonlSink:
         self._take_in(content)
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
-        """Drop the lines behind the last one of `stage` up to `step`; where the stage has none, all from its first."""
+        """Drop lines after the last one of `stage` up to `step`; from its first where there is none."""
         self.close()
         n_kept = _n_kept(read_metrics(self.path), stage, step)
         n_kept = n_kept if n_lines is None else min(n_kept, n_lines)
@@ -191,7 +191,7 @@ def _log_lines(texts: Iterable[str], path: Path) -> Iterator[LogLine]:
 
 
 class TensorboardSink:
-    """Writes event files for TensorBoard, one folder per stage, so that stages show as runs beside each other."""
+    """TensorBoard event files, one folder per stage, so that stages show as separate runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -208,7 +208,7 @@ class TensorboardSink:
             self._writer(line.stage).add_event(event)
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
-        """Tell TensorBoard to forget points of `stage` after `step`; the event of a session's start has that effect.
+        """Purge points of `stage` after `step` in TensorBoard, by a session-start event.
 
         Event files are only appended to: points of other stages stay, and are drawn over.
         """

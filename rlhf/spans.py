@@ -19,7 +19,7 @@ class Listener(Protocol):
     """Hears of spans."""
 
     def span(self, part: Part) -> AbstractContextManager[None]:
-        """What happens inside belongs to `part`, but for what a span inside of it says of itself."""
+        """Context whose time belongs to `part`, except for spans within it."""
         ...
 
 
@@ -28,7 +28,7 @@ _listener: Listener | None = None
 
 
 def span(part: Part) -> AbstractContextManager[None]:
-    """What happens inside belongs to `part` of the step, but for what a span inside of it says of itself."""
+    """Context whose time belongs to `part` of the step, except for spans within it."""
     return _NOTHING if _listener is None else _listener.span(part)
 
 

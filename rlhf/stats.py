@@ -75,7 +75,7 @@ def share_interval(successes: float, n: float, confidence: float = 0.95) -> tupl
 def bounded_interval(
     mean: float, variance: float, n: float, low: float = 0.0, high: float = 1.0, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Give the interval of the mean of values within [low, high]: Student's t, with 1.8 values more at either end.
+    """Interval of a mean of values within [low, high]: Student's t with 1.8 pseudo-values at either end.
 
     With N = n + 3.6, m = (n x̄ + 1.8 low + 1.8 high) / N and s² the sample variance of all N values, m ± t_{N−1} s/√N,
     cut to the range. The values that are added stand for what so few did not show: where all n agree the plain interval

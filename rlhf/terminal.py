@@ -1,4 +1,4 @@
-"""Text of others on its way to a terminal: what would steer the terminal, or turn text around, is made visible.
+"""Sanitised terminal text: control and bidirectional characters are made visible.
 
 Ids of tasks, messages of exceptions and replies of models and environments may hold escape sequences that move the
 cursor, rename the window, or make a line read as another one. Every command writes by a
@@ -34,7 +34,7 @@ def clean(text: str) -> str:
 
 
 class CleanConsole(Console):
-    """A console that cleans whatever it prints, and reads no markup in it unless it is told to.
+    """Console that sanitises its output, and reads no markup in it unless told to.
 
     What rich itself writes to style text and to move the cursor is not text, and stays.
     """

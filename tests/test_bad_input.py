@@ -207,7 +207,7 @@ def test_the_nearest_file_is_named(given: str, named: str, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("policy: [1, 2\nseed: 0\n", ("this is no YAML", "line 2")),
+        ("policy: [1, 2\nseed: 0\n", ("invalid YAML", "line 2")),
         ("seed: 1\nseed: 2\n", ("'seed' is written twice",)),
         ("- policy\n", ("a recipe is a mapping",)),
         ("", ("an empty file",)),
@@ -231,7 +231,7 @@ def test_a_file_that_raises_when_it_is_imported(echo: Path) -> None:
 def test_debug_shows_the_stack_and_the_same_message(echo: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(echo), "seed=x", "--debug"])
     assert result.exit_code == 2
-    assert "Traceback" in result.stderr and "error seed: this is no seed" in result.stderr
+    assert "Traceback" in result.stderr and "error seed: invalid seed" in result.stderr
 
 
 def test_a_message_is_json_for_scripts(echo: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_resumed_run_keeps_the_kinds_of_its_parts(echo: Path, tmp_path: Path, 
 def test_a_folder_without_a_tokenizer_is_told_of(tmp_path: Path) -> None:
     """Whatever else it holds: without these files a tokenizer of no tokens would be made, and blamed on the texts."""
     from rlhf.errors import ModelError
-    from rlhf.training.policy.model import load_folder
+    from rlhf.training.policy.model_files import load_folder
 
     for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
         (tmp_path / name).write_text("{}")

@@ -173,7 +173,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         ([first], "a comparison takes two"),
         ([first, tmp_path / "nothing"], "there is no evaluation in this folder"),
         ([first, other], "no task was attempted by both"),
-        ([first, moved], "others by what the environment says"),
+        ([first, moved], "tasks of equal ids"),
     ):
         result = run("compare", *arguments)
         assert result.exit_code == 2 and message in result.stderr

@@ -13,7 +13,8 @@ import pytest
 
 from rlhf.digests import write_listed
 from rlhf.evaluation.attempts import read_attempts
-from rlhf.recipe.suites import dump_suite, load_suite
+from rlhf.recipe.suites import load_suite, values_of_suite
+from rlhf.recipe.text import to_text
 from tests import recipe_parts
 from tests.commands import last_json, run
 from tests.environments import troubled
@@ -259,7 +260,7 @@ def test_a_mistake_in_a_suite(suite: Path, old: str, new: str, message: str) -> 
 
 def test_the_resolved_suite_is_the_suite(suite: Path, tmp_path: Path) -> None:
     written = tmp_path / "again.yaml"
-    written.write_text(dump_suite(load_suite(str(suite))))
+    written.write_text(to_text(values_of_suite(load_suite(str(suite)))))
     assert load_suite(str(written)) == load_suite(str(suite))
 
 

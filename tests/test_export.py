@@ -187,7 +187,7 @@ def test_a_place_that_is_no_checkpoint_is_told_the_run_that_may_be_meant(finishe
 
 def test_a_model_and_a_place_that_is_nothing(finished: Path, tmp_path: Path) -> None:
     for asked in (tmp_path, tmp_path / "nothing" / "here"):
-        assert "this is no checkpoint of a run" in refused(asked, "--out", tmp_path / "model")
+        assert "not a checkpoint of a run" in refused(asked, "--out", tmp_path / "model")
 
 
 def test_a_damaged_checkpoint_is_not_exported(finished: Path, tmp_path: Path) -> None:

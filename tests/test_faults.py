@@ -408,6 +408,7 @@ def test_a_full_disk_names_the_last_good_checkpoint_and_loses_nothing(tmp_path: 
     assert runs.lines(out) == runs.lines(tmp_path / "run")
 
 
+@pytest.mark.extended
 def test_a_full_disk_while_training_goes_on_loses_nothing(tmp_path: Path) -> None:
     # As above, with a thread that writes: its failure stops the run in one of the next steps.
     stage = {"steps": 9, "checkpoint_in_background": True}

@@ -47,7 +47,7 @@ def moments(name: str) -> Iterator[dict[str, Any]]:
         yield {"kill_after_s": draw.uniform(0.05, 1.0)}
 
 
-@pytest.mark.parametrize("name", tiered(STAGES, "grpo", "archer-in-background"))
+@pytest.mark.parametrize("name", tiered(STAGES, "grpo"))
 @pytest.mark.parametrize("n_kills", KILLS)
 def test_killed_many_times_a_run_equals_an_uninterrupted_one(tmp_path: Path, name: str, n_kills: int) -> None:
     path, out = recipe(tmp_path, name), tmp_path / "killed" / "run"

@@ -21,7 +21,8 @@ from rewards.models.reward_model import RewardModelScore
 from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.estimate.dry_run import Pass, peak_bytes
-from rlhf.estimate.memory import Estimate, Part, buffers, estimates, trainer_bytes
+from rlhf.estimate.figures import Estimate, Part
+from rlhf.estimate.memory import buffers, estimates, trainer_bytes
 from rlhf.estimate.memory_preflight import check, free_memory, refuse_too_large
 from rlhf.estimate.meta import Parameter, config_of, shaped
 from rlhf.recipe import Recipe, load
@@ -316,6 +317,7 @@ def test_a_trial_measures_time_and_memory(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("rlhf-trial")] == []
 
 
+@pytest.mark.extended
 def test_a_trial_that_fails_says_so(tmp_path: Path) -> None:
     config_folder(tmp_path / "model", SMALL)
     path, policy = recipe_parts.write(tmp_path), f"policy={{kind: pretrained, path: {tmp_path}/model}}"

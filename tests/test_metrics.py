@@ -88,7 +88,7 @@ def test_a_family_admits_any_name_below_it_but_not_itself() -> None:
 
 @pytest.mark.parametrize("value", ["high", None, [1.0, 2.0], np.zeros(2)])
 def test_a_value_that_is_no_number_is_an_error(value: object) -> None:
-    with pytest.raises(DataError, match="no number"):
+    with pytest.raises(DataError, match="not a number"):
         Metrics().log(0, "train", {"loss/policy": value})
 
 

@@ -49,17 +49,17 @@ def test_one_process_waits_for_nobody() -> None:
 
 def test_only_a_silence_is_another_process(tmp_path: Path) -> None:
     here = Processes(0, 2, folder=tmp_path)
-    with pytest.raises(RuntimeError, match="a shape"), here.hearing("an update"):
+    with pytest.raises(RuntimeError, match="a shape"), here.comm_errors("an update"):
         raise RuntimeError("a shape does not fit")
-    with pytest.raises(TrainingError, match="of its own"), here.hearing("an update"):
+    with pytest.raises(TrainingError, match="of its own"), here.comm_errors("an update"):
         raise TrainingError("an error of its own")
 
 
 def test_a_reason_that_was_left_is_found(tmp_path: Path) -> None:
-    Processes(1, 2, folder=tmp_path).tell(TrainingError("no disk", got="nothing"))
-    Processes(0, 2, folder=tmp_path).tell(ProcessError("the other one is silent"))
+    Processes(1, 2, folder=tmp_path).record_failure(TrainingError("no disk", got="nothing"))
+    Processes(0, 2, folder=tmp_path).record_failure(ProcessError("the other one is silent"))
     assert list(reasons_in(tmp_path)) == [1]
-    heard = Processes(0, 2, folder=tmp_path).hearing("the rollouts")
+    heard = Processes(0, 2, folder=tmp_path).comm_errors("the rollouts")
     with pytest.raises(ProcessError, match="process 1 has failed: no disk"), heard:
         raise RuntimeError("[gloo] Connection closed by peer")
 

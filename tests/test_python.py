@@ -262,7 +262,7 @@ def test_mistakes_have_the_messages_of_the_recipe(changed: Mapping[str, Any], fo
 @pytest.mark.parametrize(
     ("given", "where", "message"),
     [
-        ({"recipe": 7}, "rlhf.train", "this is no recipe"),
+        ({"recipe": 7}, "rlhf.train", "not a recipe"),
         ({"callbacks": [3]}, "callbacks[0]", "cannot be called back"),
         ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object cannot stand here"),
         ({"rewards": {"r": object()}}, "rewards.r.kind", "lacks __call__"),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from agents.stores.cases import Cases
+from rewards.judges.judge import Grade
 from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.moved import RenamedWarning
 from rlhf.recipe.builder import build
+from rlhf.recipe.keys import keys_of
+from rlhf.recipe.renamed import RENAMED_KEYS
+from rlhf.rollout.reward_watch import Watch
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.critics.values import Critic
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -26,10 +32,13 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
         (ReferenceReset, {"kl_above": 0.5}, {"max_kl": 0.5}),
         (Critic, {"trunk": "policy"}, {"backbone": "policy"}),
         (Critic, {"gradient": "trunk"}, {"gradient": "backbone"}),
+        (Cases, {"own": True}, {"include_same_task": True}),
+        (Grade, {"tries": 2, "url": "http://x", "model": "m"}, {"max_requests": 2, "url": "http://x", "model": "m"}),
+        (Watch, {"of": "exact"}, {"compare_with": "exact"}),
     ],
 )
 def test_old_key_is_read_as_the_new_one(part: Any, old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
-    [key], [name] = old, new
+    key, name = next(iter(old)), next(iter(new))
     with pytest.warns(RenamedWarning, match=rf"stages\[0\]\.{key}.* is now called"):
         built = build(part, old, "stages[0]", base=tmp_path)
     assert built == build(part, new, "stages[0]", base=tmp_path)
@@ -47,3 +56,10 @@ def test_command_line_tells_the_new_name() -> None:
     assert done.exit_code == 0, done.output
     assert "stages[1].trains is now called train_roles" in " ".join(done.stderr.split())
     assert "FutureWarning" not in done.stderr and "train_roles" in done.stdout
+
+
+def test_every_new_key_is_one_that_its_class_has() -> None:
+    for named, keys in RENAMED_KEYS.items():
+        module, name = named.split(":")
+        fields = keys_of(getattr(import_module(module), name))
+        assert set(keys.values()) <= fields.keys() and not keys.keys() & fields.keys(), named

@@ -140,7 +140,7 @@ def test_everything_goes_to_a_file_outside_the_run(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     written = json.loads(out.read_text())
     assert list(written["attempts"]) == ["outcome", "outcome-2"] and len(written["attempts"]["outcome"]) == 6
-    for bad, says in ((out, "this file exists"), (folder / "scores.json", "what is stored is never changed")):
+    for bad, says in ((out, "this file exists"), (folder / "scores.json", "stored trajectories are read-only")):
         again = run("score", folder, "--reward", "outcome", "--out", bad)
         assert again.exit_code == 2 and says in again.stderr
 
@@ -277,7 +277,7 @@ def test_check_on_answers_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
             "reward",
             "numeric",
             '\n{"answer": "1", "reference": "1", "rigt": true}',
-            "line 2: this is no answer\n  got:      unknown key 'rigt'\n  expected: {",
+            "line 2: not an answer\n  got:      unknown key 'rigt'\n  expected: {",
         ),
         ("reward", "numeric", "", "there are no answers"),
         ("agent", "chat", "", "attempts are judged by a reward"),

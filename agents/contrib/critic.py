@@ -1,4 +1,4 @@
-"""An actor that proposes and a critic that reads the proposal before it is done: one policy, two prompts.
+"""Actor-critic agent: a critic reviews each proposed action; one policy, two prompts.
 
 Sources: Self-Refine, arXiv 2303.17651; a critic that is trained, by reinforcement, to judge what an actor says: CTRL,
 arXiv 2502.03492.
@@ -39,7 +39,7 @@ _VERDICT = re.compile(rf"^\W*({ACCEPT}|{REVISE})\b\W*(.*)", re.IGNORECASE | re.D
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ActorCritic:
-    """Asks for an action, lets the critic accept it or send it back with a comment, and does what comes of it.
+    """Agent that asks for an action and lets a critic accept it or return it with a comment.
 
     The critic is shown the opening, the last turns, the newest observation and the proposed action. The actor then
     reads the comment after its own proposal and proposes again, until the critic accepts, or has been asked
@@ -52,8 +52,8 @@ class ActorCritic:
     """
 
     actor: ChatAgent = Field(default_factory=ChatAgent)
-    """How actions are asked for and read: the keys of an agent of kind `chat`, with any memory but `subgoals`,
-    which reads what replies say to it."""
+    """Actor: the keys of an agent of kind `chat`, with any memory but `subgoals`, which reads what replies say to
+    it."""
     critic_system: str = (
         "You check what an agent in a text environment is about to do. Accept it, or say what to revise."
     )
@@ -61,16 +61,16 @@ class ActorCritic:
     ask: str = "Answer 'accept', or 'revise:' and what is wrong with it."
     """The last line of what the critic is shown."""
     again: str = "Not yet: {comment}"
-    """What the actor is told when a proposal comes back; `{comment}` stands for the critic's words."""
+    """Message to the actor when a proposal is returned; `{comment}` stands for the critic's words."""
     show_turns: Annotated[int, Field(ge=0)] = 2
-    """How many of the last turns the critic is shown, beside the opening and the newest observation."""
+    """Number of last turns shown to the critic, beside the opening and the newest observation."""
     max_rounds: Annotated[int, Field(ge=1)] = 2
-    """How often the critic is asked in one turn."""
+    """Maximal reviews in one turn."""
     max_comment_chars: Annotated[int, Field(ge=1)] = 200
     """Longest comment; what goes beyond is cut."""
 
     def __post_init__(self) -> None:
-        """Refuse a memory that a proposal would speak to, and a message that says nothing of the comment."""
+        """Refuse a memory that reads replies, and a message without the comment."""
         memory = self.actor.memory
         if isinstance(memory, Plain) and type(memory).read is not Plain.read:
             raise ValueError(
@@ -164,7 +164,7 @@ class ActorCritic:
 
 @plain_dataclass
 class _Asked(PolicyProxy):
-    """The policy as the actor sees it: plain calls have its role, and the newest of them can be gone on with.
+    """Policy proxy for the actor: plain calls have its role, and the newest can be continued.
 
     Attributes:
         messages: of the newest plain call, its answer behind them.
@@ -184,7 +184,7 @@ class _Asked(PolicyProxy):
     async def again(self, told: Message) -> Reply:
         """Sample a reply to what is told after the newest plain call. Raises AgentError where there was none."""
         if not self.messages:
-            raise AgentError("nothing was proposed that could be revised", where="agent.actor", expected="a call")
+            raise AgentError("no earlier proposal to revise", where="agent.actor", expected="a call")
         return await self.generate((*self.messages, told), tools=self.tools)
 
 

@@ -1,4 +1,4 @@
-"""Reason for the future, act for now: the policy imagines what could come, and takes the first step of the best of it.
+"""Reason for Future, Act for Now (RAFA): plan by imagined rollouts, take the first step.
 
 Source: RAFA, arXiv 2309.17382.
 """
@@ -45,7 +45,7 @@ class Future:
 
     @property
     def text(self) -> str:
-        """As it is shown."""
+        """Text of the imagined future."""
         return "".join(f"\n> {action}\n{imagined}" for action, imagined in self.steps)
 
 
@@ -66,17 +66,17 @@ class ReasonForFuture:
     """
 
     executor: ChatAgent = Field(default_factory=ChatAgent)
-    """How actions are read, and observations shown: the keys of an agent of kind `chat`, with the memory `full`."""
+    """Executor of actions: the keys of an agent of kind `chat`, with the memory `full`."""
     breadth: Annotated[int, Field(ge=1, le=16)] = 2
     """B, the actions that are proposed in a state, and the futures that are kept."""
     depth: Annotated[int, Field(ge=1, le=8)] = 2
     """U, the steps that are imagined."""
     ask_propose: str = "Name up to {n} different actions that could be taken now, each on a line of its own."
-    """What is asked for actions; `{n}` stands for B."""
+    """Prompt for candidate actions; `{n}` stands for B."""
     ask_imagine: str = "What will be seen after that action? Answer with the observation alone."
-    """What is asked for an imagined observation."""
+    """Prompt for an imagined observation."""
     ask_value: str = "How good is it to be here, from 0 (hopeless) to 10 (done)? Answer with a number."
-    """What is asked for a value."""
+    """Prompt for a value."""
     max_imagined_chars: Annotated[int, Field(ge=1)] = 400
     """Longest imagined observation; what goes beyond is cut."""
 

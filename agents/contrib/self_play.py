@@ -1,4 +1,4 @@
-"""One policy in all seats of a game: a conversation for each, and a role on everything that is said in it.
+"""Self-play: one policy in all seats of a game, each with its own conversation and role.
 
 Source of training by self-play on such games: SPIRAL, arXiv 2506.24119.
 """
@@ -27,7 +27,7 @@ SEAT = "seat"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SelfPlay:
-    """Asks the policy for the seat that has the turn, and shows it what that seat has read and said, and nothing else.
+    """Agent that asks the policy for the seat to move, with that seat's conversation alone.
 
     The environment names the seat of each turn (`StepResult.seat`). Where it names none, because the other player is
     its own, this is an agent of kind `chat`: what was trained in all seats can so be measured against others.
@@ -38,7 +38,7 @@ class SelfPlay:
     plays_seats: ClassVar[bool] = True
 
     player: ChatAgent = Field(default_factory=ChatAgent)
-    """How a seat is asked, and its reply read: the keys of an agent of kind `chat`."""
+    """Player of each seat: the keys of an agent of kind `chat`."""
     systems: Mapping[str, str] = Field(default_factory=dict)
     """Instruction of a seat, by its name, in the place of the player's `system`."""
 

@@ -24,7 +24,7 @@ MEMORY = "memory"
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One observation and what came of it.
+    """Observation with the reply and action that followed.
 
     Attributes:
         observation: as it is shown, with the possible actions where an agent lists them.
@@ -128,14 +128,14 @@ class Memory(Protocol):
 
 
 class Plain:
-    """A memory to which replies say nothing: what the hooks of an agent do unless a memory does otherwise."""
+    """Base of memories that read nothing from replies: default agent hooks."""
 
     needs_thoughts: ClassVar[bool] = False
-    """Whether what is remembered stands in the `<think>` block of each reply."""
+    """True if memories stand in the `<think>` block of each reply."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """What a demonstration has to show beside actions: `recall`, what to remember; `subgoal`, what an action is for."""
+    """Needs of a demonstration beside actions: `recall`, what to remember; `subgoal`, what an action is for."""
     asks: ClassVar[bool] = True
-    """Whether it may ask the policy, with the role `memory`; one that never does says False."""
+    """True if it may ask the policy, with the role `memory`."""
     instruction: ClassVar[str] = ""
     """Said once to the policy, at the end of the agent's own instructions."""
 
@@ -156,7 +156,7 @@ class MemoryCapabilities(CapabilityView):
     """Optional attributes of a memory that does not inherit from `Plain`."""
 
     asks = Capability[object](True)
-    """Whether it may ask the policy."""
+    """True if it may ask the policy."""
 
 
 def conversation(past: Sequence[Exchange]) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""As much as fits into a number of tokens."""
+"""Memory with a token budget."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TokenBudget(Plain):
 
     @staticmethod
     def _without(past: Sequence[Exchange], n: int) -> tuple[Message, ...]:
-        """The conversation without the observations 1 to n; neither the first nor the newest is ever left out."""
+        """Conversation without observations 1 to n; the first and the newest always stay."""
         last = min(n, len(past) - 2)
         shown = (e.with_observation(_LEFT_OUT) if 1 <= i <= last else e.messages for i, e in enumerate(past))
         return tuple(message for messages in shown for message in messages)

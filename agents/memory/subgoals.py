@@ -40,7 +40,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Subgoals(Plain):
-    """Shows each finished subgoal with a summary that the policy writes, and the turns of the present one.
+    """Memory of subgoals: a policy-written summary of each finished one, and the present one's turns.
 
     A reply that begins something new starts with a line `Subgoal: ...`; the turns before it are then summed up in one
     more call. The action `retrieve N` is for the memory: the turns of subgoal N are shown in full, and the policy is
@@ -56,11 +56,11 @@ class Subgoals(Plain):
     max_turns: Annotated[int, Field(ge=1)] = 10
     """Most turns that are shown of the present subgoal; older ones are summed up as if it had ended."""
     max_retrievals: Annotated[int, Field(ge=0)] = 2
-    """How often a turn may ask for finished subgoals."""
+    """Maximal retrievals of finished subgoals in a turn."""
     max_chars: Annotated[int, Field(ge=1)] = 500
     """Longest summary of one subgoal."""
     ask: str = "Sum up in one line what came of this subgoal."
-    """What the policy is asked for a summary, at the end of the turns of a subgoal."""
+    """Prompt for a summary, at the end of the turns of a subgoal."""
 
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
         """Show summaries and the present chunk; ask for the summaries that are missing."""

@@ -35,7 +35,7 @@ class Summary(Plain):
     max_chars: Annotated[int, Field(ge=1)] = 1000
     """Longest summary."""
     ask: str = "Sum up what has happened so far. Keep everything that may be needed later."
-    """What the policy is asked for a summary; at the end of the turns to be summarised."""
+    """Prompt for a summary, at the end of the turns to be summarised."""
 
     def __post_init__(self) -> None:
         """Hold the bounds together."""

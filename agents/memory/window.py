@@ -20,7 +20,7 @@ class Window(Plain):
     asks: ClassVar[bool] = False
 
     turns: Annotated[int, Field(ge=0)] = 3
-    """How many of the last turns are shown, beside the observation that waits for an answer."""
+    """Number of last turns shown, beside the observation that waits for an answer."""
 
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
         """Show the opening and the newest exchanges."""

@@ -1,4 +1,4 @@
-"""Questions of a store to the policy about an attempt, and the parser of its replies, which never raises."""
+"""Prompts to the policy about an attempt for a store, and their parser, which never raises."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def news(groups: Sequence[ScoredGroup], known: Mapping[str, bool]) -> list[Traje
 
 
 def transcript(of: Trajectory, max_chars: int) -> str:
-    """An attempt as text, with whether it solved the task; the last `max_chars` characters of a longer one."""
+    """Transcript of an attempt with its outcome, its last `max_chars` characters."""
     lines = [of.opening]
     for turn in of.turns:
         lines += [f"> {turn.action.text}", turn.reply]
@@ -68,7 +68,7 @@ def actions_of(of: Trajectory) -> list[str]:
 
 
 def how_it_ended(of: Trajectory) -> str:
-    """Whether an attempt solved the task, and what was done."""
+    """Outcome of an attempt, and its actions."""
     return f"{'Solved by' if of.solved else 'Not solved by'}: {', '.join(actions_of(of))}"
 
 
@@ -93,7 +93,7 @@ def words(value: object) -> tuple[str, ...]:
 
 
 def short(value: object, max_chars: int) -> str:
-    """A text on one line, cut, without halves of characters, which no file takes; empty for anything else."""
+    """Text on one line, cut, without lone surrogates, which no file takes; empty for anything else."""
     if not isinstance(value, str):
         return ""
     return " ".join(value.encode("utf-8", "ignore").decode().split())[:max_chars].strip()

@@ -31,7 +31,7 @@ _FIRST = (0.0, 4.0, 0.5, 0.0)
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Cases:
-    """Shows the cases whose tasks are most like the present one and that are likeliest to help, solved ones apart.
+    """Case memory: shows similar cases with the highest learnt values, solved ones apart.
 
     A case is a task's opening, what was done, and whether that solved it. Of each task at most two are kept: the
     shortest solution, and the newest failure. Q(s, c) = σ(w · x(s, c)) is how likely an attempt at task s succeeds when
@@ -47,8 +47,8 @@ class Cases:
     attempts of a step at it are shown the same."""
     lr: Annotated[float, Field(ge=0)] = 0.1
     """Learning rate of w; 0 keeps the order by words in common."""
-    own: bool = False
-    """Whether a task is shown cases of its own. A test task never has any."""
+    include_same_task: bool = False
+    """Include cases of the same task. A test task never has any."""
     max_cases: Annotated[int, Field(ge=2)] = 1000
     """Most cases; of more the oldest go."""
     max_chars: Annotated[int, Field(ge=1)] = 200
@@ -56,7 +56,7 @@ class Cases:
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Choose cases for a task that begins."""
-        known = [c for c in store.entries(_CASE) if self.own or c.origin.task != history.task.id]
+        known = [c for c in store.entries(_CASE) if self.include_same_task or c.origin.task != history.task.id]
         if not known:
             return Recollection()
         weights = weights_of(store)
@@ -91,7 +91,7 @@ class Cases:
 
 
 def features(query: str, case: Entry) -> tuple[float, ...]:
-    """x(s, c): 1, the share of words in common |A ∩ B| / |A ∪ B|, 1 where the case was solved, and their product."""
+    """Features x(s, c): 1, word overlap |A ∩ B| / |A ∪ B|, 1 if the case was solved, and their product."""
     common = in_common(query, case.text)
     solved = 1.0 if case.fields["solved"] else 0.0
     return (1.0, common, solved, common * solved)
@@ -110,7 +110,7 @@ def cross_entropy(weights: Sequence[float], x: Sequence[float], solved: bool) ->
 
 
 def learnt(weights: Sequence[float], x: Sequence[float], solved: bool, lr: float) -> tuple[float, ...]:
-    """The weights after one step: w + lr (y − Q) x, down the gradient of the cross-entropy."""
+    """Weights after a gradient step on the cross-entropy: w + lr (y − Q) x."""
     error = (1.0 if solved else 0.0) - value_of(weights, x)
     return tuple(w + lr * error * v for w, v in zip(weights, x, strict=True))
 
@@ -123,7 +123,7 @@ def chances(values: Sequence[float], alpha: float) -> list[float]:
 
 
 def choose(values: Sequence[float], k: int, alpha: float, seed: str) -> list[int]:
-    """The numbers of `k` values: the highest, the later of equal ones first, or drawn one by one by `chances`."""
+    """Indices of `k` values: the highest, later ones first on ties, or sampled by `chances`."""
     left = sorted(range(len(values)), key=lambda i: (-values[i], -i))
     if alpha == 0:
         return left[:k]

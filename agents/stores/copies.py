@@ -50,7 +50,7 @@ def save(store: Store, folder: Path) -> str:
 
 
 def check(folder: Path) -> None:
-    """Compare a copy of a store with what was saved, where that is known: its file in a checkpoint, and its hash.
+    """Verify a store's copy in a checkpoint against its recorded digest, if there is one.
 
     Raises:
         CheckpointError: the file is not what was written.
@@ -75,7 +75,7 @@ def _refuse_other(found: str, expected: str, path: Path) -> None:
 
 
 def restore(folder: Path, path: Path) -> str:
-    """Bring the store of `folder` back to `path`, in the place of what is there, and return its hash.
+    """Restore the store of `folder` to `path`, replacing what is there; returns its digest.
 
     Raises:
         CheckpointError: its file in a checkpoint is not what was written; `path` stays as it was.

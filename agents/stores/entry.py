@@ -22,7 +22,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One memory.
+    """Memory entry.
 
     Attributes:
         id: a number that is never given again, also after the entry is gone.
@@ -51,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One entry points to another."""
+    """Link from an entry to another."""
 
     source: int
     target: int

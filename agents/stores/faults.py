@@ -23,7 +23,7 @@ class StoreDamaged(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """Something was to be written where only reading is allowed."""
+    """Write to a store that is open for reading only."""
 
 
 class StoreLeak(StoreError):

@@ -1,4 +1,4 @@
-"""The contract of a kind of store: what of it an episode is shown, and what a finished step leaves in it."""
+"""Contract of a store kind: retrieval for an episode, and learning from a finished step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recollection:
 
 @runtime_checkable
 class Asks(Protocol):
-    """A kind that asks the policy what to make of the attempts, before it stores anything of them.
+    """Store kind that asks the policy about attempts before it stores anything of them.
 
     One that can also do without says so by `asks_policy = False`.
     """
@@ -43,7 +43,7 @@ class Asks(Protocol):
     async def learn_asking(
         self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
     ) -> Mapping[str, float]:
-        """As `StoreKind.learn`, which is then not called. What `policy` says here is not trained on.
+        """Learn as `StoreKind.learn`, which is then not called. What `policy` says here is not trained on.
 
         Raises:
             EngineError: it could not be asked; nothing of the step is then stored.
@@ -119,12 +119,12 @@ class KindCapabilities(CapabilityView):
 
 
 def asks_policy(kind: object) -> bool:
-    """Whether a kind asks the policy between steps."""
+    """True if a kind asks the policy between steps."""
     return isinstance(kind, Asks) and bool(KindCapabilities(kind).asks_policy)
 
 
 def asks_in_turns(kind: object) -> bool:
-    """Whether a kind may ask the policy while an episode goes on."""
+    """True if a kind may ask the policy during an episode."""
     return isinstance(kind, Follows) and bool(KindCapabilities(kind).asks_in_turns)
 
 

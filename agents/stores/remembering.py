@@ -1,4 +1,4 @@
-"""An agent that is shown what earlier episodes have left in a store, in front of what it observes."""
+"""Agent with a store: earlier episodes' entries are shown before its observations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Remembering:
     inner: Agent = Field(default_factory=ChatAgent)
     """The agent that acts, with a `kind` and its keys."""
     store: StoreKind = Field(default_factory=Cases)
-    """What is stored and shown, with a `kind` and its keys."""
+    """Store kind, with a `kind` and its keys."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse stores that nothing is written to, and tasks of several splits in one."""
@@ -74,7 +74,7 @@ class Remembering:
 
     @property
     def needs_tools(self) -> bool:
-        """Whether the inner agent does."""
+        """True if the inner agent needs tools."""
         return bool(Capabilities(self.inner).needs_tools)
 
     @property
@@ -138,7 +138,7 @@ class Bound:
 
 @plain_dataclass
 class _Listening(PolicyProxy):
-    """The policy as the inner agent sees it: without what it says to the store, which is left as notes.
+    """Policy proxy for the inner agent, with what is said to the store moved into notes.
 
     Attributes:
         kind: of the store.
@@ -160,7 +160,7 @@ class _Listening(PolicyProxy):
 
 
 def _with(history: History, told: Mapping[int, str]) -> History:
-    """The history with each text of `told` in front of the observation of that number; the opening is number 0."""
+    """History with texts of `told` before the observations of those numbers; the opening is 0."""
     opening = f"{told[0]}\n{history.opening}" if told.get(0) else history.opening
     turns = [
         replace(turn, reply=f"{told[i]}\n{turn.reply}") if told.get(i) else turn

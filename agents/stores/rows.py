@@ -32,5 +32,5 @@ def written(fields: Mapping[str, Any], path: Path) -> str:
         return json.dumps(dict(fields), sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise StoreError(
-            "the fields of an entry are no plain JSON values", where=str(path), got=str(error), expected="plain values"
+            "the fields of an entry are not plain JSON values", where=str(path), got=str(error), expected="plain values"
         ) from error

@@ -31,14 +31,14 @@ class Encoder(Protocol):
         ...
 
 
-def words_of(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """The words of a text in lower case, in order."""
     return _WORD.findall(text.lower())
 
 
 def in_common(one: str, other: str) -> float:
-    """The share of words that two texts have in common, |A ∩ B| / |A ∪ B|; 0 where there are none."""
-    a, b = set(words_of(one)), set(words_of(other))
+    """Word overlap of two texts, |A ∩ B| / |A ∪ B|; 0 where there are none."""
+    a, b = set(tokenize(one)), set(tokenize(other))
     return len(a & b) / max(len(a | b), 1)
 
 
@@ -46,13 +46,13 @@ class Words:
     """The words of texts, made ready for `by_words` with many queries."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._found = list(map(words_of, texts))
+        self._found = list(map(tokenize, texts))
         self._known = frozenset[str]().union(*self._found)
         self._scores_of: Any = None
 
     def nearest(self, query: str, k: int) -> list[tuple[int, float]]:
         """See `by_words`."""
-        asked = [word for word in words_of(query) if word in self._known]
+        asked = [word for word in tokenize(query) if word in self._known]
         if not asked:
             return []
         if self._scores_of is None:
@@ -88,7 +88,7 @@ def by_vectors(query: Vector, vectors: Sequence[Vector], k: int) -> list[tuple[i
     matrix = np.stack(vectors).astype(np.float64)
     if matrix.shape[1] != query.shape[0]:
         raise StoreError(
-            "the query has another length than what is stored",
+            "the query vector differs in length from the stored vectors",
             where="agents.stores.search",
             got=f"{query.shape[0]} numbers",
             expected=f"{matrix.shape[1]}, as the store's encoder gives",

@@ -126,7 +126,7 @@ class Store:
 
     @property
     def is_open_to_write(self) -> bool:
-        """Whether it was opened by a training run."""
+        """True if a training run opened it."""
         return self.split is not None
 
     @contextmanager
@@ -200,7 +200,7 @@ class Store:
                 self.delete(number)
 
     def also(self, number: int, origin: Origin) -> None:
-        """Note that another task had a part in an entry, such as in a summary of several; once is enough.
+        """Record another task's part in an entry, such as a summary of several; once is enough.
 
         Raises:
             StoreLeak: as in `add`.
@@ -262,7 +262,7 @@ class Store:
         return found
 
     def versions(self, number: int) -> list[str]:
-        """Return the texts of an entry, oldest first; the last is the present one unless it was deleted."""
+        """Texts of an entry, oldest first; the last is the present one unless it was deleted."""
         rows = self._rows("SELECT text FROM earlier WHERE id = ? ORDER BY version", (number,))
         return [row[0] for row in (*rows, *self._rows("SELECT text FROM entry WHERE id = ?", (number,)))]
 

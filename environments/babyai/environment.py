@@ -69,7 +69,7 @@ _HINT = "pip install rlhf-agents[babyai]"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class BabyAI(Seeded):
-    """One BabyAI level as a text environment. All 96 registered levels run; steps are far below a millisecond."""
+    """BabyAI level as a text environment. All 96 registered levels run; steps are far below a millisecond."""
 
     level: str = "GoToLocal"
     """Name of the level, with or without `BabyAI-` before and `-v0` after it."""
@@ -94,7 +94,7 @@ class BabyAI(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises."""
+        """Properties of the environment."""
         return replace(super().properties, package=f"minigrid {_version()}", repeats=True)
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -111,7 +111,7 @@ class BabyAI(Seeded):
         return BabyAIEpisode(self._world(task), self.reward)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give actions of the package's bot that solve `task` after `taken`, tried out before; None if it finds none.
+        """Actions of the package's bot that solve `task` after `taken`, tried out first; None if it finds none.
 
         See `environments.babyai.oracle` for what the bot cannot do.
         """
@@ -129,7 +129,7 @@ class BabyAI(Seeded):
 
 
 class BabyAIEpisode:
-    """One attempt at a level.
+    """Attempt at a level.
 
     The key of a state covers the whole grid, seen or not, the agent, what it carries, and how far the mission is; the
     number of steps taken is left out.
@@ -282,7 +282,7 @@ def _code(cell: Any) -> tuple[Any, ...]:
 
 
 def _progress(instruction: Any) -> tuple[Any, ...]:
-    """How far the mission is: which parts are done, and where the things it speaks of are thought and known to be."""
+    """Progress of the mission: finished parts, and believed and known places of its objects."""
     if hasattr(instruction, "instr_a"):
         done = (instruction.a_done == "success", instruction.b_done == "success")
         return (*done, _progress(instruction.instr_a), _progress(instruction.instr_b))
@@ -292,5 +292,5 @@ def _progress(instruction: Any) -> tuple[Any, ...]:
 
 
 def _cell(position: Any) -> tuple[int, ...] | None:
-    """Column and row as plain integers, (-1, -1) for what is carried, None for what lies in a box."""
+    """Column and row as integers; (-1, -1) for what is carried, None for what lies in a box."""
     return None if position is None else tuple(map(int, position))

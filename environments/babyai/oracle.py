@@ -96,7 +96,7 @@ class _Guide:
         self._ask(None)
 
     def do(self, number: int | None) -> None:
-        """Do an action, or let a step pass for one not understood; nothing once the episode is over."""
+        """Do an action, or pass a step for an invalid one; nothing once the episode is over."""
         if self.over:
             return
         if number is None:

@@ -1,4 +1,4 @@
-"""Bandits in words: several levers that pay at random, and a number of pulls to find the best one and use it.
+"""Multi-armed bandits in words: several levers with random pay, a number of pulls.
 
 After EVOLvE (arXiv 2410.06238): what counts is regret, what the pulls lost against pulling the best lever each time, in
 expectation:
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -39,7 +39,7 @@ Seen = dict[tuple[int, int], list[float]]
 
 @plain_dataclass(frozen=True)
 class Levers:
-    """Names of the levers in alphabetical order, the mean of each for each guest, and where its noise starts."""
+    """Lever names in alphabetical order, their means for each guest, and the noise seed."""
 
     names: tuple[str, ...]
     means: tuple[tuple[float, ...], ...]
@@ -55,7 +55,7 @@ class Levers:
         return max(means) - means[lever]
 
     def chance(self, pull: int) -> float:
-        """What pulling any lever, each as likely, loses in expectation."""
+        """Expected loss of a uniformly random pull."""
         means = self.means[self.guest(pull)]
         return max(means) - sum(means) / len(means)
 
@@ -67,7 +67,7 @@ class Bandit(Drawn):
     payments: Literal["bernoulli", "gaussian"] = "bernoulli"
     """A coin or none, or an amount with a deviation of `deviation`."""
     levers: Annotated[int, Field(ge=2, le=len(_COLOURS))] = 4
-    """How many levers there are."""
+    """Number of levers."""
     guests: Annotated[int, Field(ge=1, le=len(_GUESTS))] = 1
     """For how many kinds of guests levers are pulled; each has a best lever of its own, and 1 is a plain bandit."""
     gap: Annotated[float, Field(gt=0, le=0.8)] = 0.4
@@ -91,7 +91,7 @@ class Bandit(Drawn):
         return f"{self.payments}{noise}-{self.levers}x{self.guests}-{self.gap:g}"
 
     def draw(self, rng: random.Random) -> Levers:
-        """Draw means in thousandths: for each guest the best, and others below it by the gap or more, shuffled."""
+        """Draw means in thousandths: a best one per guest, others lower by at least the gap, shuffled."""
         rows = []
         for _ in range(self.guests):
             best = rng.uniform(0.05 + self.gap, 0.95)
@@ -105,7 +105,7 @@ class Bandit(Drawn):
         return repr(instance.means)
 
     def told(self, instance: Levers) -> str:
-        """The names, which are all that is seen of the levers; where there are too few sets of them, the means."""
+        """Names of the levers, all that is seen of them; the means where there are too few name sets."""
         names = math.comb(len(_COLOURS), self.levers)
         return repr(instance.names) if names >= _MOST_ALIKE else self.content(instance)
 
@@ -114,7 +114,7 @@ class Bandit(Drawn):
         return BanditEpisode(self, self.instance(task))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the best lever of each pull left; None where too much is lost already to count as solved."""
+        """Best lever for each remaining pull; None where too much is lost to count as solved."""
         episode = self.start(task)
         for text in taken[: self.max_steps]:
             episode.do(text)
@@ -128,7 +128,7 @@ class Bandit(Drawn):
 
 
 class BanditEpisode:
-    """One series of pulls. The key of a state tells the number of pulls, and of each lever how often it paid what.
+    """Series of pulls. The key of a state tells the number of pulls, and of each lever how often it paid what.
 
     A text that is not understood costs a pull that pays nothing, with the regret of the worst lever.
     """
@@ -149,7 +149,7 @@ class BanditEpisode:
 
     @property
     def over(self) -> bool:
-        """Whether all pulls are done."""
+        """True if all pulls are done."""
         return self.n_pulled == self._settings.max_steps
 
     @property
@@ -184,7 +184,7 @@ class BanditEpisode:
         """Nothing is held open."""
 
     def do(self, action: str) -> tuple[str, float | None]:
-        """Do a pull; returns what there is to say, and what was paid, None for a text that is not understood."""
+        """Do a pull; returns the observation and the payment, None for invalid text."""
         pull, lever = self.n_pulled, self._read(action)
         guest = self._levers.guest(pull)
         self.n_pulled += 1
@@ -217,42 +217,3 @@ class BanditEpisode:
     def _state_key(self) -> str:
         seen = sorted((where, sorted(paid)) for where, paid in self.seen.items())
         return f"{digest(repr(self._levers))}/{self.n_pulled}/{digest(repr(seen), 8)}"
-
-
-# --- reference play --------------------------------------------------------------------------------------------------
-
-#: From what was seen, how many levers there are, whose turn it is, and chance, to a lever.
-Player = Callable[[Seen, int, int, random.Random], int]
-
-
-def ucb(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
-    """UCB1 (Auer et al. 2002): each lever once, then the one with the largest mean + sqrt(2 ln n / pulls of it)."""
-    paid = [seen.get((guest, lever), []) for lever in range(n_levers)]
-    if [] in paid:
-        return paid.index([])
-    n = sum(map(len, paid))
-    return max(range(n_levers), key=lambda i: sum(paid[i]) / len(paid[i]) + math.sqrt(2 * math.log(n) / len(paid[i])))
-
-
-def thompson(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
-    """Thompson sampling with Beta(1, 1): the lever whose drawn mean is largest; payments are cut to [0, 1]."""
-
-    def drawn(lever: int) -> float:
-        paid = [min(max(x, 0.0), 1.0) for x in seen.get((guest, lever), [])]
-        return rng.betavariate(1 + sum(paid), 1 + len(paid) - sum(paid))
-
-    return max(range(n_levers), key=drawn)
-
-
-def chance(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
-    """Any lever, each as likely."""
-    return rng.randrange(n_levers)
-
-
-def play(world: Bandit, task: Task, player: Player) -> BanditEpisode:
-    """Let a player play a task to its end; what it draws hangs on the seed of the task."""
-    episode, levers, rng = world.start(task), world.instance(task), random.Random(task.seed)
-    while not episode.over:
-        lever = player(episode.seen, world.levers, levers.guest(episode.n_pulled), rng)
-        episode.do(f"pull {levers.names[lever]}")
-    return episode

@@ -17,8 +17,8 @@ from rlhf.errors import MissingPackageError
 _WORD = re.compile(r"\w+")
 
 
-def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case; there is no stemming, and no word is left out."""
+def tokenize(text: str) -> list[str]:
+    """Lower-case words of a text, without stemming or stop words."""
     return _WORD.findall(text.lower())
 
 
@@ -44,7 +44,7 @@ class Index:
                 expected="the extra 'search'",
                 hint="pip install 'rlhf-agents[search]'",
             ) from error
-        found = [words_of(text) for text in texts]
+        found = [tokenize(text) for text in texts]
         self._known = {word for text in found for word in text}
         self._n = len(texts)
         self._scores: Any = library.BM25(method="lucene", k1=1.2, b=0.75)
@@ -56,7 +56,7 @@ class Index:
 
         A text matches if it has a word of the query. Of equal scores the earlier text comes first.
         """
-        asked = [word for word in words_of(query) if word in self._known]
+        asked = [word for word in tokenize(query) if word in self._known]
         if not asked:
             return []
         scores = self._scores.get_scores(asked).tolist()

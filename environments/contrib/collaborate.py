@@ -68,7 +68,7 @@ class Wish:
 
     @property
     def reference(self) -> str:
-        """What is wanted, in words."""
+        """Wanted result, in words."""
         return ", ".join(f"any {p}" if p in self.free else f"{p} {value}" for p, value in self.wanted)
 
 
@@ -91,7 +91,7 @@ class Collaborate(Seeded):
 
     @model_validator(mode="after")
     def _agrees(self) -> Collaborate:
-        """Refuse more points told and free than there are, and too few steps to ask for the others."""
+        """Refuse more told and free points than there are, and too few steps to ask for the rest."""
         if self.n_told + self.n_free > self.n_points:
             raise ValueError(
                 f"n_told and n_free are {self.n_told + self.n_free} together, and n_points {self.n_points}"
@@ -113,7 +113,7 @@ class Collaborate(Seeded):
         return CollaborateEpisode(self._wish(task.seed), self)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Ask for what is not known yet, as long as there is time and patience, and submit what is wanted."""
+        """Ask for what is unknown while time and patience last, then submit the wanted result."""
         episode = self.start(task)
         episode.after(taken)
         return episode.way_out()
@@ -142,7 +142,7 @@ def draw(rng: random.Random, n_points: int, n_told: int, n_free: int) -> Wish:
 
 
 class CollaborateEpisode(Attempt):
-    """One conversation, which a submission ends.
+    """Conversation that a submission ends.
 
     `ask POINT`, or a question that names points or values; `set VALUE` notes one down; `submit` hands in what is noted
     down, after what stands behind it. Of a point that two values are named for, the last holds. The score is the share

@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"^\W*(?:objective\s*)?(\d{1,3})\b[\s.:)\]-]*(.*)$", re.D
 
 
 def chained(tasks: Iterable[Task], k: int, n: int | None) -> list[Task]:
-    """Make chains of k tasks each, in their order; what is left over at the end is in none.
+    """Chains of k tasks each, in order; left-over tasks are dropped.
 
     Args:
         tasks: of one split.
@@ -75,7 +75,7 @@ def tasks_of(chain: Task) -> list[Task]:
 
 
 class Chain:
-    """One attempt at all objectives, one after another or side by side.
+    """Attempt at all objectives, sequentially or side by side.
 
     Each objective is an episode of the environment; its rewards are divided by their number. Success is success in all
     of them. An action that names no objective that is going on costs a step and reaches no environment. The key of a
@@ -100,7 +100,7 @@ class Chain:
 
     @property
     def over(self) -> bool:
-        """Whether all objectives are over, or no step is left."""
+        """True if all objectives are over, or no step is left."""
         return self.steps_left == 0 or not self._going_on()
 
     async def step(self, action: str) -> StepResult:

@@ -1,4 +1,4 @@
-"""Several tasks joined into one episode, so that what was needed for one has to be let go of for the next.
+"""Composite tasks: several tasks in one episode, each needing its own information.
 
 Without an environment, the objectives are look-ups in a small base of facts that each task draws:
 
@@ -79,8 +79,8 @@ class Objectives(Seeded):
     """Joins k tasks into one episode: of any environment, or look-ups in a small base of facts."""
 
     environment: Environment | None = None
-    """What the tasks are of; null makes them look-ups. Its tasks are taken k at a time, in their order, at most as many
-    chains as `n_train`, `n_dev` and `n_test` say."""
+    """Environment of the tasks; null makes them look-ups. Its tasks are taken k at a time, in their order, at most as
+    many chains as `n_train`, `n_dev` and `n_test` say."""
     k: Annotated[int, Field(ge=1, le=64)] = 4
     """Objectives of an episode."""
     mode: Literal["in_turn", "together"] = "in_turn"
@@ -117,28 +117,28 @@ class Objectives(Seeded):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there is a `plan`: where an environment is given, whether that has one."""
+        """True if there is a `plan`: of a given environment, whether that has one."""
         return self.environment is None or can_demonstrate(self.environment)
 
     @property
     def inline(self) -> bool:
-        """Whether calls run on the event loop, or only wait there."""
+        """True if calls run on the event loop, or only wait there."""
         return self.properties.inline or Capabilities(self.environment).inline
 
     @property
     def keeps_limits(self) -> bool:
-        """Whether the environment limits calls itself."""
+        """True if the environment limits calls itself."""
         return Capabilities(self.environment).keeps_limits
 
     @property
     def max_episodes(self) -> int | None:
-        """How many episodes may be alive at a time: side by side, each is k of the environment's."""
+        """Maximal number of episodes alive at a time; side by side, each is k of the environment's."""
         most = Capabilities(self.environment).max_episodes
         return most if most is None or self.mode == "in_turn" else max(1, most // self.k)
 
     @property
     def max_steps(self) -> int | None:
-        """Steps after which an episode is cut: k times those of one objective; None where those have no limit."""
+        """Step limit: k times that of one objective; None where those have no limit."""
         each = self.steps_each if self.environment is None else Capabilities(self.environment).max_steps
         return None if each is None else self.k * each
 
@@ -221,7 +221,7 @@ def draw(rng: random.Random, k: int, hops: int, n_people: int) -> Facts:
 
 
 class LookUps(Attempt):
-    """One attempt at k look-ups.
+    """Attempt at k look-ups.
 
     The score is the share of objectives answered right. The key of a state tells the facts, how many objectives are
     answered, how many of them right, and who has been looked up since.
@@ -284,7 +284,7 @@ class LookUps(Attempt):
         return f"Objective {self._n_answered + 1} of {len(goals)}: {goals[self._n_answered].asks}."
 
     def way_out(self) -> tuple[str, ...] | None:
-        """Give the fewest actions that answer the rest right; None where an answer was wrong, or steps are too few."""
+        """Fewest actions that answer the rest right; None after a wrong answer, or with too few steps."""
         goals = self._facts.objectives[self._n_answered :]
         actions: list[str] = []
         read = set(self._read)
@@ -300,7 +300,7 @@ class LookUps(Attempt):
         return None if is_lost else tuple(actions)
 
     def worth_keeping(self) -> str:
-        """Summary for a later action: the open objectives, answered where the look-ups told, and whom to look up."""
+        """Summary for later actions: open objectives, known answers, and names to look up."""
         goals, ways = self._facts.objectives, self._facts.ways
         now = range(self._n_answered, len(goals))[: None if self._is_together else 1]
         said = []

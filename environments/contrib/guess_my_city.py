@@ -1,4 +1,4 @@
-"""Guess my city: find out in which of several towns somebody lives, by asking what it is like there.
+"""Guess my city: identify a person's town by questions about it.
 
     I live in one of these towns:
     - Belmora: by the sea; hot and dry; known for glass
@@ -32,7 +32,7 @@ from rlhf.settings import STRICT
 
 @plain_dataclass(frozen=True)
 class Topic:
-    """One thing that can be asked.
+    """Topic of a question.
 
     Attributes:
         question: as it is offered.
@@ -119,17 +119,17 @@ _GUESS = re.compile(r"^(?:is it |it is |do you live in |you live in |i guess |gu
 
 @plain_dataclass(frozen=True)
 class Towns:
-    """Towns by name, with the number of a value for each topic, and the one that is meant."""
+    """Towns with their values by topic, and the hidden one."""
 
     facts: tuple[tuple[str, tuple[int, ...]], ...]
     meant: str
 
     def of(self, name: str) -> tuple[int, ...]:
-        """What is so in a town."""
+        """Values of a town."""
         return dict(self.facts)[name]
 
     def alike(self, left: Sequence[str], asked: int | str | None) -> list[str]:
-        """Those of the towns left that the answer to a question or guess does not rule out."""
+        """Remaining towns that are consistent with the answer to a question or guess."""
         if asked is None:
             return list(left)
         if isinstance(asked, str):
@@ -142,9 +142,9 @@ class GuessMyCity(Drawn):
     """Find out which of several towns is meant, by questions with more than two answers; pure Python."""
 
     cities: Annotated[int, Field(ge=2, le=24)] = 10
-    """How many towns it may be; what is said of each is told."""
+    """Number of candidate towns; their values are told."""
     topics: Annotated[int, Field(ge=2, le=len(TOPICS))] = 4
-    """How many things are said of each town, and can be asked."""
+    """Number of topics per town that can be asked."""
     max_steps: Annotated[int, Field(ge=1)] = 6
     """Questions and guesses at one town."""
 
@@ -159,7 +159,7 @@ class GuessMyCity(Drawn):
 
     @property
     def level(self) -> str:
-        """How many towns and topics."""
+        """Level: numbers of towns and topics."""
         return f"{self.cities}-{self.topics}"
 
     def draw(self, rng: random.Random) -> Towns:
@@ -221,7 +221,7 @@ def guess(name: str) -> str:
 
 
 def read_question(text: str, n_topics: int = len(TOPICS)) -> int | str | None:
-    """Return the number of the topic that is asked about, or the town that is guessed, or None.
+    """Topic number of a question, or the guessed town, or None.
 
     A topic is known by a word of it; where words of several occur, it is not understood.
     """
@@ -238,7 +238,7 @@ def read_question(text: str, n_topics: int = len(TOPICS)) -> int | str | None:
 
 
 def best_question(towns: Towns, left: Sequence[str], n_topics: int) -> int | str:
-    """Give the topic after which the fewest towns are expected to be left, the first of equally good ones.
+    """Topic with the fewest expected remaining towns, the first on ties.
 
     Where no more than two are left it is the guess of the first. Of n towns, n_v of which have value v, n_v² / n are
     expected to be left, summed over v.

@@ -62,7 +62,7 @@ def find_java() -> Path:
 
 
 class Jvm:
-    """One Java virtual machine; closed with this process at the latest, also if this process is killed.
+    """Java virtual machine that ends with this process, even if this process is killed.
 
     It hears no Ctrl-C, so that episodes can be finished and a checkpoint written.
 
@@ -109,7 +109,7 @@ class Jvm:
 
     @property
     def alive(self) -> bool:
-        """Whether calls can be made."""
+        """True if calls can be made."""
         return not self._closed and self._child.popen.poll() is None
 
     @property

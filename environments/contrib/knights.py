@@ -49,7 +49,7 @@ class Statement:
     kind: bool
 
     def holds(self, knights: Sequence[bool]) -> bool:
-        """Whether it is true if these people are knights."""
+        """True if the statement holds with these knights."""
         first, second = knights[self.first] == self.kind, knights[self.second] == self.kind
         if self.form == "is":
             return first
@@ -86,9 +86,9 @@ class Knights(Drawn):
     """Tell knights, who never lie, from knaves, who always do, by what they say; pure Python."""
 
     people: Annotated[int, Field(ge=2, le=8)] = 3
-    """How many people there are; each says one thing."""
+    """Number of people; each says one thing."""
     compound: bool = True
-    """Whether they also say `or`, `if`, and who is like whom; else only what somebody is, or two are."""
+    """Include statements with `or`, `if` and comparisons of people; else only claims about one or two."""
     max_steps: Annotated[int, Field(ge=1)] = 3
     """Attempts at one task."""
 
@@ -96,7 +96,7 @@ class Knights(Drawn):
 
     @property
     def level(self) -> str:
-        """How many people, and what they say."""
+        """Level: number of people, and their kinds of statements."""
         return f"{self.people}{'' if self.compound else '-plain'}"
 
     def draw(self, rng: random.Random) -> Puzzle:
@@ -107,7 +107,7 @@ class Knights(Drawn):
                 return Puzzle(tuple(sorted(rng.sample(_NAMES, self.people))), statements)
 
     def content(self, instance: Puzzle) -> str:
-        """What is said, whatever people are called."""
+        """Statements, independent of the people's names."""
         return repr(instance.statements)
 
     def start(self, task: Task) -> Attempts:
@@ -148,7 +148,7 @@ class Knights(Drawn):
 
 
 def solutions(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
-    """All ways to be knights (True) and knaves that fit: who is a knight says what holds, who is a knave does not."""
+    """All consistent assignments of knights (True) and knaves: a knight's statement holds, a knave's does not."""
     return [
         kinds
         for kinds in product((True, False), repeat=len(statements))
@@ -162,7 +162,7 @@ def answer(names: Sequence[str], kinds: Sequence[bool]) -> str:
 
 
 def read_answer(text: str, names: Sequence[str]) -> list[bool] | None:
-    """Read what each person is said to be, each named once and in any order; None where that is not all said."""
+    """Claimed kind of each person, each named once in any order; None if incomplete."""
     if len(text) > _LONGEST:
         return None
     found = _SAID.findall(text.lower())

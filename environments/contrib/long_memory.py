@@ -100,7 +100,7 @@ class LongMemory(Seeded):
         "learning",
         "understanding",
     )
-    """What the questions are about, in turn: `retrieval`, `conflict`, `learning`, `understanding`."""
+    """Abilities asked about, in turn: `retrieval`, `conflict`, `learning`, `understanding`."""
     n_questions: Annotated[int, Field(ge=1, le=32)] = 4
     """Questions at the end; with more than `abilities`, they go through these again."""
     n_facts: Annotated[int, Field(ge=1, le=40)] = 4
@@ -152,13 +152,13 @@ class LongMemory(Seeded):
         return LongMemoryEpisode(_story(self, task.seed))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the rest of the one way to answer everything right; None where an answer was wrong already."""
+        """Remaining correct answers; None after a wrong answer."""
         episode = self.start(task)
         episode.after(taken)
         return episode.way_out()
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """Everything said until after `taken` that still holds, in as few words as it can be said in."""
+        """Shortest summary of all statements up to `taken` that still hold."""
         return worth_keeping(_story(self, task.seed).said[: len(taken) + 1])
 
     def _asked(self) -> tuple[Ability, ...]:
@@ -199,7 +199,7 @@ class LongMemory(Seeded):
         return Story((*turns, *rng.choices(_CALM, k=self.distance)), tuple(rng.sample(questions, len(questions))))
 
     def _examples(self, rng: random.Random, label_of: dict[str, str]) -> tuple[list[str], list[tuple[str, str]]]:
-        """Return lines that show the rule, and things of those colours that none of them shows, in any order."""
+        """Lines that show the rule, and unseen things of those colours, in random order."""
         lines, unseen = [], []
         for colour, label in label_of.items():
             things = rng.sample(_THINGS, len(_THINGS))
@@ -209,7 +209,7 @@ class LongMemory(Seeded):
 
 
 def worth_keeping(said: Sequence[str]) -> str:
-    """Who is where by now, and which colour has which label: `Ben Oslo; Mia Paris; red dax`."""
+    """Present places of people and labels of colours: `Ben Oslo; Mia Paris; red dax`."""
     holds: dict[str, str] = {}
     for line in said:
         for sentence in line.split("."):
@@ -232,7 +232,7 @@ def _merged(rng: random.Random, lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 class LongMemoryEpisode(Attempt):
-    """One reading of a story and its questions: every action goes one turn on.
+    """Reading of a story and its questions: every action advances a turn.
 
     The score is the share of questions answered right so far, and success is all of them. The key of a state tells
     the story, the turn, and how many answers were right. An answer may stand in a sentence, as long as it is the only

@@ -40,7 +40,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 @plain_dataclass(frozen=True)
 class Script:
-    """A rule to play by: its first state, what it chooses in a state, and the state after one has chosen `mine`."""
+    """Opponent strategy: initial state, choice in a state, and next state after my choice `mine`."""
 
     first: State
     chooses: Callable[[State, int], int]
@@ -75,7 +75,7 @@ SCRIPTS: Mapping[str, Mapping[str, Script]] = {
 
 @plain_dataclass(frozen=True)
 class Match:
-    """A game to be repeated: what I earn by my choice and the other's, the other's rule, and where it starts."""
+    """Repeated game: my payoffs, the opponent's strategy, and its start."""
 
     game: Game
     pays: tuple[tuple[int, ...], ...]
@@ -98,7 +98,7 @@ class MatrixGame(Drawn):
     """Find out by which rule the other plays, and earn the most against it; pure Python."""
 
     game: Game = "prisoners_dilemma"
-    """Which game is repeated; its payments are drawn by the seed, with the order that makes it that game."""
+    """Repeated game; its payoffs are drawn by the seed, in the order that defines the game."""
     opponents: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Rules by which the other may play, one of which the seed draws; all of the game where none is given."""
     max_steps: Annotated[int, Field(ge=2, le=100)] = 10
@@ -145,7 +145,7 @@ class MatrixGame(Drawn):
         return MatrixGameEpisode(self, self.instance(task))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the best choices for the rounds left; None where too much is lost already to count as solved."""
+        """Best choices for the remaining rounds; None where too much is lost to count as solved."""
         episode = self.start(task)
         for text in taken[: self.max_steps]:
             episode.do(text)
@@ -157,7 +157,7 @@ class MatrixGame(Drawn):
 
 
 class MatrixGameEpisode:
-    """One match. The key of a state tells the match, the round, and the state of the other's rule.
+    """Match of an episode. The key of a state tells the match, the round, and the state of the other's rule.
 
     A text that is not understood is taken for the choice that loses most, and is not valid.
     """
@@ -180,7 +180,7 @@ class MatrixGameEpisode:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds are played."""
+        """True if all rounds are played."""
         return self.n_played == self._settings.max_steps
 
     @property
@@ -243,7 +243,7 @@ class MatrixGameEpisode:
 
 
 def worth(match: Match, state: State, n_left: int, mine: int, *, worst: bool) -> float:
-    """Q: what a choice earns with `n_left` rounds to play, this one among them, the rest played best, or worst."""
+    """Q value of a choice with `n_left` rounds to play, this one included, the rest played best, or worst."""
     n = len(match.pays)
     paid = match.pays[mine][match.script.chooses(state, n)]
     return paid + value(match, match.script.after(state, n, mine), n_left - 1, worst=worst)

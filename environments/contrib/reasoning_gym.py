@@ -52,17 +52,17 @@ _POWER_OF_NUMBER = re.compile(r"[0-9)]\s*\*\*")
 
 
 def is_plain_list(answer: str) -> bool:
-    """Whether an answer is made of brackets, numbers and capitals: `eval` can do nothing with it but read it."""
+    """True if an answer holds only brackets, numbers and capitals, so that `eval` just reads it."""
     return _LISTS.fullmatch(answer) is not None
 
 
 def is_plain_number(answer: str) -> bool:
-    """Whether an answer is a number or a fraction of a few digits, with an exponent of two at most."""
+    """True if an answer is a number or fraction of a few digits, with an exponent of at most two."""
     return _NUMBER.fullmatch(answer) is not None
 
 
 def is_plain_formula(answer: str) -> bool:
-    """Whether an answer is a formula of known names and small exponents, which is evaluated in no time.
+    """True if an answer is a formula of known names and small exponents, fast to evaluate.
 
     Powers of numbers and of parentheses may stand in it twice at most: nested, they would make numbers without end.
     """
@@ -100,7 +100,7 @@ _PLAIN: Mapping[str, Callable[[str], bool]] = {**EVALUATED, **dict.fromkeys(COUN
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReasoningGym(SplitByContent):
-    """One generator of reasoning-gym, in one attempt or several with feedback."""
+    """Generator of reasoning-gym, in one attempt or several with feedback."""
 
     dataset: str = "chain_sum"
     """Name of the generator, as the package registers it."""
@@ -127,7 +127,7 @@ class ReasoningGym(SplitByContent):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; most scorers take microseconds, and 10 ms for the longest answers."""
+        """Properties of the environment; most scorers take microseconds, and 10 ms for the longest answers."""
         isolated = self.dataset in UNSTABLE or self.dataset in EVALUATED
         return replace(
             super().properties,
@@ -139,7 +139,7 @@ class ReasoningGym(SplitByContent):
         )
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of a split: the problems that belong to it, in the order in which they are generated.
+        """Tasks of a split, in the order of generation.
 
         Raises:
             EnvError: no such split, no such generator, or settings that it refuses.
@@ -170,7 +170,7 @@ class ReasoningGym(SplitByContent):
         return ReasoningEpisode(self, task)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the reference answer, on one line if that is right too; None where there is none, or it is not."""
+        """Reference answer, on one line if that is accepted too; None if there is none, or it is wrong."""
         reference = self.instance(task)["answer"]
         if not isinstance(reference, str):
             return None
@@ -179,7 +179,7 @@ class ReasoningGym(SplitByContent):
         return plan_answer(self.start(task), taken, right)
 
     def score(self, task: Task, answer: str) -> float:
-        """The package's score of an answer, within [0, 1]; 0 where it is not of a form that may be scored."""
+        """Score of an answer by the package, within [0, 1]; 0 for a form that is unsafe to score."""
         if not answer.strip() or len(answer) > _LONGEST or not _PLAIN.get(self.dataset, bool)(answer):
             return 0.0
         if self.dataset in CREDULOUS:

@@ -90,7 +90,7 @@ class Sat(Drawn):
         return repr(sorted(instance))
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of a split, each with its `difficulty` in `Task.info`, to which a curriculum may go."""
+        """Tasks of a split, each with its `difficulty` in `Task.info`, for curricula."""
         info = {"difficulty": round(self.difficulty, 3)}
         return [replace(task, info=info) for task in super().tasks(split)]
 
@@ -131,7 +131,7 @@ class Sat(Drawn):
 
 
 def difficulty(n: int, k: int, l: int) -> float:  # noqa: E741 - the letters of the formula
-    """Return D(n, k, l) = log2 k + 2 log2 l - n + k / n of `n` literals per clause, `k` variables, `l` clauses."""
+    """Difficulty D(n, k, l) = log2 k + 2 log2 l - n + k / n of `n` literals per clause, `k` variables, `l` clauses."""
     return math.log2(k) + 2 * math.log2(l) - n + k / n
 
 
@@ -146,7 +146,7 @@ def digits(values: Sequence[bool]) -> str:
 
 
 def satisfied(clause: Clause, values: Sequence[bool]) -> bool:
-    """Whether truth values, of variable 1 first, make a clause true."""
+    """True if truth values, of variable 1 first, satisfy a clause."""
     return any(values[abs(x) - 1] == (x > 0) for x in clause)
 
 

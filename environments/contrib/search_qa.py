@@ -188,7 +188,7 @@ class SearchQA(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; searches of a corpus may take longer than a drawn world's."""
+        """Properties of the environment; corpus searches may be slower than a generated world's."""
         return replace(super().properties, inline=self.corpus is None, package=installed())
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -221,7 +221,7 @@ class SearchQA(Seeded):
         return SearchQAEpisode(question, library, self)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the searches that lead to the answer, and the answer; for a corpus of one's own, the answer alone."""
+        """Searches that lead to the answer, and the answer; for a corpus of one's own, the answer alone."""
         episode = self.start(task)
         episode.after(taken)
         return episode.way_out()
@@ -283,7 +283,7 @@ def _library_of(path: Path) -> Library:
 
 
 class SearchQAEpisode(Attempt):
-    """One attempt at a question, which an answer ends.
+    """Attempt at a question, which an answer ends.
 
     The key of a state tells the world and which documents have been read. Where the world was drawn, the listed actions
     are searches and answers with every name that was read so far; any other words may be searched for as well.

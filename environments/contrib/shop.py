@@ -1,4 +1,4 @@
-"""A shop with a search engine: find what is wanted, choose its options, buy it; the protocol of WebShop.
+"""Web shop with a search engine: find, configure and buy a product (WebShop's protocol).
 
     Instruction: i am looking for a quick dry shirt with color: red, and size: small, and price lower than 40.00 dollars
     [search]
@@ -64,7 +64,7 @@ class Shop(Seeded):
     n_attributes: Annotated[int, Field(ge=1, le=3)] = 1
     """Attributes that are wanted, in a drawn shop."""
     options: bool = True
-    """Whether things of a drawn shop come in colours and sizes, which are then wanted too."""
+    """Sell products of a generated shop in colours and sizes, which are then wanted too."""
     per_page: Annotated[int, Field(ge=1, le=50)] = 5
     """Results on a page; WebShop has 10."""
     max_steps: Annotated[int, Field(ge=2)] = 15
@@ -82,7 +82,7 @@ class Shop(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises."""
+        """Properties of the environment."""
         return replace(super().properties, inline=self.data is None, package=installed())
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -111,7 +111,7 @@ class Shop(Seeded):
         return ShopEpisode(catalogue, goal, per_page=self.per_page, max_steps=self.max_steps)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give actions that find the wanted thing and buy it; None where it cannot be found in time."""
+        """Actions that find and buy the wanted product; None where it cannot be found in time."""
         episode = self.start(task)
         episode.after(taken)
         return episode.way_out()
@@ -135,7 +135,7 @@ def _webshop(folder: Path) -> tuple[Catalogue, tuple[Goal, ...]]:
 
 
 class ShopEpisode(Attempt):
-    """One visit to a shop, which a purchase ends; success is a reward of 1.
+    """Visit to a shop, which a purchase ends; success is a reward of 1.
 
     The key of a state tells the goal, the page, and the options chosen. What can be clicked on a page is listed, and
     where there is nothing to click, searches for what the instruction names.
@@ -246,7 +246,7 @@ class ShopEpisode(Attempt):
         return tuple(actions) if len(actions) <= self.steps_left else None
 
     def _search(self) -> tuple[str, list[str]]:
-        """Return a search that finds the wanted thing, and what it finds: by the instruction, else by its name."""
+        """Search that finds the wanted product, and its results: by the instruction, else by its name."""
         queries = [" ".join([*self._goal.attributes, self._wanted.query]), self._wanted.title.lower()]
         query, found = queries[0], self._catalogue.found(queries[0])
         if self._goal.asin in found[: 2 * self._per_page]:

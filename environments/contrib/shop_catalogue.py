@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from environments.contrib.bm25 import words_of
+from environments.contrib.bm25 import tokenize
 from environments.core.normalise import words
 from rlhf.errors import EnvError
 
@@ -56,7 +56,7 @@ _SMALL_WORDS = frozenset(words("a an and at by for from in inch of on or pack pc
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One thing on sale; options are names with their values."""
+    """Product on sale; options are names with their values."""
 
     asin: str
     title: str
@@ -70,7 +70,7 @@ class Product:
 
     @property
     def text(self) -> str:
-        """What the search engine knows of it."""
+        """Text of the product in the search index."""
         values = [f"{name} {' '.join(own)}" for name, own in self.options]
         return " ".join([self.title, *self.features, self.description, *values])
 
@@ -87,7 +87,7 @@ class Goal:
 
 
 def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, wanted: Product) -> float:
-    """Type · (attributes + options + price met) / (attributes + options wanted + 1), from 0 to 1.
+    """Reward: type · (attributes + options + price met) / (attributes + options wanted + 1), from 0 to 1.
 
     Two of two attributes, one of two options and the price, of the right type: 1 · (2 + 1 + 1) / (2 + 2 + 1) = .8.
     """
@@ -105,12 +105,12 @@ def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, wanted: Produ
 
 
 def type_reward(bought: Product, wanted: Product) -> float:
-    """How far one thing is of the type of another: 1, .5, .1 or 0.
+    """Type similarity of two products: 1, .5, .1 or 0.
 
     With s the share of the words of the wanted name that are in the bought one: 0 where s is 0, .1 below .1, else 1
     where s is above .2 or both have the same query or two departments in common, and .5 where not.
     """
-    mine, theirs = (set(words_of(one.title)) - _SMALL_WORDS for one in (bought, wanted))
+    mine, theirs = (set(tokenize(one.title)) - _SMALL_WORDS for one in (bought, wanted))
     share = len(mine & theirs) / len(theirs) if theirs else 0.2
     common = {d.strip() for d in bought.departments.split("›")} & {d.strip() for d in wanted.departments.split("›")}
     if share < 0.1:
@@ -119,8 +119,8 @@ def type_reward(bought: Product, wanted: Product) -> float:
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether the words of one text are all in the other, or the texts differ in few letters."""
-    a, b = set(words_of(one)), set(words_of(other))
+    """True if one text's words are all in the other, or the texts differ in few letters."""
+    a, b = set(tokenize(one)), set(tokenize(other))
     if not a or not b:
         return False
     return a <= b or b <= a or SequenceMatcher(None, " ".join(sorted(a)), " ".join(sorted(b))).ratio() > _FUZZY
@@ -151,7 +151,7 @@ def draw(rng: random.Random, n_products: int, n_attributes: int, *, options: boo
 
 
 def upper_price(rng: random.Random, price: float) -> float:
-    """Draw the larger of two of the next four round prices, as WebShop does; no bound from 980 on."""
+    """Larger of two random draws of the next four round prices, as in WebShop; unbounded from 980 on."""
     above = [10.0 * i for i in range(1, 100) if 10.0 * i > price][:4]
     return max(rng.sample(above, 2)) if len(above) > 1 else _NO_PRICE
 
@@ -221,4 +221,4 @@ def _read(folder: Path, *names: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise EnvError("this is no JSON", where=str(path), got=str(error)[:80]) from error
+        raise EnvError("invalid JSON", where=str(path), got=str(error)[:80]) from error

@@ -27,13 +27,13 @@ _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]
 
 
 def tokens(query: str) -> list[str]:
-    """Words and signs in lower case, names without their quotes, texts as SQLite may take them: for names."""
+    """Lower-case tokens, names unquoted, strings as SQLite may read them: as names."""
     found = (token.lower() for token in _TOKEN.findall(query))
     return [token[1:-1] if token[0] in "'\"`[" and len(token) > 1 else token for token in found if not _is_note(token)]
 
 
 def is_quick(query: str) -> bool:
-    """Whether the steps of SQLite's machine, of which a query has a bounded number, are short ones.
+    """True if a query's SQLite steps, whose number is bounded, are short ones.
 
     Those with patterns, other functions or named queries may not be.
     """
@@ -43,7 +43,7 @@ def is_quick(query: str) -> bool:
 
 
 def cost(query: str) -> int:
-    """How many queries SQLite makes of one that names some (WITH), each written out wherever its name stands.
+    """Number of queries that SQLite runs, with named ones (WITH) expanded at each use.
 
     Rather more than fewer: where a name is given counts too, and so does a column of that name. Ten that each name the
     one before twice are more than a thousand. A name within itself, of a recursive query, counts once.
@@ -79,7 +79,7 @@ def _named(found: list[str]) -> list[tuple[str, int, int]]:
 
 
 def _ends(found: list[str]) -> dict[int, int]:
-    """Where each bracket that is opened is closed; at the end, where it is not."""
+    """Closing place of each bracket; the end for an unclosed one."""
     ends, opened = {}, list[int]()
     for i, word in enumerate(found):
         if word == "(":

@@ -68,7 +68,7 @@ _UNKNOWN = "Unknown action. Write a query to try it, or submit and a query."
 
 @plain_dataclass(frozen=True, slots=True)
 class Domain:
-    """Subject of a database: things with a text and a number each, and events of them with another of both."""
+    """Subject of a database: objects with a text and a number, and their events with another of both."""
 
     things: str
     thing: str
@@ -120,16 +120,16 @@ class Problem:
 
     @property
     def reference(self) -> str:
-        """What the reward `sql` takes for a reference."""
+        """Reference of the reward `sql`."""
         return json.dumps({"setup": self.setup, "query": self.query})
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TextToSql(Seeded):
-    """Questions to a database of two tables, answered by a query that may be tried out before; SQLite."""
+    """Text-to-SQL questions on a two-table SQLite database; queries may be tried out first."""
 
     questions: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("filter", "aggregate", "join", "group")
-    """What is asked, by turns: rows of one table, a number of them, rows by what another table says of them, and a
+    """Kinds of questions, in turn: rows of one table, a number of them, rows by what another table says of them, and a
     number for each, in an order."""
     n_rows: Annotated[int, Field(ge=4, le=500)] = 12
     """Rows of the table of events; the other has half as many, at most as many as there are names."""
@@ -144,7 +144,7 @@ class TextToSql(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; what may take long is done in threads."""
+        """Properties of the environment; slow calls run in threads."""
         package = f"sqlite {sqlite3.sqlite_version}"
         return replace(super().properties, inline=self.max_work <= _AT_ONCE, package=package)
 
@@ -251,7 +251,7 @@ def _group(rng: random.Random, d: Domain, _: Any, __: Any) -> tuple[str, str]:
 
 
 class TextToSqlEpisode(Attempt):
-    """One attempt at a question, which a submitted query ends.
+    """Attempt at a question, which a submitted query ends.
 
     `submit` alone submits the last query that was tried. Rows are compared as the reward `sql` does: as they are where
     the right query's outermost SELECT has an ORDER BY, else in any order. The key of a state tells the problem and the

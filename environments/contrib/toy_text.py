@@ -79,9 +79,9 @@ class ToyText(Drawn):
     """A toy text of Gymnasium in words, with the best play as oracle."""
 
     game: Game = "frozen_lake"
-    """Which one."""
+    """Game of Gymnasium's toy text."""
     slippery: bool = False
-    """Whether a move may go astray; of no account in Blackjack."""
+    """Let moves go astray at random; without effect in Blackjack."""
     size: Annotated[int, Field(ge=3, le=10)] = 4
     """Rows and columns of a frozen lake, which the seed draws so that it can be crossed."""
     max_steps: Annotated[int, Field(ge=1)] = 40
@@ -97,7 +97,7 @@ class ToyText(Drawn):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises."""
+        """Properties of the environment."""
         repeats = self.slippery or self.game in ("blackjack", "cliff_walking")  # tasks may differ in their dice alone
         return replace(super().properties, package=f"gymnasium {_version()}", repeats=repeats)
 
@@ -114,7 +114,7 @@ class ToyText(Drawn):
         return Start(rows, state, chance)
 
     def content(self, instance: Start) -> str:
-        """The lake, or the first state of a taxi; and chance, where there is any, or where nothing else is drawn."""
+        """Lake or first taxi state, and the random seed where it matters or nothing else is drawn."""
         chance = instance.chance if self.slippery or self.game in ("blackjack", "cliff_walking") else 0
         return repr((instance.rows, instance.state, chance))
 
@@ -125,7 +125,7 @@ class ToyText(Drawn):
         return ToyTextEpisode(self, self.instance(task))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give what the best play does after `taken`; None where it fails, by bad luck or a bad past.
+        """Optimal actions after `taken`; None where they fail, by bad luck or a bad past.
 
         The best play of a table knows the probabilities, not the luck of the task. That of Blackjack knows the cards:
         it tries out when to stick.
@@ -178,7 +178,7 @@ class _Played(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended."""
+        """True if the episode has ended."""
         return self._ended or self.n_steps == self._settings.max_steps
 
     async def step(self, action: str) -> StepResult:
@@ -216,7 +216,7 @@ class _Played(ABC):
 
     @abstractmethod
     def sees(self) -> str:
-        """What the agent sees."""
+        """Observation of the agent."""
 
     @abstractmethod
     def state_key(self) -> str:
@@ -224,7 +224,7 @@ class _Played(ABC):
 
 
 class ToyTextEpisode(_Played):
-    """One attempt at a table; the key of a state tells the lake and the number of the state."""
+    """Attempt at a table; the key of a state tells the lake and the number of the state."""
 
     def __init__(self, settings: ToyText, start: Start) -> None:
         self._start, self.state = start, start.state
@@ -263,7 +263,7 @@ class ToyTextEpisode(_Played):
 
 
 class BlackjackEpisode(_Played):
-    """One hand of the package's Blackjack; the key of a state tells both hands as far as they are seen."""
+    """Hand of the package's Blackjack; the state key tells the visible part of both hands."""
 
     def __init__(self, settings: ToyText, start: Start) -> None:
         self._env = _import("gymnasium").make(_IDS["blackjack"], disable_env_checker=True).unwrapped
@@ -285,7 +285,7 @@ class BlackjackEpisode(_Played):
         return f"You have {own}{', with an ace as 11' if ace else ''}. The dealer shows {dealer}. {self._said}".rstrip()
 
     def state_key(self) -> str:
-        """What is seen, and how it ended."""
+        """Visible state, and how it ended."""
         return f"blackjack/{self._seen}/{self._said}"
 
 
@@ -307,14 +307,14 @@ def table_of(game: str, rows: tuple[str, ...], slippery: bool) -> Table:
 
 @cache
 def first_states(game: str) -> tuple[float, ...]:
-    """How likely each state is the first one."""
+    """Initial state distribution."""
     env = _import("gymnasium").make(_IDS[game], disable_env_checker=True).unwrapped
     return tuple(map(float, env.initial_state_distrib))
 
 
 @lru_cache(maxsize=256)
 def best_actions(table: Table, n_steps: int) -> tuple[tuple[int, ...], ...]:
-    """For each step and state, the action that earns most in the steps left, by induction; of equals, the first.
+    """Optimal action for each step and state by backward induction, the first on ties.
 
     Each step costs next to nothing besides its reward, so that of equally good plays the quickest is taken.
     """

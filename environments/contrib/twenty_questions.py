@@ -225,10 +225,10 @@ class Riddle:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TwentyQuestions(Drawn):
-    """Find the thing that is meant by questions answered from a table, with yes or no; pure Python."""
+    """Twenty questions: identify a thing by yes-no questions answered from a table; pure Python."""
 
     things: Annotated[int, Field(ge=2, le=len(THINGS))] = 16
-    """How many things it may be; they are told."""
+    """Number of candidate things; they are told."""
     max_steps: Annotated[int, Field(ge=1)] = 10
     """Questions and guesses at one thing."""
 
@@ -236,7 +236,7 @@ class TwentyQuestions(Drawn):
 
     @property
     def level(self) -> str:
-        """How many things."""
+        """Level: number of things."""
         return str(self.things)
 
     def draw(self, rng: random.Random) -> Riddle:
@@ -295,7 +295,7 @@ def guess(thing: str) -> str:
 
 
 def answer(question: str, thing: str) -> bool:
-    """Whether the answer to a question of the table, or to the guess of a thing, is yes."""
+    """True if the answer to a question of the table, or to a guess, is yes."""
     return thing in _TRUE_OF[question] if question in _TRUE_OF else question == thing
 
 

@@ -47,7 +47,7 @@ class Wordle(Drawn):
 
     @property
     def level(self) -> str:
-        """How many words."""
+        """Level: number of words."""
         return str(self.words)
 
     def draw(self, rng: random.Random) -> str:
@@ -97,7 +97,7 @@ def read_guess(text: str) -> str | None:
 
 @lru_cache(maxsize=1 << 17)
 def marks(guess: str, hidden: str) -> str:
-    """Mark each letter of a guess: G, y or -; a letter is marked as often as the word has it, right places first."""
+    """Marks of a guess by letter: G, y or -; as often as the word has the letter, right places first."""
     free = Counter(h for g, h in zip(guess, hidden, strict=True) if g != h)
     found = []
     for g, h in zip(guess, hidden, strict=True):
@@ -111,7 +111,7 @@ def marks(guess: str, hidden: str) -> str:
 
 @lru_cache(maxsize=4096)
 def best_guess(n_words: int, known: tuple[tuple[str, str], ...]) -> str:
-    """Of the words that fit all answers, give the one whose answer tells most, by the entropy of the answers.
+    """Consistent word of the highest expected information, by the entropy of the answers.
 
     Where very many fit, only some of them, evenly spread over the list, are weighed.
     """

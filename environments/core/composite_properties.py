@@ -57,17 +57,17 @@ class CompositeEnvironment(ABC):
 
     @property
     def inline(self) -> bool:
-        """Whether calls of every one run on the event loop, or only wait there."""
+        """True if the calls of all members run on the event loop, or only wait there."""
         return all(own.is_inline for own in self._declared())
 
     @property
     def keeps_limits(self) -> bool:
-        """Whether every one limits calls itself."""
+        """True if all members limit calls themselves."""
         return all(own.keeps_limits for own in self._declared())
 
     @property
     def max_episodes(self) -> int | None:
-        """How many episodes may be alive at a time, if all are of the one that has the least room."""
+        """Maximal number of episodes alive at a time, for the most limited member."""
         return min((n for own in self._declared() if (n := own.max_episodes) is not None), default=None)
 
     @property
@@ -93,13 +93,13 @@ class CompositeEnvironment(ABC):
         return member.plan(own, taken)
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """What is worth remembering, where the environment of the task can say it; else nothing."""
+        """Recall of the task's environment, where it has that; else nothing."""
         member, own = self.own(task)
         recall = Capabilities(member).recall  # what stands for another environment passes its methods on
         return str(recall(own, taken)) if recall else ""
 
     def subgoal(self, task: Task, taken: Sequence[str]) -> str:
-        """What the oracle is about, where the environment of the task can say it; else nothing."""
+        """Subgoal of the oracle, where the task's environment has that; else nothing."""
         member, own = self.own(task)
         subgoal = Capabilities(member).subgoal
         return str(subgoal(own, taken)) if subgoal else ""
@@ -114,5 +114,5 @@ def largest(found: Iterable[int | None]) -> int | None:
 
 
 def _alike(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What all say; nothing where they differ."""
+    """Values on which all members agree."""
     return found[0] if all(one == found[0] for one in found) else {}

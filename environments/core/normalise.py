@@ -1,4 +1,4 @@
-"""Words that worlds are made of, and how they read what an agent says: in any case, quotes and full stops left out."""
+"""Text normalisation of actions and names: case, quotes and full stops are ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LEFT_OUT = r"\s_\-.!\"'`*"
 
 
 def plain_words(text: str, most: int = 60, left_out: str = _LEFT_OUT) -> str:
-    """`text` in lower case, one space in place of all that is left out; empty where it is longer than `most`."""
+    """Lower-case `text`, one space for each run of `left_out`; empty beyond `most` characters."""
     return "" if len(text) > most else " ".join(re.sub(f"[{left_out}]+", " ", text.lower()).split())
 
 
@@ -19,7 +19,7 @@ def plain(text: str, most: int = 200) -> str:
 
 
 def named(text: str, known: Iterable[str]) -> list[str]:
-    """Return what `text` names of `known`, as whole words in any case, in the order in which it does."""
+    """Names of `known` that `text` mentions, as whole words in any case, in order of mention."""
     said = f" {plain(text)} "
     found = ((said.find(f" {plain(name)} "), name) for name in known)
     return [name for at, name in sorted(found) if at >= 0]

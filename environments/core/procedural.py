@@ -41,12 +41,12 @@ def digest(content: str, size: int = 4) -> str:
 
 
 def split_of(content: str) -> str:
-    """The split that an instance with this content belongs to: half `train`, a quarter `dev`, a quarter `test`."""
+    """Split of an instance by its content: half `train`, a quarter `dev`, a quarter `test`."""
     return _QUARTERS[int(digest(f"split/{content}", 1), 16) // 64]
 
 
 def belongs_to(content: object) -> str:
-    """The same of the worlds with one task per seed, which hash the `repr` otherwise and keep the tasks they have."""
+    """Split of worlds with one task per seed, which hash the `repr`, so that their tasks stay."""
     return _QUARTERS[int(digest(repr(content), 8)[:2], 16) % 4]
 
 
@@ -86,7 +86,7 @@ def draw_for(
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SplitByContent(Seeded, ABC):
-    """Base of the worlds in which a hash of its content says which split an instance belongs to."""
+    """Base of worlds whose splits are decided by a hash of the instance's content."""
 
     n_train: SplitSize = 1_000
     """Tasks of the split `train`, all different; fewer where the world has fewer."""
@@ -123,7 +123,7 @@ class Drawn(SplitByContent):
         return repr(instance)
 
     def told(self, instance: Any) -> str:
-        """What the agent is told first and what solves it: instances of which both are the same are of one split."""
+        """Opening and solution of an instance; instances that agree in both are of one split."""
         return self.content(instance)
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -163,7 +163,7 @@ def _drawn(world: Drawn, seed: int) -> Any:
 
 
 class Attempt(ABC):
-    """An episode with a score from 0 to 1; the reward of a step is the change of the score.
+    """Episode with a score from 0 to 1; the reward of a step is the change of the score.
 
     A world says what an action does (`do`), what the state is (`state`) and what is possible (`possible`), and sets
     `opening`, `score`, `done` and `solved`. Every action costs a step.
@@ -179,12 +179,12 @@ class Attempt(ABC):
 
     @property
     def where(self) -> str:
-        """What an error names."""
+        """Place of the episode, for errors."""
         return f"{type(self).__name__}.step"
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended."""
+        """True if the episode has ended."""
         return self.done or self.steps_left == 0
 
     async def step(self, action: str) -> StepResult:
@@ -251,7 +251,7 @@ class Judged:
 
 
 class Attempts(Attempt):
-    """An episode of a question and several attempts at it, each answered with feedback; 1 for solving it, else 0.
+    """Episode of a question and several attempts at it, each with feedback; 1 for solving it, else 0.
 
     The key of a state tells the question, which answers were given, and how many attempts are left.
     """
@@ -300,7 +300,7 @@ class Attempts(Attempt):
 
 
 def plan_answer(episode: Attempts, taken: Sequence[str], answer: str | None) -> tuple[str, ...] | None:
-    """The plan where one answer solves a task from any state: that answer, if it is not too late.
+    """Plan where one answer solves a task from any state: that answer, if it is not too late.
 
     Args:
         episode: a new one.

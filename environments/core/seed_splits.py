@@ -1,4 +1,4 @@
-"""Splits that are ranges of seeds: `train` counts from 0, `dev` from 10 000 000, `test` from 20 000 000.
+"""Splits by seed range: `train` counts from 0, `dev` from 10 000 000, `test` from 20 000 000.
 
 None may be longer than 10 000 000, so no seed is in two. Two seeds may still draw the same content, where a world does
 nothing about it.
@@ -37,7 +37,7 @@ def asked_of(environment: Any, split: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Seeded:
-    """Splits that are ranges of seeds: how many tasks they have, and what is promised of tasks drawn by seed."""
+    """Splits by seed range: numbers of tasks, and properties of tasks drawn by seed."""
 
     n_train: SplitSize = 1_000
     """Tasks of the split `train`: one per seed, from the first on."""
@@ -48,13 +48,13 @@ class Seeded:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises."""
+        """Properties of the environment."""
         return Properties(
             deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=tuple(FIRST_SEED)
         )
 
     def n_in(self, split: str) -> int:
-        """How many tasks are asked for of a split. Raises EnvError for any other name."""
+        """Number of tasks in a split. Raises EnvError for any other name."""
         return int(asked_of(self, split))
 
     def seeds(self, split: str) -> range:
@@ -90,7 +90,7 @@ def split_in(task: Task, prefix: str, where: str) -> str:
 
 
 def of_another(task: Task, where: str, expected: str) -> DataError:
-    """The error of an environment that was given a task which it did not make: how the ids of its own are `expected`.
+    """Error of an environment for a task that it did not make; `expected` is the form of its ids.
 
     `where` is the environment.
     """

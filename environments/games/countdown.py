@@ -58,13 +58,13 @@ class Countdown(Drawn):
     """Make a target out of numbers by arithmetic, in several attempts with feedback; pure Python."""
 
     numbers: Annotated[int, Field(ge=2, le=7)] = 4
-    """How many numbers are given."""
+    """Number of given numbers."""
     largest: Annotated[int, Field(ge=2, le=1000)] = 20
     """Largest number that may be given."""
     largest_target: Annotated[int, Field(ge=10, le=100_000)] = 100
     """Largest target; the smallest is 10, or the largest number where that is less."""
     use_all: bool = True
-    """Whether each number must be used exactly once, or may be left out."""
+    """Require each number exactly once; else some may be left out."""
     max_steps: Annotated[int, Field(ge=1)] = 4
     """Attempts at one task."""
 
@@ -72,7 +72,7 @@ class Countdown(Drawn):
 
     @property
     def level(self) -> str:
-        """How many numbers, how large, and how they are to be used."""
+        """Level: count and size of the numbers, and their use."""
         return f"{self.numbers}of{self.largest}to{self.largest_target}{'' if self.use_all else '-any'}"
 
     def draw(self, rng: random.Random) -> Numbers:
@@ -171,7 +171,7 @@ def _compute(node: ast.expr, numbers: list[int]) -> Fraction | None:
 
 
 def solve(numbers: Sequence[int], target: int, *, use_all: bool = True) -> str | None:
-    """Search for an expression that makes `target`: every pair joined in every way, again and again; None if none.
+    """Expression that makes `target`, by exhaustive search over pairs; None if there is none.
 
     Of n numbers that is up to n! (n - 1)! 4^(n - 1) expressions: for up to 5 numbers.
     """

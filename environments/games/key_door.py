@@ -74,7 +74,7 @@ class House:
     door: Cell
 
     def path(self, origin: Cell, goal: Cell) -> list[str]:
-        """Give the ways of a shortest walk from `origin` to `goal`; of equally short ones always the same."""
+        """Shortest path from `origin` to `goal`, deterministic on ties."""
         came: dict[Cell, tuple[Cell, str]] = {}
         queue = deque([origin])
         while queue and goal not in came and goal != origin:
@@ -101,7 +101,7 @@ def draw(seed: int, rows: int, columns: int, n_loops: int) -> House:
 
 
 def told(house: House) -> tuple[str, tuple[str, ...]]:
-    """What the agent is told first, without a compass, and what solves the house."""
+    """Opening without compass directions, and the solution of the house."""
     episode = KeyholeEpisode(house, compass=False, max_steps=1)
     return episode.opening.reply, episode.way_out()
 
@@ -145,7 +145,7 @@ def _beside(cell: Cell, way: str) -> Cell:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Keyhole(Seeded):
-    """Find the key and open the door: houses drawn by seed, reward at the very end, pure Python."""
+    """Key-and-door houses drawn by seed, with a reward at the very end; pure Python."""
 
     rows: Annotated[int, Field(ge=2, le=5)] = 4
     """Rooms of a house from north to south."""
@@ -188,7 +188,7 @@ class Keyhole(Seeded):
 
 
 class KeyholeEpisode(Attempt):
-    """One attempt at a house.
+    """Attempt at a house.
 
     The key of a state tells house, room and whether the key is carried; the number of steps taken is left out.
     """
@@ -208,7 +208,7 @@ class KeyholeEpisode(Attempt):
         return "The door opens." if self.solved else f"{said}{self._sees()}", understood is not None
 
     def _done(self, action: str | None) -> str:
-        """Do an action, or nothing for one not understood; returns what there is to say about a failure."""
+        """Do an action, or nothing for an invalid one; returns what a failure says."""
         house = self._house
         if action is None:
             return f"Unknown action. Actions: {', '.join(_ACTIONS)}.\n"
@@ -264,7 +264,7 @@ class KeyholeEpisode(Attempt):
 
 
 def direction(origin: Cell, goal: Cell) -> str:
-    """Name the direction from one cell to another as the crow flies, such as north east; empty where they are one."""
+    """Compass direction from one cell to another, such as north east; empty for the same cell."""
     rows, columns = goal[0] - origin[0], goal[1] - origin[1]
     northerly = "north" if rows < 0 else "south" if rows > 0 else ""
     easterly = "east" if columns > 0 else "west" if columns < 0 else ""

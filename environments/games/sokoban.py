@@ -81,7 +81,7 @@ class Sokoban(Drawn):
     boxes: Annotated[int, Field(ge=1, le=4)] = 1
     """Boxes, and as many goals."""
     pulls: Annotated[int, Field(ge=1)] = 6
-    """How many pulls away from the goals a task begins, at most: the pushes that it takes."""
+    """Maximal number of pulls from the goals at a task's start: the pushes that it takes."""
     max_steps: Annotated[int, Field(ge=1)] = 30
     """The episode is cut after so many moves."""
     reward: Literal["success", "boxes"] = "success"
@@ -95,7 +95,7 @@ class Sokoban(Drawn):
         return f"{self.rows}x{self.columns}-{self.boxes}-{self.pulls}"
 
     def draw(self, rng: random.Random) -> Room:
-        """Carve a room, growing it from one cell, and lay out goals, from one of which at least a box can be pulled."""
+        """Carve a room from one cell, and lay out goals with at least one box that can be pulled."""
         inside = [(r, c) for r in range(1, self.rows - 1) for c in range(1, self.columns - 1)]
         while True:
             floor, edge = set[Cell](), [rng.choice(inside)]
@@ -115,7 +115,7 @@ class Sokoban(Drawn):
         return SokobanEpisode(self, room, pulled(room, self.pulls, task.seed))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the fewest moves that solve `task` after `taken`; None where it is stuck, or too few steps are left."""
+        """Fewest moves that solve `task` after `taken`; None where it is stuck, or too few steps are left."""
         episode = self.start(task)
         for text in taken:
             if not episode.over:
@@ -127,7 +127,7 @@ class Sokoban(Drawn):
 
 
 class SokobanEpisode:
-    """One attempt at a room. The key of a state tells the room, where the player stands and where boxes are."""
+    """Attempt at a room. The key of a state tells the room, where the player stands and where boxes are."""
 
     def __init__(self, settings: Sokoban, room: Room, position: Position) -> None:
         self.room, self.position = room, position
@@ -140,12 +140,12 @@ class SokobanEpisode:
 
     @property
     def solved(self) -> bool:
-        """Whether every box is on a goal."""
+        """True if every box is on a goal."""
         return self.position.boxes == frozenset(self.room.goals)
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended."""
+        """True if the episode has ended."""
         return self.solved or self.steps_left == 0
 
     async def step(self, action: str) -> StepResult:
@@ -170,7 +170,7 @@ class SokobanEpisode:
         """Nothing is held open."""
 
     def do(self, move: str | None) -> str:
-        """Do a move, or let a step pass for one not understood; returns what there is to say about a failure."""
+        """Do a move, or pass a step for an invalid one; returns what a failure says."""
         self.steps_left -= 1
         if move is None:
             return f"Unknown move. Moves: {', '.join(MOVES)}.\n"
@@ -210,7 +210,7 @@ def _next(cell: Cell, move: str, n: int = 1) -> Cell:
 
 
 def moved(floor: frozenset[Cell], at: Position, move: str) -> Position | None:
-    """Return the position after a move; None where a wall, or a box that cannot be pushed, is in the way."""
+    """Position after a move; None where a wall, or a box that cannot be pushed, blocks it."""
     target = _next(at.player, move)
     if target not in floor:
         return None
@@ -249,7 +249,7 @@ def pulled(room: Room, most: int, seed: int) -> Position:
 
 
 def _pulls(floor: frozenset[Cell], part: frozenset[Cell], boxes: Boxes) -> Iterator[tuple[Cell, Boxes]]:
-    """Where the player and the boxes are after each possible pull by a player within `part`."""
+    """Player and boxes after each possible pull by a player within `part`."""
     for box in sorted(boxes):
         for move in MOVES:
             stand, back = _next(box, move), _next(box, move, 2)
@@ -279,7 +279,7 @@ def _parts(free: frozenset[Cell]) -> list[frozenset[Cell]]:
 
 @lru_cache(maxsize=4096)
 def _pushes_home(room: Room) -> Mapping[Cell, int]:
-    """Pushes from each cell to the nearest goal, were there no other box; a box on a cell left out is lost."""
+    """Pushes from each cell to the nearest goal without other boxes; dead cells are left out."""
     floor = set(room.floor)
     far = dict.fromkeys(room.goals, 0)
     queue = deque(room.goals)
@@ -295,7 +295,7 @@ def _pushes_home(room: Room) -> Mapping[Cell, int]:
 
 @lru_cache(maxsize=1024)
 def solve(room: Room, start: Position) -> tuple[str, ...] | None:
-    """Give the fewest moves that bring all boxes home, or None where there is no way, or none was found in time.
+    """Fewest moves that bring all boxes home; None where there are none, or the search gave up.
 
     A* over positions. The estimate is each box's pushes to its nearest goal, which never exceeds the moves needed; a
     position with a box on a cell from which no goal can be reached is not looked into.

@@ -71,7 +71,7 @@ class Dataset:
     split_ratios: Mapping[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=lambda: dict(_RATIOS))
     """Share of each split, where neither files nor a column say; a hash of the prompt decides."""
     overlap: Literal["refuse", "drop"] = "refuse"
-    """What to do about prompts of `train` that are also in another split: an error, or without them."""
+    """Prompts of `train` that another split has too: `refuse` them, or `drop` them."""
     max_rows: Annotated[int, Field(ge=1)] | None = None
     """Only so many rows of each file, its first."""
 
@@ -117,7 +117,7 @@ class Dataset:
         )
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of a split, in the order of the rows; a row that is there twice is one task.
+        """Tasks of a split, in the order of the rows; duplicate rows are one task.
 
         Raises:
             EnvError: no such split, file, column, or row that can be used; splits have prompts in common.
@@ -162,13 +162,13 @@ class Dataset:
         return Wanted(**{name: preset.get(name) if value is None else value for name, value in own.items()})
 
     def _state(self) -> _State:
-        """Each file that is there, with time and size of what it holds: another content is read again."""
+        """Time and size of each file, so that a changed one is read again."""
         given = (path for path in (self.path, self.train, self.dev, self.test) if path is not None and path.exists())
         return tuple((path, _marks(path)) for path in given)
 
 
 class DatasetEpisode:
-    """One reply to one question."""
+    """Reply to a question."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._is_over = task, False

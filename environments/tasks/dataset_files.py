@@ -1,4 +1,4 @@
-"""Rows of a file of questions: JSON lines, JSON, CSV, TSV, Parquet, or a data set of the `datasets` package."""
+"""Readers of question files: JSON lines, JSON, CSV, TSV, Parquet, or a `datasets` data set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
-    """Give number and columns of each row: the line where a file has lines, else counted from 1.
+    """Yield number and columns of each row: the line number, or counted from 1.
 
     Args:
         path: file or folder.

@@ -1,4 +1,4 @@
-"""Rows of a data set as questions: columns of prompt, answer and choices, found, named or put together."""
+"""Data-set rows as questions: columns of prompt, answer and choices, found, named or combined."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Row as it is used: where it stands, its messages, prompt and answer, other columns, whether it holds messages."""
+    """Normalised row: place, messages, prompt and answer, other columns, whether it holds messages."""
 
     source: str
     number: int
@@ -209,7 +209,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple[str, str | None]:
-    """Question with its choices by letters, and the letter of the right one; also of ARC's {text: [], label: []}."""
+    """Question with lettered choices, and the letter of the right one; also of ARC's {text: [], label: []}."""
     texts, labels = (listed.get("text"), listed.get("label")) if isinstance(listed, dict) else (listed, None)
     if not isinstance(texts, list) or not 2 <= len(texts) <= len(_LETTERS):
         got, expected = str(listed)[:80], "a list of 2 to 26 texts"
@@ -229,7 +229,7 @@ def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple
 
 
 def _has(row: Row, name: str) -> bool:
-    """Whether there is a column, or a key in a column: `reward_model.ground_truth`."""
+    """True if there is a column, or a key in a column: `reward_model.ground_truth`."""
     outer, _, inner = name.partition(".")
     return name in row or (bool(inner) and isinstance(row.get(outer), dict) and inner in row[outer])
 
@@ -240,7 +240,7 @@ def _at(row: Row, name: str) -> Any:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is plain JSON, as `Task.info` holds it."""
+    """True if a value is plain JSON, as `Task.info` holds it."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):

@@ -86,16 +86,16 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Tools(Seeded):
-    """Prices, bills and programs, by tools that are called in JSON: look-ups, a calculator, a sandbox for Python."""
+    """Tool tasks on prices, bills and programs: JSON calls of look-ups, a calculator, a Python sandbox."""
 
     offers_tools: ClassVar[bool] = True
 
     questions: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("price", "bill")
-    """What is asked, by turns: `price` takes a look-up, `bill` several and a sum, `program` a program."""
+    """Kinds of questions, in turn: `price` takes a look-up, `bill` several and a sum, `program` a program."""
     n_goods: Annotated[int, Field(ge=1, le=8)] = 2
     """Different things on a bill."""
     python: bool = False
-    """Whether programs may be run; they need the sandbox of the machine (see the page on rewards that run programs)."""
+    """Offer a tool that runs programs, in the sandbox of the machine (see the page on rewards that run programs)."""
     max_steps: Annotated[int, Field(ge=2)] = 12
     """The episode is cut after so many steps."""
     max_output: Annotated[int, Field(ge=20, le=10_000)] = 300
@@ -120,7 +120,7 @@ class Tools(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; a program may print the time, or take some."""
+        """Properties of the environment; a program may print the time, or take some."""
         fixed = not self.python
         return replace(super().properties, deterministic=fixed, replayable=fixed, inline=fixed)
 
@@ -196,7 +196,7 @@ def _digits(rng: random.Random) -> tuple[str, str, int]:
 
 
 class ToolsEpisode(Attempt):
-    """One attempt at a question, which an answer ends.
+    """Attempt at a question, which an answer ends.
 
     The key of a state tells the problem and which calls have been understood. No action is listed: what a sum or a
     program may be has no end.
@@ -286,7 +286,7 @@ def written(tool: str, argument: object) -> str:
 
 
 def read_call(text: str) -> tuple[str, object] | str:
-    """Return tool and argument of the first JSON object in a text, or what is wrong with it.
+    """Tool and argument of the first JSON object in a text, or what is wrong with it.
 
     The tool may also be called `name`, as some models write it, and `arguments` may be `parameters`, JSON in a text, or
     left out, with the argument beside the tool.
@@ -310,7 +310,7 @@ def read_call(text: str) -> tuple[str, object] | str:
 
 
 def same_number(said: object, wanted: int) -> bool:
-    """Whether a number, or a text that is nothing but one, is the wanted number."""
+    """True if a number, or a text that is nothing else, is the wanted number."""
     try:
         number = float(said.replace(",", "") if isinstance(said, str) else said)  # type: ignore[arg-type]
     except (ValueError, TypeError, OverflowError):
@@ -319,7 +319,7 @@ def same_number(said: object, wanted: int) -> bool:
 
 
 def calculated(expression: str) -> str:
-    """Return the value of a sum of numbers with + - * / // % ** and brackets, or what is wrong with it."""
+    """Value of an arithmetic expression of + - * / // % ** and brackets, or what is wrong with it."""
     if len(expression) > _MOST_SUM:
         return f"Error: a sum has at most {_MOST_SUM} characters."
     try:

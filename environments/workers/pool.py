@@ -61,7 +61,7 @@ class Processes:
     max_memory_mb: Annotated[int, Field(ge=64)] = 4096
     """Memory of one worker with the processes it starts; one that takes more is ended."""
     call_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
-    """One call in a worker; `limits` cut a step and a start before that."""
+    """Seconds for one call in a worker; `limits` cut a step and a start before that."""
 
     def __post_init__(self) -> None:
         if isinstance(self.environment, Processes):
@@ -77,38 +77,38 @@ class Processes:
 
     @property
     def served(self) -> bool:
-        """Whether there are workers."""
+        """True if there are workers."""
         return self.n_workers != 0
 
     @property
     def properties(self) -> Properties:
-        """Those of the environment; with workers, episodes may run anywhere here."""
+        """Properties of the environment; with workers, episodes may run anywhere here."""
         own = replace(properties_of(self.environment), isolated=False)
         return replace(own, inline=False, thread_safe=True) if self.served else own
 
     @property
     def inline(self) -> bool:
-        """Whether calls run on the event loop; those of workers only wait there, and block nothing."""
+        """True if calls run on the event loop; those of workers only wait there, and block nothing."""
         return self.served or Capabilities(self.environment).is_inline
 
     @property
     def keeps_limits(self) -> bool:
-        """Whether calls are limited by the workers: the clock stands while a call waits for others."""
+        """True if the workers limit calls: the clock stands while a call waits for others."""
         return self.served
 
     @property
     def demonstrates(self) -> bool:
-        """Whether the environment has an oracle."""
+        """True if the environment has an oracle."""
         return can_demonstrate(self.environment)
 
     @property
     def max_episodes(self) -> int | None:
-        """How many episodes may be alive at a time."""
+        """Maximal number of episodes alive at a time."""
         size = self._size()
         return size.n_workers * size.at_once if self.served else None
 
     def __getattr__(self, name: str) -> Any:
-        """What else the environment says of itself, as `max_steps` and `tools`; its methods are called in a worker."""
+        """Other attributes of the environment, such as `max_steps` and `tools`; methods run in a worker."""
         if name.startswith("_") or name == "environment":
             raise AttributeError(name)
         found = getattr(self.environment, name)
@@ -170,7 +170,7 @@ class Processes:
     # --- the pool ------------------------------------------------------------------------------------------------
 
     def _pool(self) -> Pool:
-        """The workers of this object, made when they are first needed; the child of a fork has its own."""
+        """Worker pool of this object, made on first use; a forked child has its own."""
         with _making:
             pool: Pool | None = self.__dict__.get("_live")
             if pool is None or pool.owner != os.getpid():
@@ -198,7 +198,7 @@ class Processes:
 
 
 class PooledEpisode:
-    """One attempt in a worker."""
+    """Attempt in a worker."""
 
     def __init__(self, pool: Pool, worker: Worker, key: int, opening: StepResult) -> None:
         self._pool, self._worker, self._key = pool, worker, key

@@ -1,4 +1,4 @@
-"""The operating system's side of a worker: how its process is started and ended, and how it came to its end."""
+"""Operating-system side of a worker: start, end and cause of death of its process."""
 
 from __future__ import annotations
 

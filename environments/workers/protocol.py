@@ -60,7 +60,7 @@ class Frames:
         self._buffer = bytearray()
 
     def __bool__(self) -> bool:
-        """Whether there is the beginning of a frame."""
+        """True if there is the beginning of a frame."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:

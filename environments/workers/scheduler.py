@@ -1,4 +1,4 @@
-"""Worker processes and the seats in them: which worker serves the next episode, and when one is replaced."""
+"""Scheduler of worker processes: assignment of episodes and replacement of workers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Pool:
         self._wake()
 
     def _free(self, loop: asyncio.AbstractEventLoop) -> Worker | None:
-        """An idle worker, else a new one, else the one with most room that this loop uses already."""
+        """Idle worker, else a new one, else this loop's worker with most room."""
         for worker in list(self._workers):
             if (worker.loop is not None and worker.loop.is_closed()) or (worker.n_live == 0 and not worker.alive):
                 worker.end("its event loop is closed" if worker.loop else None)
@@ -126,7 +126,7 @@ class Pool:
     # --- calls that are no episode's -----------------------------------------------------------------------------
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Call `tasks` or `plan` in a worker that has no episodes, waiting for it here; a lost one is asked afresh."""
+        """Call `tasks` or `plan` in a worker without episodes and wait; a lost one is retried."""
         with self._desk_lock:
             for is_last in (False, True):
                 desk = self._at_desk()
@@ -191,7 +191,7 @@ def _ignore(worker: Worker) -> None:
 
 
 def _end_all(owner: int, workers: list[Worker], desk: list[Worker], leaving: list[tuple[Worker, float]]) -> None:
-    """End what a pool has left, when it is closed or nobody holds it any more; in the child of a fork nothing is."""
+    """End the remains of a closed or collected pool; nothing in the child of a fork."""
     if os.getpid() != owner:
         return
     for worker in [*workers, *desk]:

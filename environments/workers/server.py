@@ -97,7 +97,7 @@ class Server:
                     await _settled(episode.close())
 
     async def _received(self) -> bytes:
-        """Wait for bytes, on the event loop only if the environment has anything there: it is quicker without."""
+        """Wait for bytes, by the event loop only while the environment uses it, as that is slower."""
         if self._n_untold:
             try:
                 return self._channel.recv(_READ_BYTES, socket.MSG_DONTWAIT)
@@ -127,7 +127,7 @@ class Server:
             os.write(self._bell, b"!")
 
     def _ring_if_due(self) -> None:
-        """Ring after half of the episodes, so that the parent sees to them while this process works on the others."""
+        """Wake the parent after half of the episodes, so that both processes work at once."""
         self._n_untold += 1
         if 2 * self._n_untold >= len(self._episodes) or time.monotonic() - self._rang_at > _RING_EVERY_S:
             self._ring()
@@ -196,7 +196,7 @@ class Server:
 
 
 class Watch:
-    """Ends this process when its parent is gone, or when it and its children take too much memory."""
+    """Watchdog that ends this process without its parent, or beyond its memory limit."""
 
     def __init__(self, parent: int, max_memory_mb: int) -> None:
         self._parent, self._max_mb = parent, max_memory_mb

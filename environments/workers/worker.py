@@ -1,4 +1,4 @@
-"""One worker process of a pool, as this process sees it: calls and their limits, and what became of it."""
+"""Worker process as its parent sees it: calls, their limits, and its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Call:
 
 
 class Worker:
-    """A process that serves episodes; used by one event loop at a time, or by none, with `ask`.
+    """Process that serves episodes; used by one event loop at a time, or by none, with `ask`.
 
     Args:
         job: the packed environment.
@@ -74,7 +74,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes calls."""
+        """True if it takes calls."""
         return self.lost is None and not self._process.closed and self._process.popen.poll() is None
 
     # --- on an event loop ----------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Worker:
             raise
 
     def _here(self) -> asyncio.AbstractEventLoop:
-        """The loop that runs; an episode may outlive the one that it was started on, and is never on two at a time."""
+        """Running loop; an episode may outlive its first one, and never has two at a time."""
         loop = asyncio.get_running_loop()
         if self.loop is not loop:
             if self.loop is not None and not self.loop.is_closed():
@@ -360,7 +360,7 @@ class Worker:
             self._process.channel.shutdown(socket.SHUT_RDWR)
 
     def is_over(self, *, wait_s: float = 0.0) -> bool:
-        """Whether a process that was let go has ended; frees what it held here. After `wait_s` it is killed."""
+        """True if a released process has ended; frees its resources here. After `wait_s` it is killed."""
         if self._process.closed:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -44,7 +44,7 @@ class Graded(CompositeEnvironment):
         return self.levels
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of all levels: the first of each, then the second of each, and so on.
+        """Tasks of all levels, interleaved: the first of each, then the second, and so on.
 
         Raises:
             EnvError: a level has no such split, or uses the name `level` in its tasks' info itself.

@@ -34,7 +34,7 @@ PART = "part"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Share:
-    """One of the environments, and how much of it there is."""
+    """Member environment with its share."""
 
     environment: Environment
     """The environment, with a `kind` and its keys."""
@@ -68,7 +68,7 @@ class Mixed(CompositeEnvironment):
         return largest(share.max_steps or Capabilities(share.environment).max_steps for share in shares)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List tasks of all parts so that every beginning of the list holds them in their shares, as nearly as can be.
+        """Tasks of all parts, every prefix of the list as near to their shares as can be.
 
         The list ends where a part has no task left. Raises EnvError where a part has no such split.
         """

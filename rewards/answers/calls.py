@@ -21,7 +21,7 @@ _VERB = re.compile(r"([A-Za-z_][\w-]{0,60})(?:[ \t]+(?:is|for))?(?:[ \t]*[:=]|\s
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a tool.
+    """Tool call.
 
     Attributes:
         name: of the tool.
@@ -44,7 +44,7 @@ def calls_in(action: Action, verbs: Collection[str] = ANSWERS) -> list[Call]:
 
 
 def answer_in(action: Action) -> str:
-    """Return what the action answers: the argument of a call of `answer` or `submit`, else the text as it is."""
+    """Answer of an action: the argument of a call of `answer` or `submit`, else its text."""
     answers = [call.argument for call in calls_in(action) if call.name.lower() in ANSWERS]
     return answers[-1] if answers else action.text
 

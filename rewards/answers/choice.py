@@ -31,7 +31,7 @@ class MultipleChoice:
     examples: ClassVar[tuple[tuple[str, str], ...]] = (("The answer is (B).", "B"), ("C) 5", "(C)"))
 
     n_choices: Annotated[int, Field(ge=2, le=26)] = 5
-    """How many there are, from A on."""
+    """Number of choices, from A on."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""

@@ -1,4 +1,4 @@
-"""Choices that a text denies: `The answer is not B`, `B is wrong`, `anything but B`, `neither A nor B`.
+"""Detection of denied choices: `The answer is not B`, `B is wrong`, `anything but B`, `neither A nor B`.
 
 A denied letter is taken out of the text, so that whatever looks for an answer afterwards cannot find it. Every pattern
 is bounded; what is denied in a way that none of them knows stays.
@@ -76,5 +76,5 @@ def without_denied(text: str) -> str:
 
 
 def _is_word(letter: str, before: str) -> bool:
-    """Whether `I` or `a` is a word here: case is ignored for the words of denial alone."""
+    """True if `I` or `a` is a word here; case is ignored for the words of denial alone."""
     return letter.islower() and not before.endswith("(")

@@ -15,7 +15,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExactMatch:
-    """1 if the last action, or the answer that it gives as in `answer[x]`, equals the task's reference, else 0.
+    """Exact match: 1 if the last action, or its `answer[x]`, equals the reference, else 0.
 
     Normalised are: compatible characters (Unicode NFKC), white space, and, unless told otherwise, case and the marks
     `.,;:!?` at the end.
@@ -25,9 +25,9 @@ class ExactMatch:
     needs_reference: ClassVar[bool] = True
 
     ignore_case: bool = True
-    """Whether `Paris` equals `paris`."""
+    """Ignore case: `Paris` equals `paris`."""
     ignore_end_marks: bool = True
-    """Whether `Paris.` equals `Paris`."""
+    """Ignore punctuation at the end: `Paris.` equals `Paris`."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge the last action. Raises RewardError where the task has no reference."""

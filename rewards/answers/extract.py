@@ -1,4 +1,4 @@
-"""Finds the answer in a text: in a box, in tags, behind a phrase, or at its end.
+"""Answer extraction from text: in a box, in tags, behind a phrase, or at its end.
 
 Every function here is linear in the length of the text, bounded in what it returns, and raises nothing.
 """
@@ -43,7 +43,7 @@ def after_thinking(text: str) -> str:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Return every closed `\boxed{...}` that is not within another: where it begins and ends, and what it holds."""
+    r"""Begin, end and content of every closed, outermost `\boxed{...}`."""
     found: list[tuple[int, int, str]] = []
     place = 0
     for match in list(_BOX.finditer(text))[-_MAX_BOXES:]:
@@ -63,7 +63,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return what the last box holds; boxes in one breath, as in `\boxed{1} and \boxed{2}`, are a list."""
+    r"""Content of the last box; adjacent boxes, as in `\boxed{1} and \boxed{2}`, are a list."""
     found = boxes(text)
     if not found:
         return None
@@ -87,7 +87,7 @@ def tagged(text: str, tag: str = "answer") -> str | None:
 
 
 def after_phrase(text: str) -> str | None:
-    """Return what follows the last "the answer is", "Answer:", "####" or the like, to the end of its sentence."""
+    """Text after the last "the answer is", "Answer:", "####" or the like, to the end of its sentence."""
     last = None
     for last in _PHRASE.finditer(text):  # noqa: B007
         pass
@@ -107,7 +107,7 @@ def after_phrase(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of the text as it stands there; None where it has none, or only asks for or quotes it."""
+    """Last number of the text, verbatim; None where there is none, or it is in a question or quote."""
     tail = text[-_TAIL:]
     found = None
     for found in _NUMBER.finditer(tail):  # noqa: B007
@@ -176,7 +176,7 @@ _BOLD = re.compile(r".*\*\*([^*]{1,100})\*\*[^*]{0,100}\Z")
 
 
 def _said(text: str) -> str | None:
-    """Return what the last line says something is, or prints bold; empty where it says what it is not."""
+    """Claim or bold text in the last line; empty where it is a denial."""
     line = text.strip()[-1_000:].rpartition("\n")[2]
     if (found := _LAST.match(line)) is not None:
         if found[1]:
@@ -193,7 +193,7 @@ _WITH_UNIT = re.compile(
 
 
 def _bare(text: str) -> str | None:
-    """Return the whole text where it is an answer and nothing else: a formula, a number with its unit, a few words."""
+    """Whole text where it is a bare answer: a formula, a number with its unit, a few words."""
     text = text.strip()
     if not text or len(text) > MAX_ANSWER or "\n" in text or re.search(r"[.!?]\s+\S|[$]", text.strip("$")):
         return None

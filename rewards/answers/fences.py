@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 def fenced(answer: str) -> Iterator[tuple[str, str]]:
-    """Give language and text of every block that is closed, in order, in time that grows as the answer does.
+    """Yield language and text of every closed code fence, in order, in linear time.
 
     A line of n backticks, three or more, opens a block, with or without the name of a language, and a line of n or more
     without one closes it; lines of fewer are text of the block. Where a second one with a name comes first, the block

@@ -26,7 +26,7 @@ _HUGE = re.compile(r"\^\s*\{?\s*-?\d{6,}|\d{5,}\s*!|!\s*!|[\d}]\s*\)\s*!|\^\s*\{
 
 
 def judge(answer: str, reference: str) -> bool:
-    """Whether `answer` says what `reference` says. Raises whatever a library raises."""
+    """True if `answer` equals `reference`, by computer algebra. Raises whatever a library raises."""
     return same(answer, reference, equal)
 
 
@@ -66,7 +66,7 @@ def _spelt(text: str) -> str:
 
 
 def _depth(text: str) -> int:
-    """How deep the brackets of `text` are nested."""
+    """Nesting depth of the brackets in `text`."""
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")
@@ -119,7 +119,7 @@ def _repeating(text: str) -> str:
 
 
 def _near(number: math_numbers.Number, other: Any) -> bool | None:
-    """Whether an expression without variables has the value that a decimal shows; None where it has none."""
+    """True if a constant expression has the value that a decimal shows; None if it has none."""
     import sympy
 
     if not isinstance(other, sympy.Expr) or other.free_symbols or other.has(sympy.oo, sympy.zoo, sympy.nan):
@@ -157,7 +157,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def _same_equation(ours: Any, theirs: Any) -> bool:
-    """Whether two equations hold for the same points: one side less the other, up to a constant factor."""
+    """True if two equations have the same solutions: differences of sides equal up to a factor."""
     import sympy
 
     if isinstance(ours.rhs, sympy.Set) or isinstance(theirs.rhs, sympy.Set):
@@ -170,7 +170,7 @@ def _same_equation(ours: Any, theirs: Any) -> bool:
 
 
 def _tried(ours: Any, theirs: Any) -> bool | None:
-    """Compare values at points drawn from fixed seeds; None where no point gives two real or complex numbers.
+    """Equality by values at fixed random points; None where none gives two real or complex numbers.
 
     Expressions that differ as formulas differ nearly everywhere, and those that agree at eight points to 35 digits
     are the same. Every second point is negative; where a value is not real there, it says nothing, for the variables
@@ -210,7 +210,7 @@ def _needs_integers(*formulas: Any) -> bool:
 
 
 def complex_value(expression: Any) -> Any:
-    """Return the value of `expression` to fifty digits as an mpmath number, or None where it has none."""
+    """Value of `expression` to fifty digits as an mpmath number, or None where it has none."""
     import mpmath
 
     value = expression.evalf(_DIGITS, maxn=200)

@@ -1,4 +1,4 @@
-r"""Whether two formulas say the same: their structure here, their leaves by value, what is left by computer algebra.
+r"""Equality of formulas: by structure, by value of leaves, and else by computer algebra.
 
 Lists of solutions and sets are compared without order, points and matrices with it, intervals with their brackets.
 `same` is called in a worker process that may be killed (`rewards.worker_pool`): algebra has no bound of its own.
@@ -48,7 +48,7 @@ class Shape:
 
 
 def same(answer: str, reference: str, equal: Equal) -> bool:
-    """Whether `answer` says what `reference` says.
+    """True if `answer` equals `reference`.
 
     Args:
         answer: a formula, as found by `rewards.answers.extract`.
@@ -98,7 +98,7 @@ def _words(text: str) -> str:
 
 
 def _label(a: str, r: str) -> bool:
-    """Whether both name the same choice, one of them with what the choice says."""
+    """True if both name the same choice, one of them with its text."""
     label = r.strip("() .")
     found = _LABEL.fullmatch(_untexted(a).strip())
     return len(label) == 1 and found is not None and found[found.lastindex or 0].upper() == label.upper()
@@ -150,7 +150,7 @@ def _leaves(one: Shape, other: Shape, a: str, r: str, equal: Equal, depth: int) 
 
 
 def _point(one: Shape, other: Shape) -> Shape:
-    """Read `x = 2, y = 3` as (2, 3) beside a point: in the order of its names, or else of the alphabet."""
+    """Point (2, 3) from `x = 2, y = 3`, in the order of the other point's names, else alphabetical."""
     found = [_ASSIGNED.fullmatch(item) for item in one.items] if one.kind == "list" and not one.name else []
     values = {_squeezed(m[1]): m[2].strip() for m in found if m is not None}
     if other.kind != "tuple" or other.frame != "()" or not len(values) == len(found) == len(other.items):
@@ -160,7 +160,7 @@ def _point(one: Shape, other: Shape) -> Shape:
 
 
 def _fitted(one: Shape, other: Shape) -> Shape:
-    """Read brackets as the other side has them: a list is a point where a point is wanted, and a set is a list."""
+    """Brackets reinterpreted as the other side has them: list as point, set as list."""
     if one.kind == "leaf" and other.kind in ("list", "set", "union"):
         apart = tuple(split(one.items[0], ",", grouped=False))  # 100,200 may be one number or two
         return Shape("list", apart if len(apart) == len(other.items) else one.items, one.name)
@@ -187,7 +187,7 @@ def _union(one: Shape, other: Shape, a: str, r: str, equal: Equal) -> bool:
 
 
 def _unordered(ours: tuple[str, ...], theirs: tuple[str, ...], equal: Equal, depth: int) -> bool:
-    """Whether each of `ours` has one of `theirs` for itself."""
+    """True if there is a one-to-one matching of `ours` with `theirs`."""
     left = list(theirs)
     for x in ours:
         for i, y in enumerate(left):
@@ -225,7 +225,7 @@ def shape(text: str) -> Shape:
 
 
 def _merged(shapes: list[Shape]) -> Shape:
-    """One list of what several parts say; intervals among them make it a union."""
+    """Concatenated list of several parts; a union where intervals are among them."""
     items = [
         i
         for s in shapes
@@ -268,7 +268,7 @@ def _distinct(parts: list[str]) -> tuple[str, ...]:
 
 
 def _interval(text: str) -> Shape | None:
-    r"""Read `a < x \le b`, `x > 3` and the like as intervals; None where the middle is no variable."""
+    r"""Interval of `a < x \le b`, `x > 3` and the like; None where the middle is no variable."""
     sides, signs = _CHAIN.split(text)[::2], _CHAIN.split(text)[1::2]
     if len(signs) not in (1, 2) or len(split(text, ",")) > 1 or len(_split_or(text)) > 1:
         return None
@@ -346,7 +346,7 @@ def split(text: str, mark: str, *, grouped: bool = True) -> list[str]:
 
 
 def _thousands(text: str, i: int) -> bool:
-    """Whether the comma at `i` groups digits, as in 1,000 but not in 1, 000 or (1,200) of a pair."""
+    """True if the comma at `i` groups digits, as in 1,000 but not in 1, 000 or (1,200) of a pair."""
     before, after = (
         re.search(r"(?<![\d.])\d{1,3}(?:,\d{3})*$", text[max(0, i - 24) : i]),
         re.match(r"\d{3}(?!\d)", text[i + 1 : i + 5]),
@@ -355,7 +355,7 @@ def _thousands(text: str, i: int) -> bool:
 
 
 def _closes(text: str, begin: int) -> bool:
-    """Whether the bracket at `begin` closes at the end of the text."""
+    """True if the bracket at `begin` closes at the end of the text."""
     depth = 0
     for i in range(begin, len(text)):
         depth += (text[i] in "([{") - (text[i] in ")]}")

@@ -110,7 +110,7 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "bi
 
 
 def _is_unit(word: str) -> bool:
-    """Whether this can be a unit: a known one, or a word of several letters."""
+    """True if this can be a unit: a known one, or a word of several letters."""
     words = word.split()
     if len(words) > 3 or any(_NO_UNIT.fullmatch(w) for w in words):
         return False
@@ -175,7 +175,7 @@ def _exponent(match: re.Match[str]) -> Fraction | None:
 
 
 def same(answer: Number, reference: Number) -> bool:
-    """Whether two numbers are the same.
+    """True if two numbers are the same.
 
     Exact numbers have to be equal. A decimal with at least six significant digits may be the other one rounded, or cut
     off: 0.333333 is 1/3, 0.33 is not. A percentage is also the number that it stands for (50 % is 0.5), and may be
@@ -194,7 +194,7 @@ def same(answer: Number, reference: Number) -> bool:
 
 
 def close(value: Fraction, wanted: Fraction, answer: Number, reference: Number) -> bool:
-    """Whether two values are equal, or one is a rounding of the other to at least six significant digits."""
+    """True if two values are equal, or one rounds the other to at least six significant digits."""
     if value == wanted:
         return True
     steps = [

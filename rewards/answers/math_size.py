@@ -23,7 +23,7 @@ _EXPONENT = re.compile(rf"\^\{{?[+-]?{_N}")
 
 
 def is_huge(text: str) -> bool:
-    """Whether a number in a normal text has more than 100,000 digits, or an exponent is above 100,000."""
+    """True if a number has more than 100,000 digits, or an exponent above 100,000."""
     if "^" not in text and "!" not in text:
         return False
     text = re.sub(r"\\(?:left|right|cdot|times|[,;! ])|\s+", lambda m: "*" if m[0] in _TIMES else "", text)

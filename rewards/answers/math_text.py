@@ -1,4 +1,4 @@
-r"""One way of writing a formula: what models and people write many ways, before it is compared.
+r"""Normal form of formulas, before they are compared.
 
 `normal` only changes how a formula is written, never what it says. It is plain text work, bounded and quick.
 """
@@ -142,7 +142,7 @@ def _calls(text: str) -> str:
 
 
 def _close(text: str, begin: int) -> int:
-    """Where the bracket that opens at `begin` closes; the end of the text where it does not."""
+    """Place where the bracket opened at `begin` closes; the end of the text if it does not."""
     depth = 0
     for i in range(begin, len(text)):
         depth += (text[i] in "([{") - (text[i] in ")]}")

@@ -31,8 +31,8 @@ class Maths:
     """
 
     where: extract.Where = "auto"
-    r"""Where the answer stands: `boxed`, `tag` (`<answer>`), `phrase` ("the answer is"), `last_number`, `whole`, or
-    `auto`, the first of tag, box, phrase, whole text, last formula, last sentence and last number that is there."""
+    r"""Place of the answer: `boxed`, `tag` (`<answer>`), `phrase` ("the answer is"), `last_number`, `whole`, or `auto`,
+    the first of tag, box, phrase, whole text, last formula, last sentence and last number that is there."""
     limit_s: Annotated[float, Field(gt=0, le=60)] = 3.0
     """Processor seconds of the algebra for one answer."""
 

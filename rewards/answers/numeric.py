@@ -29,11 +29,11 @@ class Numeric:
     examples: ClassVar[tuple[tuple[str, str], ...]] = (("The answer is 1,000.", "1000"), ("3/4", "0.75"))
 
     where: extract.Where = "auto"
-    """Where the answer stands, as for `math`."""
+    """Place of the answer, as for `math`."""
     rel_tol: _Tolerance = 1e-6
     """Share of the reference that the answer may be off."""
     abs_tol: _Tolerance = 0.0
-    """What it may be off in any case; give one where references are 0."""
+    """Absolute tolerance; needed where references are 0."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""

@@ -26,8 +26,8 @@ class Pattern:
     """A regular expression of Python's `re`; `.` matches new lines."""
     match: Literal["search", "whole"] = "whole"
     """`search` finds it anywhere; `whole` wants it to match all of the text, but for white space around it."""
-    of: Literal["last_action", "all_actions"] = "last_action"
-    """Which text; all actions are joined by new lines."""
+    match_in: Literal["last_action", "all_actions"] = "last_action"
+    """Text to match; all actions are joined by new lines."""
     limit_s: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Processor seconds for one text."""
 
@@ -39,7 +39,7 @@ class Pattern:
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Match one trajectory; never raises."""
-        text = last_action(trajectory) if self.of == "last_action" else transcript(trajectory)
+        text = last_action(trajectory) if self.match_in == "last_action" else transcript(trajectory)
         try:
             matched = _pool().call(self.pattern, text, self.match == "whole", limit_s=self.limit_s)
         except TooSlow:

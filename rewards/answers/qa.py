@@ -18,7 +18,7 @@ _MARKS = str.maketrans("", "", string.punctuation)
 
 
 def normal(text: str) -> str:
-    """Lower case, without ASCII punctuation, the articles a, an, the, and more than one space (as SQuAD's script)."""
+    """Normalised answer as SQuAD's script: lower case, no ASCII punctuation, articles or repeated spaces."""
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text.lower().translate(_MARKS)).split())
 
 
@@ -35,7 +35,7 @@ def references(reference: str) -> list[str]:
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Whether the answer equals one of the references after normalisation; nothing equals nothing."""
+    """Exact match with one of the references after normalisation; empty equals empty."""
     said = normal(answer)
     return bool(said) and any(said == normal(text) for text in references(reference))
 
@@ -56,7 +56,7 @@ def _f1(said: list[str], wanted: list[str]) -> float:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class QuestionAnswer:
-    """Exact match, or F1 of words, of an answer with its reference, or the best of a JSON list of references.
+    """Exact match or word F1 of an answer with its reference, or the best of a JSON list.
 
     Both are lower-cased and lose punctuation and articles before they are compared, as in SQuAD.
     """
@@ -66,8 +66,8 @@ class QuestionAnswer:
     metric: Literal["exact", "f1"] = "exact"
     """`exact` gives 0 or 1; `f1` gives part marks."""
     where: extract.Where = "auto"
-    """Where the answer stands; `whole` takes all of the text. `auto` takes tags, a box or what follows "the answer
-    is", else all of the text."""
+    """Place of the answer; `whole` takes all of the text. `auto` takes tags, a box or what follows "the answer is",
+    else all of the text."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""

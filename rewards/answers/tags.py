@@ -1,4 +1,4 @@
-"""Form as a state machine over tags, and the outcome reward of Search-R1 that is aware of it."""
+"""Tag format checked by a state machine, and Search-R1's format-aware outcome reward."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def well_formed(text: str, then: Mapping[str, Sequence[str]], last: str, *, stri
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Format:
-    """1 if what was said keeps to an order of thoughts, calls, replies and the answer, else 0; needs no reference.
+    """Format reward: 1 if thoughts, calls, replies and the answer are in order; needs no reference.
 
     By default: thoughts where there are some, a call of a tool, what came back, and so on, and then the answer.
     Thoughts are those of the reply (`<think>`), calls those that the agent recorded in any form that
@@ -100,10 +100,9 @@ class Format:
     last: str = "answer"
     """The tag that ends the text."""
     strict: bool = True
-    """Whether text outside of all tags breaks the form."""
+    """Refuse text outside of all tags."""
     replies: bool = True
-    """Whether the environment's replies belong to the text, as retrieved information does; that of the last turn does
-    not."""
+    """Include the environment's replies in the text, as retrieved information; that of the last turn does not count."""
     reply: str = "information"
     """The tag that a reply stands for; a reply that is in tags of its own keeps them."""
 
@@ -125,7 +124,7 @@ class Format:
 
     @property
     def demands_thoughts(self) -> bool:
-        """Whether nothing but thoughts may come first."""
+        """True if nothing but thoughts may come first."""
         return tuple(self.then.get("", ())) == (_THINK,)
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
@@ -181,12 +180,12 @@ class Format:
 
 
 def _in_tag(tag: str, text: str) -> str:
-    """Put `text` into a tag, where none of its own are read: what others wrote cannot break or make a form."""
+    """Text within a tag, its own tags escaped, so that foreign text cannot break or fake a form."""
     return f"<{tag}>{text.replace('<', '‹')}</{tag}>"
 
 
 def answer_of(trajectory: Trajectory) -> str:
-    """Return the last answer, in tags or as a call of `answer` or `submit`; empty where there is none."""
+    """Last answer, in tags or as a call of `answer` or `submit`; empty where there is none."""
     for turn in reversed(trajectory.turns):
         if turn.action.error is None and (found := tagged(turn.action.text) or _answered(turn.action)):
             return found
@@ -216,11 +215,11 @@ class FormatOutcome:
     form: Format = Field(default_factory=Format)
     """The order of calls and replies."""
     structure: _Share = 0.2
-    """What the form is worth."""
+    """Reward of the form."""
     final: _Share = 0.1
-    """What an answer is worth that is wrong and not well-formed."""
+    """Reward of an answer that is wrong and not well-formed."""
     retrieval: _Share = 0.0
-    """What it is worth, in a well-formed text, to have been shown the reference."""
+    """Reward, in a well-formed text, for having retrieved the reference."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one trajectory. Raises RewardError where the task has no reference."""

@@ -9,7 +9,7 @@ from rlhf.errors import RewardError
 
 
 def last_action(trajectory: Trajectory) -> str:
-    """Return the text of the last action; empty where there is none, or where it could not be read."""
+    """Text of the last action; empty where there is none, or where it was unreadable."""
     if not trajectory.turns or trajectory.turns[-1].action.error is not None:
         return ""
     return trajectory.turns[-1].action.text
@@ -21,7 +21,7 @@ def last_answer(trajectory: Trajectory) -> str:
 
 
 def last_reply(trajectory: Trajectory) -> str:
-    """Return the last reply of the policy without its thoughts, of which the last action may be a line alone.
+    """Last reply of the policy without its thoughts; the last action may be a line of it.
 
     Where the action gives an answer to a tool, it is that answer; empty where there is no action that could be read.
     """
@@ -32,7 +32,7 @@ def last_reply(trajectory: Trajectory) -> str:
 
 
 def transcript(trajectory: Trajectory, *, replies: bool = False) -> str:
-    """Return all actions in order, with what the environment replied between them if asked for; its end where long."""
+    """Transcript of all actions, with the environment's replies if asked for; the end of a long one."""
     said = [part for turn in trajectory.turns for part in (turn.action.text, *([turn.reply] if replies else []))]
     return "\n".join(said)[-MAX_TEXT:]
 

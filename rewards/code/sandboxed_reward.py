@@ -36,16 +36,16 @@ class Sandboxed:
 
     @property
     def bounds(self) -> Bounds:
-        """What each program may use."""
+        """Resource limits of each program."""
         return Bounds(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=self.memory_mb)
 
     def way(self, where: str) -> Way:
-        """How programs are run here. Raises RecipeError where that is less than `min_level`."""
+        """Sandbox level of programs here. Raises RecipeError where that is less than `min_level`."""
         return reached().at_least(Level.named(self.min_level), where)
 
 
 def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
-    """Say which level the rewards' programs run at, for the record of a run; None where no reward runs any.
+    """Sandbox level of the rewards' programs, for a run's record; None where no reward runs any.
 
     Args:
         rewards: by their names in the recipe.

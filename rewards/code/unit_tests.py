@@ -30,7 +30,7 @@ _DOUBLE = '{"cases": [{"stdin": "4\\n", "stdout": "8\\n"}]}'
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UnitTests(Sandboxed):
-    r"""The share of a task's tests that a program passes, or 1 only where it passes all of them.
+    r"""Share of a task's unit tests that a program passes, or 1 only for all of them.
 
     The program is the last Python block of the last reply; an answer without one earns 0. The tests are in the task's
     reference, which is JSON with one or more of
@@ -73,7 +73,7 @@ class UnitTests(Sandboxed):
         return Verdict(value, why=f"{n_passed} of {n} tests passed" + (f"; failed: {first}" if first else ""))
 
     async def _wrong(self, program: str, tests: _Tests, way: Way) -> list[str]:
-        """Return for each test that was looked at why it is failed, or an empty text; `all` looks no further then."""
+        """Failure of each test that was looked at, or an empty text; `all` stops at the first failure."""
         wrong: list[str] = []
         for begin in range(0, len(tests.cases), _AT_A_TIME):
             some = tests.cases[begin : begin + _AT_A_TIME]

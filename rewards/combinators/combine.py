@@ -1,4 +1,4 @@
-"""One reward made of several: weights that may change over the steps, gates, caps."""
+"""Weighted combination of rewards, with schedules, gates and caps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Schedule:
     end: _Number
     """The number from step `begin` + `steps` on."""
     steps: Annotated[int, Field(ge=1)]
-    """How many updates it takes."""
+    """Number of updates of the schedule."""
     begin: Annotated[int, Field(ge=0)] = 0
     """The update after which it begins to change."""
     shape: Literal["linear", "cosine"] = "linear"
@@ -52,12 +52,12 @@ def step_of(trajectory: Trajectory) -> int:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Part:
-    """One of the rewards, with its weight and bounds."""
+    """Member reward, with its weight and bounds."""
 
     reward: Reward
     """A reward or a verifier, with its kind and keys."""
     weight: _Number | Schedule = 1.0
-    """What it is multiplied by in the sum; a number, or a schedule over the steps. 0 for a part that is only a gate."""
+    """Weight in the sum; a number, or a schedule over the steps. 0 for a part that is only a gate."""
     low: _Number | None = None
     """Its value counts for no less than this."""
     high: _Number | None = None
@@ -73,7 +73,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Combine:
-    """Σ weight · value over `parts`, each clipped; `closed` where a gate is not reached; the sum clipped in the end.
+    """Clipped sum Σ weight · value over clipped `parts`; `closed` where a gate is not reached.
 
     Weights 1 and .5, values 1 and −.4 clipped at −.2: 1 + .5 · −.2 = .9. Every part is asked, behind a closed gate too,
     and stands in the reason. Parts with values per turn count on those turns, the others on the last; what a cap takes
@@ -85,7 +85,7 @@ class Combine:
     gates: Mapping[str, _Number] = Field(default_factory=dict)
     """Part -> the least value, as that part gives it, for the sum to count at all: `{form: 1}` is "form must pass"."""
     closed: _Number = 0.0
-    """What an attempt is worth that does not get through a gate."""
+    """Reward of an attempt that a gate stops."""
     low: _Number | None = None
     """The sum is no less than this."""
     high: _Number | None = None

@@ -26,7 +26,7 @@ class OfPart:
     """A reward or a verifier, with its kind and keys."""
 
     def asks(self, task: Task) -> bool:
-        """Whether the task is of the part."""
+        """True if the task is of the part."""
         return task.info.get("part") == self.part
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:

@@ -13,7 +13,7 @@ from rlhf.data import Task
 
 
 def with_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Give YAML path and settings of a reward, which stands at `path`, and of everything that its keys hold.
+    """Yield YAML path and settings of a reward at `path`, and of everything nested in its keys.
 
     Args:
         path: of `value`; "" where its own keys are the first of their paths.
@@ -36,7 +36,7 @@ def with_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def compared_in(path: str, reward: Any, task: Task | None) -> Iterator[str]:
-    """Give the place of each verifier in `reward`, and of each reward that needs the task's reference as they do.
+    """Yield the path of each verifier in `reward`, and of each reward that needs the reference too.
 
     Args:
         path: of `reward`.

@@ -1,4 +1,4 @@
-"""An episodic memory: what was said to which query and came out right or wrong, and what an answer is to that."""
+"""Episodic memory of right and wrong answers by query, and the score of a new answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exploit(answer: Vector, successes_ND: Vectors) -> float:
 
 
 def explore(answer: Vector, failures_ND: Vectors) -> float:
-    """1 − the largest cosine with a failure: 0 for a failure said again, 1 for what has nothing in common with any.
+    """Novelty 1 − the largest cosine with a failure: 0 for a repeated failure, 1 for an orthogonal answer.
 
     a = (1, 0), failures (0, 1) and (.6, .8): 1 − .6 = .4.
 
@@ -39,7 +39,7 @@ def explore(answer: Vector, failures_ND: Vectors) -> float:
 
 
 def normalised(value: float | None, window: Sequence[float]) -> float:
-    """(x − min) / (max − min) of a window, brought between 0 and 1; 0 without a value or a window that varies.
+    """Min-max normalised value (x − min) / (max − min) of a window, in [0, 1]; 0 without a value or spread.
 
     .4 in a window from .1 to .9 is .375.
     """
@@ -50,7 +50,7 @@ def normalised(value: float | None, window: Sequence[float]) -> float:
 
 
 class Shelf:
-    """Queries with the answers to them, as vectors, up to a bound; the query that was answered longest ago goes first.
+    """Bounded queries with answer vectors; the least recently answered query is evicted first.
 
     Args:
         per_query: answers that are kept of a query, the newest.
@@ -76,7 +76,7 @@ class Shelf:
         self._queries = None
 
     def near(self, query: str, k: int) -> Vectors:
-        """Return `[N, D]`, the answers to the `k` queries that are nearest by cosine; of equals, the older ones."""
+        """Answers `[N, D]` of the `k` nearest queries by cosine, older ones first on ties."""
         if not self._kept:
             return np.zeros((0, self.dim), np.float32)
         if self._queries is None:

@@ -1,4 +1,4 @@
-"""Intrinsic rewards of a run's own memory: be like what came out right, and unlike what came out wrong."""
+"""Intrinsic reward of episodic memory: like right answers, unlike wrong ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class EpisodicMemory:
-    """β_s · exploit + β_e · explore, of a memory of the stage's own attempts; between 0 and β_s + β_e.
+    """Intrinsic reward β_s · exploit + β_e · explore of the stage's own attempts, from 0 to β_s + β_e.
 
     Among the `nearest` remembered queries, exploit = −‖a − mean of their successes‖₂ and explore = 1 − the largest
     cosine of a with their failures, a being the attempt's vector; each is normalised by min and max of its last
@@ -48,7 +48,7 @@ class EpisodicMemory:
     """β_s, weight of being like successes."""
     explore: _Beta = 1.0
     """β_e, weight of being unlike failures."""
-    of: str | None = None
+    success_reward: str | None = None
     """Reward of the recipe that says what came out right, by name; null for what the environment calls solved."""
     above: Annotated[float, Field(allow_inf_nan=False)] = 0.5
     """An attempt is a success where that reward is above this; solved counts 1, anything else 0."""
@@ -72,17 +72,18 @@ class EpisodicMemory:
             raise ValueError("exploit, explore: both are 0, so that there is nothing to earn")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a memory that is told by itself or by nobody, that is never filled, or that never pays."""
+        """Refuse a memory that feeds on itself, is never filled, or never pays."""
         recipe = context.recipe
         others = [name for name in recipe.rewards if name != context.reward]
-        if self.of is not None and self.of not in others:
-            is_own = self.of == context.reward
+        if self.success_reward is not None and self.success_reward not in others:
+            is_own = self.success_reward == context.reward
             yield Problem(
-                "a memory is told by another reward what came out right" if is_own else "there is no such reward",
-                where=context.at("of"),
-                got=self.of,
+                "an episodic memory needs another reward as its success label" if is_own else "there is no such reward",
+                where=context.at("success_reward"),
+                got=self.success_reward,
                 expected=", ".join(others) or "another reward of the recipe",
-                do=nearest(self.of, others) or "name one of these, or leave `of` out to ask the environment",
+                do=nearest(self.success_reward, others)
+                or "name one of these, or leave `success_reward` out to ask the environment",
             )
         if not recipe.longest:
             yield Problem(
@@ -103,7 +104,7 @@ class EpisodicMemory:
 
     @cached_property
     def episodes(self) -> Episodes:
-        """What is remembered: live, and none of the settings."""
+        """Live memory of episodes, apart from the settings."""
         return Episodes(self)
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
@@ -131,7 +132,7 @@ class Episodes:
         self.n_steps = 0
 
     def raw(self, trajectory: Trajectory) -> tuple[float | None, float | None]:
-        """Exploit and explore of an attempt before they are normalised; None where nothing is there to compare with."""
+        """Exploit and explore of an attempt before normalisation; None without anything to compare."""
         query, answer = query_of(trajectory), embedded(answer_of(trajectory), self.settings.dim)
         right, wrong = (shelf.near(query, self.settings.nearest) for shelf in (self.successes, self.failures))
         return exploit(answer, right) if len(right) else None, explore(answer, wrong) if len(wrong) else None
@@ -153,8 +154,8 @@ class Episodes:
             [x for x in column if x is not None] for column in (zip(*raw, strict=True) if raw else ((), ()))
         )
         for trajectory, score in met:
-            of, said = self.settings.of, {**score.watched, **score.parts}
-            value = float(trajectory.solved) if of is None else said[of].value if of in said else None
+            name, values = self.settings.success_reward, {**score.watched, **score.parts}
+            value = float(trajectory.solved) if name is None else values[name].value if name in values else None
             if value is not None:  # a watched reward may have failed
                 shelf = self.successes if value > self.settings.above else self.failures
                 shelf.add(query_of(trajectory), embedded(answer_of(trajectory), self.settings.dim))
@@ -179,7 +180,7 @@ class Episodes:
 
 
 def query_of(trajectory: Trajectory) -> str:
-    """What was read before the policy said anything; the task's id where that is nothing."""
+    """Prompt before the policy's first reply; the task's id where that is empty."""
     given = (turn.reply for turn in trajectory.turns[: trajectory.n_given])
     return "\n".join((trajectory.opening, *given)).strip() or trajectory.task_id
 

@@ -27,7 +27,7 @@ def repeated(text: str, n: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Repetition:
-    """Minus `penalty` times the share of runs of `n` words that were said before: between −`penalty` and 0.
+    """Repetition penalty: −`penalty` times the share of repeated `n`-grams of words.
 
     Source: Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, as a share of the whole text.
     """
@@ -38,7 +38,7 @@ class Repetition:
     n: Annotated[int, Field(ge=1, le=100)] = 20
     """Words of a run. Small ones punish ordinary language."""
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """What a text that only repeats itself is worth, times −1."""
+    """Penalty of a text that only repeats itself."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Look at all actions; never raises."""
@@ -64,10 +64,10 @@ def in_script(text: str, script: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LanguageConsistency:
-    """The share of letters in the script of the language asked for, or what lacks of it as a penalty.
+    """Share of letters in the script of the language, or the missing share as a penalty.
 
     By script, which is what a policy that mixes languages changes; English and French are the same to it. A share of
-    `enough` is worth 1, so that names and quotations cost nothing.
+    `min_share` is worth 1, so that names and quotations cost nothing.
 
     Source: DeepSeek-R1, arXiv 2501.12948, which counts words of the target language.
     """
@@ -76,13 +76,13 @@ class LanguageConsistency:
 
     script: Script = "latin"
     """The script of the language."""
-    enough: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share from which on nothing is missing."""
     penalty: bool = False
-    """Whether to give the value minus 1: 0 for the right script, −1 for another throughout."""
+    """Give the value minus 1: 0 for the right script, −1 for another throughout."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Look at all actions; never raises."""
         share = in_script(transcript(trajectory), self.script)
-        value = min(share / self.enough, 1.0)
+        value = min(share / self.min_share, 1.0)
         return Verdict(value - self.penalty, why=f"{share:.1%} of the letters are {self.script}")

@@ -1,4 +1,4 @@
-"""Language models as guides on the way: subgoals that are paid when they are reached, and what a reply was worth."""
+"""Language models as dense-reward guides: paid subgoals, and feedback on replies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Subgoals(AsksModel):
-    """Subgoals that a model names for a task, each paid on the turn in which an attempt first reaches it.
+    """Subgoals that a model names for a task, each paid at the turn that first reaches it.
 
-    The model reads what the agent is told at the beginning and names up to `most` subgoals, once for all attempts at a
-    task. Then it reads each attempt and says which action reached which of them. A subgoal is worth `bonus` / n, with n
-    subgoals; an attempt earns between 0 and `bonus`, however often it does something again.
+    The model reads what the agent is told at the beginning and names up to `max_subgoals` subgoals, once for all
+    attempts at a task. Then it reads each attempt and says which action reached which of them. A subgoal is worth
+    `bonus` / n, with n subgoals; an attempt earns between 0 and `bonus`, however often it does something again.
 
     What was said is fenced: see docs/learned_rewards.md. A group of G takes 1 + G requests. A model that says nothing,
     names no subgoal, or an action that there was not, is a failure of the reward for all attempts at the task.
@@ -30,8 +30,8 @@ class Subgoals(AsksModel):
     """
 
     bonus: Annotated[float, Field(gt=0)] = 1.0
-    """What all subgoals together are worth."""
-    most: Annotated[int, Field(ge=1)] = 5
+    """Total reward of all subgoals."""
+    max_subgoals: Annotated[int, Field(ge=1)] = 5
     """Most subgoals of a task."""
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
@@ -45,11 +45,12 @@ class Subgoals(AsksModel):
 
     def _propose(self, told: str) -> Callable[[Asker], Awaitable[list[str]]]:
         wanted = (
-            f"Name the subgoals that an agent reaches on its way, one to {self.most}, in their order, each something "
-            "that can be seen to have happened. Reason first. Then write for each a line SUBGOAL {mark}: subgoal."
+            f"Name the subgoals that an agent reaches on its way, one to {self.max_subgoals}, in their order, each "
+            "something that can be seen to have happened. Reason first. Then write for each a line "
+            "SUBGOAL {mark}: subgoal."
         )
         question = asked([("What the agent is told", told)], wanted)
-        return lambda asker: asker.verdict(question, lambda reply: named(reply, question.mark)[: self.most])
+        return lambda asker: asker.verdict(question, lambda reply: named(reply, question.mark)[: self.max_subgoals])
 
     def _find(
         self, goals: Sequence[str], task: Task, trajectory: Trajectory
@@ -82,7 +83,7 @@ def named(reply: str, mark: str) -> list[str]:
 
 
 def reached(reply: str, mark: str, n_goals: int, n_turns: int) -> dict[int, int]:
-    """Return subgoal → action of the lines REACHED mark: i AT k, from 1; of several of one subgoal the earliest.
+    """Subgoal → action of the lines REACHED mark: i AT k, from 1; the earliest of a subgoal.
 
     Raises:
         Unreadable: there is no such line, nor one that says NONE, or one names what there is not.
@@ -111,16 +112,16 @@ class Feedback(AsksModel):
     Where the replies of a task come again in the next step, the same is asked again: to pay for the model once, train a
     `reward_model` stage with this as its reward, and score with what it leaves.
 
-    A model that does not answer, or says no verdict `tries` times, is a failure of the reward for all attempts at the
-    task, and never a score.
+    A model that does not answer, or says no verdict `max_requests` times, is a failure of the reward for all attempts
+    at the task, and never a score.
 
     Source: ONI, arXiv 2410.23022, whose table of labelled messages this is; its distilled reward is the stage.
     """
 
     question: str = "Does this reply of the environment show that the agent has made progress with its task?"
-    """What the model decides of each reply."""
+    """Question to the model about each reply."""
     bonus: Annotated[float, Field(gt=0)] = 0.1
-    """What a reply that shows progress is worth."""
+    """Reward of a reply that shows progress."""
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Judge all replies of a group. Raises RewardError where that cannot be done."""

@@ -53,7 +53,7 @@ class JsonSchema:
 
 
 def parsed_last(trajectory: Trajectory) -> tuple[Any, str]:
-    """As `parsed`, of the last action; where that is no JSON, of the answer that it gives, or of the whole reply."""
+    """Parsed JSON of the last action, else of its answer or the whole reply, as `parsed`."""
     value, wrong = parsed(after_thinking(last_action(trajectory)))
     if wrong:
         other, still = parsed(last_reply(trajectory))

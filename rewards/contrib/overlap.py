@@ -25,9 +25,9 @@ class Rouge:
     variant: Literal["rouge1", "rouge2", "rougeL"] = "rougeL"
     """Single words, pairs of words, or the longest common subsequence of words."""
     measure: Literal["f", "recall", "precision"] = "f"
-    """Which of the three numbers."""
+    """Measure of overlap."""
     stem: bool = False
-    """Whether `cats` is `cat`; English only."""
+    """Stem words, so that `cats` is `cat`; English only."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""

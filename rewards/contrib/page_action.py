@@ -1,4 +1,4 @@
-"""Part marks for the next action of a shopper: the right kind of action, the right fields, the right words."""
+"""Partial credit for a shopper's next action: kind, fields and words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TERMINATE = 0.3
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PageAction:
-    """Part marks for one action: valid JSON .5, the right `type` .3 more, and the rest by type.
+    """Partial credit for one action: valid JSON .5, the right `type` .3 more, and the rest by type.
 
     With R the ROUGE-L of a field and D `difficulty`: `click` .2 where it has a `name`, + D · R(name); `type_and_submit`
     .1 for each of `name` and `text`, + .1 · R(name) + D · R(text); `terminate` .3. A right click with R .5:
@@ -40,7 +40,7 @@ class PageAction:
 
     difficulty: _Value = 1000.0
     """D, the weight of long texts. Estimators that divide by the group's deviation tame it; 1 keeps values small."""
-    least: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_score: Annotated[float, Field(ge=0, le=1)] = 0.0
     """An R below this counts as 0."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
@@ -65,7 +65,7 @@ class PageAction:
             if not isinstance(said.get(name), str):
                 continue
             score = _ROUGE.score(said[name], str(wanted.get(name, "")))
-            score = score if score >= self.least else 0.0
+            score = score if score >= self.min_score else 0.0
             total += there + words * score + self.difficulty * score * hard
             scores.append(f"R({name}) {score:.2f}")
         return total, f"{kind}, {', '.join(scores) or 'no fields'}"

@@ -19,7 +19,7 @@ _Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Factor:
-    """One signal, and how large a difference has to be to mean anything."""
+    """Ranking signal with the smallest meaningful difference."""
 
     reward: Reward
     """A reward or a verifier, with its kind and keys; more is better."""
@@ -30,7 +30,7 @@ class Factor:
 
 
 def decided_at(a: Sequence[float], b: Sequence[float], margins: Sequence[float]) -> int:
-    """The number of the first factor with |a_i − b_i| > δ_i, from 0; −1 where there is none.
+    """Index from 0 of the first factor with |a_i − b_i| > δ_i; −1 where there is none.
 
     a = (.5, .9), b = (.52, .1), δ = .05: the first is a tie, so the second decides, for a.
     """
@@ -39,7 +39,7 @@ def decided_at(a: Sequence[float], b: Sequence[float], margins: Sequence[float])
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Ranked:
-    """½ + the mean over the others of the group of ±½ · `decay`^level, 0 for a tie: between 0 and 1.
+    """Hierarchical comparison: ½ + the mean over the group's others of ±½ · `decay`^level, 0 for a tie.
 
     Each attempt is compared with every other by the first factor that tells them apart by more than its margin; level
     counts from 0. With `decay` 1 it is the share of comparisons won, ties counting half. An attempt alone earns ½.
@@ -51,7 +51,7 @@ class Ranked:
     factors: tuple[Factor, ...]
     """The signals, the most important first."""
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What a comparison loses with each level at which it was not decided (HERON's code has .5)."""
+    """Decay of a comparison with each undecided level (HERON's code has .5)."""
 
     def __post_init__(self) -> None:
         if not self.factors:

@@ -20,7 +20,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\(?\d{1,4}[.):]|\[\d{1,4}\])\s+")
 
 
 def ndcg(ranked: Sequence[str], gains: Mapping[str, float], k: int | None = None) -> float:
-    """Σ g_i / log2(i + 1) over the first k, divided by the same of the best order; an item counts where it comes first.
+    """NDCG: Σ g_i / log2(i + 1) over the first k, over that of the best order; repeats do not count.
 
     Gains 3, 2, 1 of a, b, c; ranked b, a, c: (2 + 3/1.584963 + 1/2) / (3 + 2/1.584963 + 1/2) = 4.392789 / 4.761860
     = .922495. No item with a gain: 0. Source: Järvelin and Kekäläinen, 2002, with linear gains.
@@ -34,13 +34,13 @@ def _dcg(gains: Sequence[float]) -> float:
 
 
 def recall(ranked: Sequence[str], gains: Mapping[str, float], k: int | None = None) -> float:
-    """Share of the items with a gain that are among the first k; 0 where there are none."""
+    """Recall: share of the items with a gain among the first k; 0 where there are none."""
     wanted = {item for item, gain in gains.items() if gain > 0}
     return len(wanted & set(ranked[:k])) / len(wanted) if wanted else 0.0
 
 
 def reciprocal_rank(ranked: Sequence[str], gains: Mapping[str, float], k: int | None = None) -> float:
-    """1 over the place of the first item with a gain; 0 where none is among the first k."""
+    """Reciprocal rank of the first item with a gain; 0 where none is among the first k."""
     places = [i for i, item in enumerate(ranked[:k], 1) if gains.get(item, 0) > 0]
     return 1 / places[0] if places else 0.0
 
@@ -61,9 +61,9 @@ class Ranking:
     reads_reply: ClassVar[bool] = True
 
     metric: Literal["ndcg", "recall", "reciprocal_rank"] = "ndcg"
-    """Which; all are between 0 and 1."""
+    """Ranking metric; all are between 0 and 1."""
     k: Annotated[int, Field(ge=1)] | None = None
-    """How many of the answers count; null counts all."""
+    """Number of answers that count; null counts all."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""

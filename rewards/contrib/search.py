@@ -1,4 +1,4 @@
-"""Rewards for answers found with searches and tools: right first, then with as few calls as are needed.
+"""Rewards for search and tool use: correctness first, then few calls.
 
 All three read the calls that the agent recorded (`search[x]`, `<search>x</search>`, a JSON call of `search`), the
 answer, and the order of both (`rewards.answers.tags`). Only calls in turns that the environment understood count.
@@ -26,7 +26,7 @@ _Tag = Annotated[str, Field(pattern=r"^[a-zA-Z_][\w-]*$")]
 
 
 def n_calls(trajectory: Trajectory, name: str) -> int:
-    """How often `name` was called and understood; the same query twice counts twice."""
+    """Number of valid calls of `name`; repeated queries count each time."""
     understood = [turn.action for turn in trajectory.turns if turn.valid and turn.action.error is None]
     return sum(_calls(action, name) for action in understood)
 
@@ -44,7 +44,10 @@ def tools_of(task: Task) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SearchEfficiency:
-    """Broken form −1; right 1 + `bonus` · max(0, `n_free` − searches); wrong `tried` if it searched, else 0.
+    """Search-efficiency reward: right answers with few searches earn most.
+
+    Broken form −1; right 1 + `bonus` · max(0, `n_free` − searches); wrong `searched_wrong_score` if it
+    searched, else 0.
 
     With the defaults a right answer earns 1.6, 1.4, 1.2 and 1 with 0, 1, 2 and 3 or more searches, a wrong one .05, 0:
     knowing is best, searching beats guessing.
@@ -60,11 +63,11 @@ class SearchEfficiency:
     search: _Tag = "search"
     """The name of a search."""
     bonus: _Value = 0.2
-    """What each search that was not needed is worth."""
+    """Reward of each search saved."""
     n_free: Annotated[int, Field(ge=0)] = 3
     """From so many searches on there is no bonus."""
-    tried: _Value = 0.05
-    """What a wrong answer is worth that was searched for."""
+    searched_wrong_score: _Value = 0.05
+    """Reward of a wrong answer that was searched for."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one trajectory. Raises RewardError where the task has no reference."""
@@ -78,12 +81,12 @@ class SearchEfficiency:
         """Return the reward of a well-formed attempt with `n` searches."""
         if right:
             return 1 + self.bonus * max(0, self.n_free - n)
-        return self.tried if n else 0.0
+        return self.searched_wrong_score if n else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ToolUse:
-    """Broken form −1; F1 of the answer; and `bonus` more where that is above 0 and every tool was used.
+    """Broken form −1; F1 of the answer, plus `bonus` where that is above 0 and every tool was used.
 
     F1 .7 with both tools .8, with one .7; F1 0 is 0 however many tools were used.
 
@@ -98,7 +101,7 @@ class ToolUse:
     tools: tuple[_Tag, ...] = ()
     """Names of the tools that all have to be used for the bonus; empty is all that the task offers."""
     bonus: _Value = 0.1
-    """What using them together is worth."""
+    """Reward of using all tools."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a bonus for tools that nobody names."""
@@ -129,12 +132,15 @@ class ToolUse:
 
 
 def thrift(cost: float, low: float, high: float) -> float:
-    """S = 1 − clip((√cost − low) / (high − low), 0, 1); .5 where low = high. With 11, 29 and cost 400: 1 − 9/18."""
+    """Thrift S = 1 − clip((√cost − low) / (high − low), 0, 1); .5 where low = high.
+
+    With 11, 29 and cost 400: 1 − 9/18.
+    """
     return 0.5 if high <= low else 1 - min(max((cost**0.5 - low) / (high - low), 0.0), 1.0)
 
 
 def cost_bounds(costs: Sequence[float]) -> tuple[float, float]:
-    """The 5th and 95th percentile of √cost, to set `low` and `high` by; of 100, 225, 400, 625, 900: 11 and 29."""
+    """5th and 95th percentile of √cost, for `low` and `high`; of 100, 225, 400, 625, 900: 11 and 29."""
     import numpy as np
 
     low, high = np.percentile(np.sqrt(np.asarray(costs, dtype=float)), [5, 95]) if len(costs) else (0.0, 0.0)
@@ -143,7 +149,7 @@ def cost_bounds(costs: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CostAware:
-    """Broken form −1; a wrong answer `kept` · (1 − c); else (metric + `kept`)(1 − c) + c · S, S being how cheap it was.
+    """Broken form −1; wrong `format_score` · (1 − c); else (metric + `format_score`)(1 − c) + c · S, S the thrift.
 
     S = 1 − (√cost − `low`) / (`high` − `low`), between 0 and 1, or .5 where both are equal. Metric .8, c .6 and S .5
     give .8 · .4 + .6 · .5 = .62. The cost is the sum of the numbers that `cost` finds in the environment's replies.
@@ -157,12 +163,12 @@ class CostAware:
 
     form: Format = Field(default_factory=Format)
     """The order of calls and replies."""
-    kept: _Value = 0.0
-    """What the form is worth where it is kept; it is added to the metric."""
+    format_score: _Value = 0.0
+    """Reward of a well-formed reply, added to the metric."""
     metric: Literal["exact", "f1"] = "exact"
-    """How the answer is compared."""
-    c: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How much the cost counts."""
+    """Metric of the answer."""
+    cost_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Weight of the cost."""
     cost: str = r"(?i)cost[=: ]+(\d+(?:\.\d+)?)"
     """A regular expression whose first group is the cost of a call, in a reply."""
     low: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -196,5 +202,7 @@ class CostAware:
     def value(self, score: float, spent: float) -> float:
         """Return the reward of a well-formed attempt."""
         if score == 0:
-            return self.kept * (1 - self.c)
-        return (score + self.kept) * (1 - self.c) + self.c * thrift(spent, self.low, self.high)
+            return self.format_score * (1 - self.cost_weight)
+        return (score + self.format_score) * (1 - self.cost_weight) + self.cost_weight * thrift(
+            spent, self.low, self.high
+        )

@@ -1,4 +1,4 @@
-"""Similarity of two texts, or of two sets of changes to files: the share in common, in order."""
+"""Similarity of two texts, or of two sets of file changes: matching share, in order."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _EDIT = re.compile(
 
 
 def ratio(a: str, b: str) -> float:
-    """2 M / (|a| + |b|), M the characters in common blocks (Ratcliff and Obershelp); 1 for two empty texts."""
+    """Ratio 2 M / (|a| + |b|), M the characters in common blocks (Ratcliff and Obershelp); 1 for two empty texts."""
     return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
 def diff_similarity(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float:
-    r"""Mean over all files that either touches of the ratio of their diffs; 0 for a file that one leaves alone.
+    r"""Mean ratio of the diffs of all files that either side changes; 0 for a file changed by one.
 
     `-a\n+b` against `-a\n+c` has 4 of 5 characters in common: 2·4/10 = .8. With a second file that only one touches:
     .4. No file at all on either side: 1. Source: SWE-RL, arXiv 2502.18449, and its released reward.
@@ -90,7 +90,7 @@ def _texts() -> Pool:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PatchSimilarity:
-    r"""−1 for edits that cannot be made, else how alike their diff is to the reference's, between 0 and 1.
+    r"""Patch similarity: −1 for edits that do not apply, else the similarity of diffs, from 0 to 1.
 
     The last reply holds blocks `### path`, `<<<<<<< SEARCH`, `=======`, `>>>>>>> REPLACE`, each of whose first texts
     is in its file and is changed. The reference is JSON: `{"before": {path: text}, "after": {path: text}}`. The value
@@ -119,7 +119,7 @@ class PatchSimilarity:
             before, after = dict(files["before"]), dict(files["after"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RewardError(
-                "the reference is no pair of files before and after",
+                "the reference is not a pair of files before and after",
                 where=f"patch_similarity, task {task.id}",
                 got=reference[:80],
                 expected='{"before": {path: text}, "after": {path: text}}',
@@ -134,7 +134,7 @@ class PatchSimilarity:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Similarity:
-    """The share of characters that answer and reference have in common, in order: 2 M / (|a| + |b|)."""
+    """Text similarity of answer and reference, in order: 2 M / (|a| + |b|)."""
 
     limit_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     """Processor seconds of a comparison, which is quadratic in the length of the texts; beyond it the value is 0."""

@@ -80,7 +80,7 @@ def query_of(answer: str) -> str:
 
 
 def is_ordered(query: str) -> bool:
-    """Whether the outermost query has an ORDER BY: one outside of brackets, texts and comments."""
+    """True if the outermost query has an ORDER BY, outside of brackets, strings and comments."""
     plain = re.sub(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", " ", query, flags=re.DOTALL)
     outer, depth = [], 0
     for char in plain:

@@ -55,9 +55,9 @@ class Subtask:
     reads_reply: ClassVar[bool] = True
 
     subtask: Literal["file", "function", "line", "edit"]
-    """What the answer names."""
+    """Subtask that the answer names."""
     beta: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """How much more finding everything counts than naming nothing else; 1 weighs both alike."""
+    """F-measure's beta, the weight of recall against precision; 1 weighs both alike."""
 
     @property
     def examples(self) -> Sequence[tuple[str, str]]:
@@ -91,7 +91,7 @@ def _reference(subtask: str, reference: str) -> Items:
     found = _READ[subtask](text)
     if not found:
         raise RewardError(
-            "the reference names nothing that an answer could be compared with",
+            "the reference names nothing to compare an answer with",
             where=f"subtasks, {subtask}",
             got=repr(reference)[:200],
             expected="lines as an answer has them between the backticks",
@@ -151,7 +151,7 @@ def _edits(text: str) -> Items | None:
 
 
 def _changed(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Give the lines that are removed and added; of more than can be compared in no time, none."""
+    """Yield removed and added lines; none where too many to compare quickly."""
     if len(before) + len(after) > _MAX_EDIT:
         return
     for tag, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():

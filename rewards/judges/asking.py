@@ -1,4 +1,4 @@
-"""Asking a language model about attempts: what it is shown, how it is asked, and what counts as an answer.
+"""Prompts to judge models about attempts, their calls, and the parsing of verdicts.
 
 What is judged was written by a policy that earns by it, so it may hold anything: a verdict, an order to the judge, an
 end of the quotation. It stands between two marks that are drawn from its own text, which nothing in that text can
@@ -56,7 +56,7 @@ class Question:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """As an API takes them."""
+        """Messages as an API takes them."""
         return [{"role": "system", "content": self.system}, {"role": "user", "content": self.text}]
 
 
@@ -72,8 +72,8 @@ class AsksModel:
     """Folder or hub name of a local model instead, which is loaded beside the policy."""
     max_tokens: Annotated[int, Field(ge=1)] = 512
     """Most tokens of a reply."""
-    tries: Annotated[int, Field(ge=1)] = 3
-    """How often a model is asked that gives no verdict; every time with another seed. Then it is an error."""
+    max_requests: Annotated[int, Field(ge=1)] = 3
+    """Maximal requests for a verdict, each with another seed. Then it is an error."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature of the first try; later ones are sampled with at least 0.7, or they would say the same."""
     concurrent: Annotated[int, Field(ge=1)] = 8
@@ -137,7 +137,7 @@ class AsksModel:
             ) from error
 
     def _limit(self) -> asyncio.Semaphore:
-        """What keeps all calls of an event loop to `concurrent` at a time."""
+        """Semaphore of an event loop for `concurrent` calls at a time."""
         limits = _LIMITS.setdefault(asyncio.get_running_loop(), {})
         return limits.setdefault((self.url, self.path, self.concurrent), asyncio.Semaphore(self.concurrent))
 
@@ -163,14 +163,14 @@ class Asker:
             await self.server.close()
 
     async def verdict(self, question: Question, read: Callable[[str], Found]) -> Found:
-        """Ask until a reply can be read, `tries` times.
+        """Ask until a reply can be read, `max_requests` times.
 
         Raises:
             RewardError: none could.
             EngineError: the model does not answer.
         """
         reply, problem = "", ""
-        for number in range(self.settings.tries):
+        for number in range(self.settings.max_requests):
             reply = await self.reply(question, number)
             try:
                 return read(reply)
@@ -179,13 +179,13 @@ class Asker:
         raise RewardError(
             f"the judge gives no verdict: {problem}",
             where=self.settings.path or f"{self.settings.model} at {self.settings.url}",
-            got=f"{reply[-200:]!r}, the last of {self.settings.tries} replies",
+            got=f"{reply[-200:]!r}, the last of {self.settings.max_requests} replies",
             expected="a reply that ends as it was asked to",
             hint="use a model that follows instructions, or raise max_tokens",
         )
 
     async def reply(self, question: Question, number: int) -> str:
-        """What the model says; `number` is that of the try."""
+        """Reply of the model; `number` is that of the try."""
         settings = self.settings
         seed = _number(f"{number}{question.text}")
         temperature = settings.temperature if number == 0 else max(settings.temperature, 0.7)
@@ -219,7 +219,7 @@ class Asker:
 
 
 def record_of(task: Task, trajectory: Trajectory, most: int) -> str:
-    """What the policy was told and did, as text; where it is longer than `most` characters the middle is left out."""
+    """Text of prompts and actions, its middle left out beyond `most` characters."""
     lines = [f"{message.role.value}: {message.content}" for message in task.messages]
     lines.append(f"The agent is told: {trajectory.opening}")
     for number, turn in enumerate(trajectory.turns, start=1):
@@ -241,7 +241,7 @@ def asked(records: Sequence[tuple[str, str]], wanted: str, reference: str | None
 
 
 def marked(reply: str, mark: str, pattern: str) -> str:
-    """Return what the last line of the form VERDICT mark: x says, where x is of `pattern`; case does not matter.
+    """Value x of the last line VERDICT mark: x that matches `pattern`; case does not matter.
 
     Raises:
         Unreadable: there is no such line.

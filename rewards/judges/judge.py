@@ -1,4 +1,4 @@
-"""Language models as judges: which of two attempts is better, how good one is, and whether it keeps to principles."""
+"""Language-model judges: pairwise, pointwise, and by principles."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Judge(AsksModel):
     that stands alone, or like all others, is worth 0. Attempts that read the same are not compared.
 
     What was said is fenced, and a verdict counts only on a line with a mark that no attempt can know: see
-    docs/learned_rewards.md. A model that does not answer, or says no verdict `tries` times, makes all attempts at the
-    task failures of the reward, and never a score.
+    docs/learned_rewards.md. A model that does not answer, or says no verdict `max_requests` times, makes all attempts
+    at the task failures of the reward, and never a score.
 
     Sources: Think-RM, arXiv 2505.16265, with its pairwise advantage; both orders, arXiv 2306.05685.
     """
 
     question: str = "Which attempt does better what the agent was asked to do?"
-    """What the judge decides."""
+    """Question to the judge."""
     normalised: bool = False
     """Divide by the typical difference of two attempts."""
 
@@ -93,11 +93,11 @@ class Grade(AsksModel):
     """
 
     question: str = "How well does the agent do what it was asked to do?"
-    """What the judge decides."""
+    """Question to the judge."""
     scale: Literal["points", "yes_no"] = "points"
     """0 to 10 points, or yes or no."""
     unreadable: Literal["error", "wrong"] = "error"
-    """What a reply without a verdict is: asked again `tries` times and then an error, or at once a 0."""
+    """Handling of a reply without a verdict: asked again up to `max_requests` and then an error, or at once a 0."""
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt. Raises RewardError where that cannot be done."""
@@ -125,12 +125,12 @@ class Grade(AsksModel):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Principles(AsksModel):
-    """Whether an attempt keeps to principles: log p(Yes) − log p(No) of a model that is asked about each, in nats.
+    """Principle adherence: log p(Yes) − log p(No) of a model asked about each principle, in nats.
 
     Probabilities of .7 and .2 are worth 1.252763; normalising them among the two changes nothing. Each difference is
-    brought within ±`most`, and the value is their mean. Yes and No count in every way of writing them. Where one of the
-    two is not among the likeliest tokens that the server lists, it is taken for as likely as the last of those; where
-    both are missing the model has not answered, which is an error.
+    brought within ±`max_difference`, and the value is their mean. Yes and No count in every way of writing them. Where
+    one of the two is not among the likeliest tokens that the server lists, it is taken for as likely as the last of
+    those; where both are missing the model has not answered, which is an error.
 
     What was said is fenced: see docs/learned_rewards.md. A model that fails is a failure of the reward, never a score.
 
@@ -138,8 +138,8 @@ class Principles(AsksModel):
     """
 
     principles: Annotated[tuple[str, ...], Field(min_length=1)]
-    """What is asked, each as a statement about the attempt: the answer uses no tool twice."""
-    most: Annotated[float, Field(gt=0)] = 5.0
+    """Principles, each as a statement about the attempt: the answer uses no tool twice."""
+    max_difference: Annotated[float, Field(gt=0)] = 5.0
     """Largest difference that counts, in nats."""
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
@@ -147,7 +147,7 @@ class Principles(AsksModel):
         record = record_of(task, trajectory, self.max_characters)
         reference = task.reference if self.show_reference else None
         found = await self.all_of(self._call(record, principle, reference) for principle in self.principles)
-        kept = [max(-self.most, min(self.most, x)) for x in found]
+        kept = [max(-self.max_difference, min(self.max_difference, x)) for x in found]
         why = ", ".join(f"{x:+.2f} {principle[:40]!r}" for x, principle in zip(kept, self.principles, strict=True))
         return Verdict(math.fsum(kept) / len(kept), why)
 

@@ -18,7 +18,7 @@ _NORMAL = ExactMatch()
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Majority:
-    """1 if the answer of an attempt is the commonest answer of its group, else 0 (test-time RL); needs no reference.
+    """Majority vote: 1 for the group's most frequent answer, else 0 (test-time RL); needs no reference.
 
     The answer is what the last action answers (`answer[4]` is 4), else its text, or what `pattern` finds in it,
     normalised as `exact_match` does by default. An attempt without a turn, whose last action could not be read, or in

@@ -55,7 +55,7 @@ _MAX_BITS = 10_000
 
 @dataclass(frozen=True)
 class Assertion:
-    """One assertion.
+    """Assertion of a test.
 
     Attributes:
         text: as it was written.
@@ -68,7 +68,7 @@ class Assertion:
     _places: Mapping[int, int]
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether it is true when `calls` returned `values`; what cannot be reckoned with them is not."""
+        """True if it holds when `calls` returned `values`; false where that cannot be computed."""
         try:
             return bool(_Reckoner(self._places, values).of(self._tree))
         except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError):
@@ -84,7 +84,7 @@ def parse(text: str, where: str) -> list[Assertion]:
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise RewardError("this is no Python", where=where, got=f"{error}: {text[:200]}") from error
+        raise RewardError("invalid Python", where=where, got=f"{error}: {text[:200]}") from error
     found = []
     for statement in statements:
         line = ast.unparse(statement)
@@ -111,7 +111,7 @@ def _name(node: ast.expr) -> str:
 
 
 class _Finder:
-    """Finds the calls of the tested program in an expression, and refuses what cannot be judged outside it."""
+    """Finder of calls of the tested program, refusing what cannot be judged outside it."""
 
     def __init__(self, where: str, line: str) -> None:
         self.where, self.line = where, line

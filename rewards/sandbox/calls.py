@@ -24,7 +24,7 @@ NO_TIME = "no time was left for it: the program has used up its share of limits.
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a function of the tested program.
+    """Call of a function of the tested program.
 
     Attributes:
         name: of the function, or such as `Solution().add`.
@@ -110,7 +110,7 @@ async def call_all(
 
 
 def program_s(wall_s: float) -> float:
-    """Seconds that the next process of a program may take: `wall_s`, or less, or 0 near the end of the reward's time.
+    """Seconds for a program's next process: `wall_s`, or less near the end of the reward's time.
 
     The rest of it is ours, so that a program that takes all of its own is failed and never cuts the reward short.
     """

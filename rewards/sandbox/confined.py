@@ -1,4 +1,4 @@
-"""One program in the sandbox at a given level: what it may use, how it ended, and the watch over it."""
+"""Program in the sandbox at a given level: limits, ending, and supervision."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Finished:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself and well."""
+        """True if it ended by itself and well."""
         return self.ending is Ending.OK
 
 
@@ -279,7 +279,7 @@ def _listen(
 
 
 def _by_message(ending: Ending, stderr: bytes) -> Ending:
-    """Name the limit that a Python program ran into, by the last line of its complaint; a label, never a verdict."""
+    """Limit that a Python program hit, by its last error line; a label, never a verdict."""
     if ending is not Ending.WRONG_EXIT:
         return ending
     last = stderr.rstrip().rpartition(b"\n")[2]

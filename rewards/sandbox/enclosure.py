@@ -1,4 +1,4 @@
-"""The inside of a sandbox that is made of namespaces: what a tested program sees of the machine, and how it is begun.
+"""Inside of a namespace sandbox: the program's view of the machine, and its start.
 
 Nothing of the machine's own files is visible but the interpreter and the libraries, read-only. There is no /proc, no
 network device, and no process but those of the sandbox. All of it vanishes with its first process.
@@ -37,7 +37,7 @@ _ALL_NEW = (
 
 
 def fork(status: int, steps: Callable[[], NoReturn]) -> int:
-    """Take `steps` in a new process and return its id; what goes wrong in them is written to `status`."""
+    """Fork a process that runs `steps` and return its id; its errors go to `status`."""
     pid = os.fork()
     if pid:
         return pid
@@ -62,7 +62,7 @@ def become(user: int | None) -> None:
 
 
 def start_in_namespaces(order: Mapping[str, Any], user: int | None, status: int) -> int:
-    """Begin the program in namespaces of its own; returns the process whose end is the end of all of it.
+    """Start the program in its own namespaces; returns the process whose end ends all of it.
 
     Args:
         order: see `rewards.sandbox.run`.
@@ -79,7 +79,7 @@ def start_in_namespaces(order: Mapping[str, Any], user: int | None, status: int)
         os.write(ready[1], b"+")
         os.close(go[1])
         if not os.read(go[0], 1):
-            raise OSError("nobody says who is who inside")
+            raise OSError("the user namespace has no id mapping")
         # The first process that is born after unshare is the init of the new namespace.
         os.waitpid(fork(status, lambda: _be_init(order, user, status)), 0)
         os._exit(0)

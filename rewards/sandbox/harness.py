@@ -1,4 +1,4 @@
-"""Call functions of a tested program, inside the sandbox, and send what they return out as plain values.
+"""Harness inside the sandbox: calls functions of a tested program and reports plain values.
 
 It runs in the same process as the tested program, which may do to it what it likes. So nothing is decided here: there
 is nothing to compare with on this side, and what comes out is taken apart as text on the other.

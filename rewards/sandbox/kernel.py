@@ -80,7 +80,7 @@ def hide() -> None:
 
 
 def system_v(user: int, *, orphans: bool = False) -> set[tuple[str, int, int]]:
-    """Kind, id and bytes of the System V memory, semaphores and queues that `user` made and that are still there.
+    """Kind, id and bytes of the System V memory, semaphores and queues left by `user`.
 
     With `orphans` only memory whose maker has ended: of semaphores and queues the kernel does not say who made them.
     """

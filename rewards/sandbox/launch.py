@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def launch(order: dict[str, Any], status: int) -> NoReturn:
-    """Become the program of `order` in the present folder; what goes wrong before that is written to `status`."""
+    """Replace this process by the program of `order`; earlier errors go to `status`."""
     try:
         os.set_inheritable(status, False)
         for path, text in order["files"].items():

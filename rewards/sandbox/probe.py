@@ -49,7 +49,7 @@ class Reached:
         return self.ways[0]
 
     def at(self, level: Level) -> Way | None:
-        """How to run programs at `level`, if that is possible."""
+        """Sandbox at `level`, if that is possible."""
         return next((way for way in self.ways if way.level is level), None)
 
     def at_least(self, level: Level, where: str) -> Way:

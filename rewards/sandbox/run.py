@@ -40,7 +40,7 @@ async def run(
     bounds: Bounds | None = None,
     way: Way | None = None,
 ) -> Finished:
-    """Run `program` and wait for it; as many at a time as this process has cores, and the others queue.
+    """Run `program` and wait; at most one per core of this process, the others queue.
 
     Args:
         program: command; `python` is the sandbox's interpreter, anything else a full path that is visible inside.
@@ -65,7 +65,7 @@ async def run(
 
 
 async def in_turn(work: Callable[[], _T]) -> _T:
-    """Return what `work` returns in one of the sandbox's threads; the clock of a reward stands until its turn comes."""
+    """Run `work` in a sandbox thread; the reward's clock stands until its turn comes."""
     loop, begun = asyncio.get_running_loop(), asyncio.Event()
 
     def working() -> _T:

@@ -1,4 +1,4 @@
-"""Reader of values that a tested program returned, in a process of its own with a time limit.
+"""Reader of returned values in a process of its own, with a time limit.
 
 A few bytes can take hours to read or to compare: thousands of numbers with one hash in a set, lists of lists to be
 sorted. That is the program's doing, so the test is failed, and nothing else waits.
@@ -18,7 +18,7 @@ LIMIT_S = 1.0
 
 
 async def read(stdout: bytes, token: str, n: int) -> list[list[str]] | None:
-    """Return `[value as JSON, what was wrong]` for the calls that were answered; None if it took too long.
+    """`[value as JSON, error]` of the answered calls; None on a timeout.
 
     Args:
         stdout: lines; those count that carry the token, as long as they are in order and whole.
@@ -30,7 +30,7 @@ async def read(stdout: bytes, token: str, n: int) -> list[list[str]] | None:
 
 
 async def compare(tests: Sequence[tuple[str, Any, Sequence[str]]]) -> list[str] | None:
-    """Return for each test what was returned where that is wrong, else an empty text; None if it took too long.
+    """Wrong value of each test, or an empty text; None on a timeout.
 
     Args:
         tests: `("assert", its text, values of its calls)`, or `("returns", the JSON wanted, [value])`; values as JSON.

@@ -1,4 +1,4 @@
-"""The process between us and a tested program: begins it, watches it, ends it with all its descendants, and reports.
+"""Supervisor of a tested program: starts it, ends it with all descendants, and reports.
 
 It is started by `rewards.sandbox.run` in an interpreter of its own, with nothing but the standard library:
 
@@ -101,7 +101,7 @@ def _start_limited(order: dict[str, Any], user: int | None, status: int) -> int:
 
 
 def _own_system_v(level: str, user: int | None) -> set[tuple[str, int, int]] | None:
-    """Arrange that nothing of System V outlives the program: what is there before it; None where that is sure already.
+    """System V objects present before the program, to remove later ones; None where none can outlive it.
 
     From `namespaces` on the program has such objects to itself. At `rlimits` root gives it and this process a namespace
     of them. Where that is refused, what the program's user made, whom nobody else is, is removed at the end. A common
@@ -146,7 +146,7 @@ def _watch(child: int, order: Mapping[str, Any], control: int, begun: float, use
 
 
 def _ending(found: Mapping[str, Any], heard: Mapping[str, str], order: Mapping[str, Any]) -> dict[str, Any]:
-    """Say how the program ended, by a limit or by itself, and with what exit code or signal."""
+    """Ending of the program: a limit or its own, with exit code or signal."""
     if "error" in heard:
         return {"error": heard["error"]}
     if "started" not in heard and "ending" not in found:
@@ -257,7 +257,7 @@ def _listed(path: str) -> list[str]:
 
 
 def _stranger(level: str) -> int | None:
-    """Return a user id that no other running sandbox has, for a program that must not be root.
+    """Unused user id for a program that must not be root.
 
     None where there is no user but root: then it is an ordinary user of the machine who is called root in a container,
     and need not become another one in namespaces of his own.
@@ -273,7 +273,7 @@ def _stranger(level: str) -> int | None:
 
 
 def _counted_already(level: str, user: int | None) -> int:
-    """How many processes the kernel counts towards the limit of the program's user before it begins."""
+    """Processes already counted towards the limit of the program's user."""
     release = tuple(int("".join(filter(str.isdecimal, text)) or 0) for text in os.uname().release.split(".")[:2])
     if user is not None or (level != "rlimits" and release >= (5, 14)):  # from 5.14 on, each user namespace has its own
         return 0

@@ -20,7 +20,7 @@ Unit = Literal["tokens", "turns"]
 
 
 def concise(correct_G: Sequence[bool], lengths_G: Sequence[float], alpha: float) -> list[float]:
-    """1[correct] · (1 − α · σ((length − μ) / (s + 10⁻⁷))), μ and s over the correct attempts of the group `[G]`.
+    """Scores 1[correct] · (1 − α · σ((length − μ) / (s + 10⁻⁷))), μ and s over the correct attempts of the group `[G]`.
 
     Lengths 100, 200, 300, all correct, α .1: .977290, .95, .922710. One correct: σ(0) = .5, so 1 − α/2. None: all 0.
     Source: Training Language Models to Reason Efficiently, arXiv 2502.04463, and its released reward.
@@ -44,7 +44,7 @@ def length(trajectory: Trajectory, unit: Unit) -> int:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Concise:
-    """Correct attempts earn more the shorter they are beside the other correct ones of their group; wrong ones 0.
+    """Length reward: correct attempts earn more the shorter they are in their group; wrong ones 0.
 
     1 − α · σ((length − μ) / s), with mean μ and deviation s of the lengths of the correct attempts. In a group of one,
     as in an evaluation, a correct attempt earns 1 − α/2.
@@ -53,17 +53,17 @@ class Concise:
     """
 
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """How much length counts; a correct attempt earns more than 1 − alpha."""
+    """Weight of the length; a correct attempt earns more than 1 − alpha."""
     unit: Unit = "tokens"
-    """What is counted: sampled tokens, or turns."""
+    """Unit of length: sampled tokens, or turns."""
     correct: Reward = Field(default_factory=Outcome)
-    """The reward or verifier that says which attempts are correct: those worth at least `enough`."""
-    enough: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """What `correct` has to give."""
+    """The reward or verifier that says which attempts are correct: those worth at least `min_correct`."""
+    min_correct: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Minimal value of `correct` for a correct attempt."""
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Judge a group; raises what `correct` raises."""
-        right = [(await ask(self.correct, task, t)).value >= self.enough for t in trajectories]
+        right = [(await ask(self.correct, task, t)).value >= self.min_correct for t in trajectories]
         lengths = [length(t, self.unit) for t in trajectories]
         values = concise(right, lengths, self.alpha)
         return [
@@ -83,9 +83,9 @@ class Budget:
     inline: ClassVar[bool] = True
 
     limit: Annotated[int, Field(ge=1)]
-    """What may be used for nothing."""
+    """Free budget."""
     unit: Unit = "tokens"
-    """What is counted: sampled tokens, or turns."""
+    """Unit of the budget: sampled tokens, or turns."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Count; never raises."""

@@ -16,7 +16,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Outcome:
-    """One value for a solved episode, another for any other end."""
+    """Outcome reward: one value for a solved episode, another for any other end."""
 
     inline: ClassVar[bool] = True
 

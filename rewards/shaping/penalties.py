@@ -18,7 +18,7 @@ _Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class InvalidActionPenalty:
-    """Minus `penalty` on each turn whose action could not be parsed, or was not understood by the environment.
+    """Penalty of −`penalty` on each turn whose action was unreadable or not understood.
 
     Per turn, as in verl-agent (Feng et al. 2025, arXiv 2505.10978). It gives a group whose attempts all fail alike a
     spread of its own, which an estimator that divides by the group's deviation then magnifies: keep it small.
@@ -55,7 +55,7 @@ class TurnCost:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Overlong:
-    """0 up to `max_tokens` − `buffer` sampled tokens, from there falling to −1 at `max_tokens`, and −1 beyond.
+    """Overlong penalty: 0 up to `max_tokens` − `buffer`, falling to −1 at `max_tokens` sampled tokens.
 
     Long answers are warned before a limit cuts them, so that their reward does not jump from right to nothing. Only
     sampled tokens count, over all turns; observations do not. With 100 and 20: 80 tokens 0, 90 tokens −0.5, 100 and

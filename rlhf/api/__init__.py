@@ -1,1 +1,1 @@
-"""Training, evaluation and comparison from Python, by the same recipes and with the same messages as the commands."""
+"""Python API: train, evaluate and compare with the recipes and messages of the command line."""

@@ -1,4 +1,4 @@
-"""Work in a thread of its own, which has an event loop where the caller's runs already, as in a notebook."""
+"""Event loop in a thread of its own, for callers that already run one (notebooks)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Background(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        """Whether the call has not returned."""
+        """True until the call has returned."""
         return not self._is_over.is_set()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its end was asked for."""
+        """True if its end was asked for."""
         return self._request.is_made
 
     def stop(self) -> None:

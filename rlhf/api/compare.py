@@ -17,7 +17,7 @@ from rlhf.errors import RecipeError
 
 @dataclass(frozen=True)
 class Comparison:
-    """One evaluation against the first, paired task by task.
+    """Comparison of an evaluation with the first, paired task by task.
 
     Attributes:
         first, second: their names.

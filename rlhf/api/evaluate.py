@@ -80,7 +80,7 @@ def evaluate(
     progress: bool = True,
     **overrides: Any,
 ) -> Evaluation:
-    """Measure a policy with 95% intervals on tasks that it was not trained on; arguments are those of `rlhf evaluate`.
+    """Evaluate a policy on unseen tasks, with 95% intervals; arguments are those of `rlhf evaluate`.
 
     Args:
         policy: a recipe, run, checkpoint or result of `rlhf.train`; with a suite also a model, `random` or `oracle`.

@@ -11,7 +11,7 @@ Frame: TypeAlias = Any
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> Frame:
-    """Return the rows as a frame with a column for every name; what a row lacks is null."""
+    """Frame of the rows, with a column for every name; missing values are null."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if find_spec("pandas") is not None:
         import pandas

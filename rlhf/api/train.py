@@ -49,7 +49,7 @@ class TrainResult:
 
     @property
     def metrics(self) -> Frame:
-        """Every line that was logged, as a frame of pandas where that is installed, else a table of pyarrow."""
+        """Logged metrics, one row a line: a pandas frame where installed, else a pyarrow table."""
         lines = read_metrics(self.run / "metrics.jsonl")
         return frame_of([{"stage": line.stage, "step": line.step, "time": line.time, **line.values} for line in lines])
 
@@ -104,7 +104,7 @@ def train(
 
 
 def start(recipe: str | Path | Mapping[str, Any] | Recipe | None = None, **arguments: Any) -> Handle:
-    """Train in a thread of its own, and return at once; takes what `train` takes, and checks it before it returns."""
+    """Start training in a thread and return at once; arguments as of `train`, checked before it returns."""
     known = {"callbacks": (), "out": None, "resume": None, "progress": True, "memory_check": True}
     own = {name: arguments.pop(name, default) for name, default in known.items()}
     parts = {name: arguments.pop(name, None) for name in ("rewards", "environment", "agent")}
@@ -124,7 +124,7 @@ class Handle:
 
     @property
     def is_running(self) -> bool:
-        """Whether the run goes on."""
+        """True while the run goes on."""
         return self._thread.is_running
 
     def stop(self) -> TrainResult:
@@ -249,7 +249,7 @@ def _loaded(recipe: Any, arguments: Arguments, texts: Sequence[str]) -> Recipe:
 def _of_mapping(recipe: Mapping[str, Any] | None, arguments: Arguments) -> dict[str, Any]:
     if recipe is not None and not isinstance(recipe, Mapping):
         raise RecipeError(
-            "this is no recipe",
+            "not a recipe",
             where="rlhf.train",
             got=f"a {type(recipe).__name__}",
             expected="a name, a path, a mapping of keys to values, or a Recipe",

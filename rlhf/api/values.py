@@ -1,4 +1,4 @@
-"""Arguments of Python calls as the plain values of a recipe, with the live parts among them by name."""
+"""Conversion of Python arguments to plain recipe values, live parts referred to by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Arguments:
         self.rows = rows
 
     def key(self, name: str, value: Any) -> Any:
-        """Return the value of a key of the recipe; policy, environment and rewards have shorter forms in Python."""
+        """Value of a recipe key; policy, environment and rewards have shorter forms in Python."""
         if name == "policy" and isinstance(value, str | PurePath):
             return {"kind": "pretrained", "path": str(value)}
         if name == "environment":
@@ -45,7 +45,7 @@ class Arguments:
         return self.rewards(value) if name == "rewards" else self.plain(value, name)
 
     def is_live(self, part: Any, path: str) -> bool:
-        """Whether this part of a recipe, at a path, can neither be imported nor made again from its keys."""
+        """True if a part, at a recipe path, can neither be imported nor rebuilt from its keys."""
         section = _SECTIONS[path.partition(".")[0]]
         return not _is_importable(part) and _settings(section, part, path) is None
 
@@ -70,7 +70,7 @@ class Arguments:
         return self._part(value, path)
 
     def rewards(self, given: Any) -> dict[str, Any]:
-        """Return rewards by name: of a mapping, a list, or a single function, which is called by its own name."""
+        """Rewards by name, from a mapping, a list, or a single function, which keeps its name."""
         if not isinstance(given, Mapping):
             listed = list(given) if isinstance(given, list | tuple) else [given]
             given = {_name_of(one): one for one in listed}
@@ -100,7 +100,7 @@ class Arguments:
         return found if isinstance(found, Mapping) else {"kind": found}
 
     def _part(self, part: Any, path: str) -> Any:
-        """Name a function or class where a kind stands; where settings stand, write those of an object, or name it."""
+        """Name of a function or class as a kind; settings objects are written out or named."""
         head, _, rest = path.partition(".")
         if path.endswith(".kind"):
             return self._named(part, path.removesuffix(".kind"))
@@ -126,7 +126,7 @@ class Arguments:
         return PREFIX + path
 
     def _file(self, given: Any) -> Any:
-        """Name a file; rows are written to one, which is called by their content, so that a run can read it again."""
+        """Name of a data file; rows are written to one, named by their digest, for later runs."""
         if isinstance(given, str | PurePath):
             path = Path(given).expanduser()
             return str(path.absolute()) if path.exists() else str(given)
@@ -150,7 +150,7 @@ class Arguments:
 
 
 def _are_rows(given: Any) -> bool:
-    """Whether this is a list of rows, a data set of `datasets`, or a frame of pandas."""
+    """True for a list of rows, a `datasets` data set, or a pandas frame."""
     return (
         isinstance(given, Iterable) and not isinstance(given, str | Mapping | PurePath) and not hasattr(given, "start")
     )

@@ -46,7 +46,7 @@ class Filters:
     def __call__(
         self, samples: Sequence[Sample], groups: Sequence[ScoredGroup]
     ) -> tuple[list[Sample], Mapping[str, float]]:
-        """Return the rows to train on, in order, and counters of what was left out and what remains.
+        """Return the rows to train on, in order, and counters of dropped and kept rows.
 
         Args:
             samples: as `make_samples` returned them for `groups`.
@@ -70,7 +70,7 @@ class Filters:
 
 
 def high_entropy(samples: Sequence[Sample], share: float) -> tuple[list[Sample], dict[str, float]]:
-    """Return the rows with all tokens masked that are not among the `share` of highest entropy, and a counter.
+    """Mask all tokens but the `share` of highest entropy; returns the rows and a counter.
 
     A token is kept if its entropy reaches the (1 − share)-quantile over all tokens of `samples`, interpolated linearly;
     ties are kept, so at least one is. Rows of which nothing is kept are left out. Entropies .1, 2, .3, .05, 1 and a

@@ -26,7 +26,7 @@ from rlhf.losses.trajectories import Whole
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """One micro-batch on the CPU: R rows end to end, T tokens, of which N are policy tokens.
+    """Packed micro-batch on the CPU: R rows end to end, T tokens, of which N are policy tokens.
 
     Attributes:
         token_ids: int64 `[T]`, the rows one after the other.
@@ -71,7 +71,7 @@ class PackedBatch:
     adapters: tuple[str, ...] | None = None
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """The same batch with what lies flat over policy tokens on `device`; ids and lengths of rows stay.
+        """Copy of the batch with its flat policy-token arrays on `device`; ids and row lengths stay.
 
         To a GPU it goes by way of pinned memory and nobody waits; a batch that is there is returned as it is.
         """
@@ -88,7 +88,7 @@ class PackedBatch:
 
 
 class MicroBatches(Sequence[PackedBatch]):
-    """The micro-batches of a minibatch, each laid out anew when it is asked for, so that one at a time is in memory.
+    """Micro-batches of a minibatch, collated lazily so that one at a time is in memory.
 
     Args:
         rows: of the minibatch.
@@ -165,7 +165,7 @@ def pack_minibatches(
     *,
     n_least: int = 1,
 ) -> Iterator[MicroBatches]:
-    """Yield the micro-batches of each minibatch, one minibatch at a time; each is laid out when it is asked for.
+    """Yield the micro-batches of each minibatch, one minibatch at a time; each is collated lazily.
 
     Args:
         samples: rows of a step; none yield nothing.
@@ -303,14 +303,14 @@ def _tensor(values: FloatRow | None) -> torch.Tensor | None:
 
 
 def is_split(batches: Sequence[PackedBatch], whole: Whole) -> bool:
-    """Whether tokens of one trajectory, or of one group, lie in more than one of `batches`."""
+    """True if tokens of one trajectory, or of one group, lie in more than one of `batches`."""
     name = "group_ids" if whole == "group" else "sequence_ids"
     found = [torch.unique(getattr(batch, name)) for batch in batches]
     return bool(found) and sum(map(len, found)) > len(torch.unique(torch.cat(found)))
 
 
 def _given(arrays: Sequence[FloatRow | None], positions: npt.NDArray[np.intp]) -> FloatRow | None:
-    """Return the values at `positions` of the rows end to end, or None where no row has any."""
+    """Values at `positions` of the rows end to end, or None where no row has any."""
     found = [a for a in arrays if a is not None]
     if not found:
         return None

@@ -36,7 +36,7 @@ def placed(values: Floats, mask: Bools) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One row for the trainer; all arrays `[L]`.
+    """Training row of token ids, mask, log-probs and advantages; all arrays `[L]`.
 
     Attributes:
         token_ids: prompt, sampled and observation tokens as the model saw and made them.
@@ -121,7 +121,7 @@ class Sample:
         return int(np.count_nonzero(self.mask))
 
     def masked(self, mask: Bools) -> Sample:
-        """Return the row with `mask` `[L]`, a part of its own, for its mask: nothing is left of the other tokens."""
+        """Copy of the row with a narrower mask `[L]`; values of the other tokens are dropped."""
 
         def within(values: Floats | None) -> Floats | None:
             return None if values is None else np.where(mask, values, np.float32(0))
@@ -231,7 +231,7 @@ def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
 
 
 def _runs(credited: Iterable[_Credited]) -> Iterator[list[_Credited]]:
-    """Yield the longest runs of generations of one adapter whose prompts begin with all ids of the one before."""
+    """Yield maximal runs of generations of one adapter, each prompt extending the sequence before it."""
     run: list[_Credited] = []
     for found in credited:
         prompt = found[0].prompt
@@ -244,7 +244,7 @@ def _runs(credited: Iterable[_Credited]) -> Iterator[list[_Credited]]:
 
 
 def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, group: ScoredGroup) -> Iterator[Sample]:
-    """Yield the row of a run, or one row per generation; the rows share the array of ids of the generations."""
+    """Yield one row for a run, or one per generation; the rows share the ids' array."""
     ids = run[-1][0].all_ids
     for trained in [run] if layout == "trajectory" else [[found] for found in run]:
         last = trained[-1][0]

@@ -22,7 +22,7 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 def in_both(judged: Sequence[Task], trained: Sequence[Task]) -> list[str]:
-    """Return the ids of the judged tasks that are among the trained ones, by id or by what is in them.
+    """Ids of evaluation tasks that are also trained on, compared by id and by content.
 
     What is in a task tells it apart unless the same is in another task of its list, or there is nothing but an id.
     """
@@ -47,7 +47,7 @@ _NOTHING = _content(Task("a task with an id and nothing else"))
 
 
 def refuse_overlap(recipe: Recipe) -> None:
-    """Raise RecipeError where a stage trains on a task of the result, or where one judges during training and after it.
+    """Raise RecipeError where training, watched and final evaluation tasks overlap.
 
     With `evaluation.allow_overlap` nothing is looked for.
     """
@@ -86,7 +86,7 @@ def _refuse(
 def refuse_trained(
     asked: EvaluationRequest, recipe: Recipe | None, checkpoint: Path | None, tasks: Mapping[str, Sequence[Task]]
 ) -> None:
-    """Raise RecipeError where a task of the suite is one that the policy was trained on, unless that is asked for.
+    """Raise RecipeError where the policy was trained on a task of the suite, unless that is asked for.
 
     Known of the checkpoints of runs, whose recipe says what their stages draw from; of other models nothing is known.
 

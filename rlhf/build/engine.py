@@ -170,7 +170,7 @@ def adapter_rank(settings: VllmSettings, policy: Policy, *, is_server: bool = Fa
 def start_options(
     recipe: Recipe, settings: VllmSettings, policy: Policy, folder: str, *, is_server: bool = False
 ) -> StartOptions:
-    """How to start an engine, or the engine of a server, for `policy`, whose model lies in `folder`."""
+    """Start options of an engine, or a server's engine, for `policy`, whose model lies in `folder`."""
     dtype, context = engine_dtype(settings, policy), context_of(recipe, policy)
     return StartOptions(
         model=folder,
@@ -208,7 +208,7 @@ def model_folder(recipe: Recipe, policy: Policy) -> Iterator[str]:
 
 
 def save_merged(policy: Policy, folder: Path, *, merge: bool = False) -> None:
-    """Write the policy as one ordinary model; with `merge`, adapters are added to the weights, else left out."""
+    """Save the policy as one ordinary model; `merge` adds adapters to the weights, else leaves them out."""
     from safetensors.torch import save_file
 
     model: Any = policy.model

@@ -21,8 +21,8 @@ from rlhf.build.load_policy import at_play
 from rlhf.build.memory_store import refuse_other_kind
 from rlhf.build.preflight import refuse_unreferenced
 from rlhf.build.processes import stopped_by_term
+from rlhf.build.record import programs_record, versions
 from rlhf.build.resume import without_empty
-from rlhf.build.train import programs_record, versions
 from rlhf.data import Task
 from rlhf.digests import Manifest, read_listed, write_listed
 from rlhf.errors import RecipeError, disk
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def _hold(out: Path, stack: ExitStack, console: CleanConsole) -> None:
-    """Make the folder of an evaluation, and keep other processes from writing there; an empty one goes again."""
+    """Create and lock the folder of an evaluation; it is removed if it stays empty."""
     was_there = out.is_dir()
     with disk("the evaluation", out):
         out.mkdir(parents=True, exist_ok=True)
@@ -268,7 +268,7 @@ def finish(
 
 
 def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]) -> dict[str, Any]:
-    """What the environments served: hashes of the tasks, and of what each says first."""
+    """Fingerprint of the evaluation's data: hashes of the tasks and of their first observations."""
     said = openings(attempts)
     return {
         part.name: {
@@ -283,7 +283,7 @@ def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]
 
 
 def _are_counted(found: EvaluationTarget, attempts: list[Attempt]) -> bool:
-    """Whether the server of the policy counted the tokens of every reply."""
+    """True if the policy's server counted the tokens of every reply."""
     return found.kind == "endpoint" and all(a.is_counted for a in attempts if a.n_turns)
 
 

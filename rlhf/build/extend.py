@@ -25,7 +25,7 @@ _AFTER = "after"
 
 
 def extended(recipe: Recipe, folder: Path, state: State, say: Callable[[str], None]) -> State:
-    """State of the run in `folder` extended to the steps of `recipe`, where its last stage has more; else `state`.
+    """State of a run extended to the steps of `recipe`, if its last stage has more; else `state`.
 
     The recipe of the run says so from then on. What a finished run came to goes into a folder of its own. All processes
     call this together.
@@ -111,7 +111,7 @@ def _beginning(path: Path, n_lines: int) -> Mark:
 
 
 def _changes(stage: PolicyGradient, had: int, n_updates: int) -> Iterator[str]:
-    """Schedules of a stage that depend on the number of its steps, and so differ after an extension."""
+    """Schedules of a stage that depend on its number of steps, and so change with an extension."""
     optimizers = {"optimizer": stage.optimizer, "critic.optimizer": CriticCapabilities(stage.critic).optimizer}
     a_step = stage.epochs * stage.minibatches
     for name, settings in optimizers.items():

@@ -95,7 +95,7 @@ async def _model_at_play(
 
 
 def _left(rewards: Mapping[str, Weighted], checkpoint: Path | None) -> dict[str, Weighted]:
-    """Rewards asking the models that the run around a checkpoint has trained; without those that it has not yet."""
+    """Rewards that use the models trained by a checkpoint's run; without those not yet trained."""
     if checkpoint is None:
         return dict(rewards)
     run = checkpoint.parent.parent

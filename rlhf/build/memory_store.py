@@ -18,7 +18,7 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> StoreKeeper | None:
-    """The keeper of the run's store, as checkpoint `found` has it, else new; None where its agent has no store."""
+    """Store keeper of a run, from checkpoint `found` or new; None where the agent has no store."""
     agent: Any = recipe.agent
     if not isinstance(agent, Remembering):
         return None
@@ -30,7 +30,7 @@ def make_store_keeper(recipe: Recipe, folder: Path, found: Path | None) -> Store
 
 
 def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:
-    """The agent of an evaluation; one that remembers, with the store of the checkpoint, which it only reads.
+    """Agent of an evaluation; one with a memory reads the checkpoint's store and never writes it.
 
     Args:
         part: of the suite.
@@ -47,7 +47,7 @@ def agent_of(part: Part, checkpoint: Path | None, model: str = "") -> Any:
 
 
 def refuse_other_kind(suite: Suite, checkpoint: Path | None, model: str = "") -> None:
-    """Raise StoreError where an agent would read a store of another kind than its own; arguments as of `agent_of`."""
+    """Raise StoreError where an agent would read another kind's store; arguments as of `agent_of`."""
     for part in suite.parts:
         agent: Any = part.agent
         folder = _store_folder(part, checkpoint, model)

@@ -57,7 +57,7 @@ def check_parts(parts: Iterable[Any], tokenizer: Any) -> None:
 
 
 def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:
-    """The stored training trajectories that stages of `recipe` are told to pair, as groups, by the stage's index."""
+    """Stored training trajectories to pair, as groups, by the index of the stage."""
     found: dict[int, list[Any]] = {}
     for index, stage in enumerate(recipe.stages):
         if isinstance(stage, OnPairs) and stage.pairs.from_run is not None and _has_attempts(stage.pairs):
@@ -71,7 +71,7 @@ def _has_attempts(source: Any) -> bool:
 
 
 def _groups(run: Path) -> Iterator[ScoredGroup]:
-    """One group for each task of each step, in the order in which they were stored.
+    """Yield a group for each task of each step, in stored order.
 
     Attempts in which another than the policy had a part, such as an older version of it, are left out.
     """

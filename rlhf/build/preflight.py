@@ -40,7 +40,7 @@ _N_TRIED, _N_TURNS = 3, 2
 
 
 def refuse_without_references(recipe: Recipe) -> None:
-    """Raise RecipeError where a reward compares with references that the first tasks of a split do not have.
+    """Raise RecipeError where a reward needs references that the first tasks of a split lack.
 
     Looked at are the splits of stages in which the policy attempts tasks, and that of the result. So many may lack one
     as attempts may fail, `limits.max_error_fraction`; of a reward that is only watched, one task has to have one.
@@ -64,7 +64,7 @@ def lacking_reference(recipe: Recipe, name: str) -> RecipeError | None:
 
 
 def refuse_unreferenced(suite: Suite, tasks: Mapping[str, Sequence[Task]], *, of_recipe: bool) -> None:
-    """Raise RecipeError where a reward of a suite compares with references that too many of a part's tasks lack.
+    """Raise RecipeError where a suite's reward needs references that too many tasks lack.
 
     Args:
         suite: that is about to be played.
@@ -100,14 +100,14 @@ def _without(reward: Any, path: str, tasks: Sequence[Task]) -> list[tuple[Task, 
 
 
 def try_samplers(recipe: Recipe) -> None:
-    """Start each sampler once: what does not fit the tasks is refused before anything is played or trained."""
+    """Start each sampler once, so that a misfit with the tasks is refused before training."""
     for stage in recipe.stages:
         if isinstance(stage, PolicyGradient) and not isinstance(stage.sampler, Shuffled | DemonstratedSampler):
             stage.sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
 
 
 async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
-    """Attempt a task by random actions and score that attempt: what raises at once would do so after whole stages.
+    """Preflight attempt: play one task by random actions and score it, so that faults show early.
 
     Not asked are rewards that load a model, that read sampled tokens, of which there are none yet, or that cannot be
     copied: the trial leaves no trace in them. What is only watched may fail, and `say` is told.
@@ -168,7 +168,7 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
 
 
 async def _refusal(answer: str, task: Task, weighted: Weighted, limits: Limits) -> str:
-    """Reason why a reward takes an answer for wrong in every form; empty where it takes one for right."""
+    """Reason why a reward rejects an answer in every form; empty where it accepts one."""
     why = ""
     for form in ("{}", r"\boxed{{{}}}", "<answer>{}</answer>", "#### {}"):
         said = form.format(answer)
@@ -208,7 +208,7 @@ async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:
 
 
 def _to_try(weighted: Weighted) -> Weighted | None:
-    """A copy of a reward, whose state the trial may change; None of one that is not asked."""
+    """Copy of a reward for the trial, whose state may change; None for one that is not asked."""
     for _, part in with_parts("", weighted.reward):
         if Capabilities(part).reads_tokens or (isinstance(part, AsksModel) and part.url is None):
             return None
@@ -219,7 +219,7 @@ def _to_try(weighted: Weighted) -> Weighted | None:
 
 
 def check_template(agent: Any, renderer: Any, where: str = "agent") -> None:
-    """Raise RecipeError where an agent leaves it to the chat template to write tools, and the template knows none."""
+    """Raise RecipeError where an agent needs tools written by a chat template that has none."""
     if not isinstance(renderer, Renderer) or renderer.knows_tools:
         return
     for path, part in with_parts(where, agent):

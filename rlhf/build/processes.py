@@ -27,7 +27,7 @@ from rlhf.training.policy.sharded_load import ShardedLoad, can_be_sharded
 
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[Processes]:
-    """Inside, this process is one of those that a launcher has started for the recipe, or alone where there are none.
+    """Context in which this process has joined the launcher's process group, or runs alone.
 
     Raises:
         RecipeError: there are several, and a part of the recipe works in one only.
@@ -44,7 +44,7 @@ def joined(recipe: Recipe) -> Iterator[Processes]:
 
 
 def sharded_load(recipe: Recipe, found: Path | None) -> ShardedLoad | None:
-    """Return what loads the policy of a recipe, or of a checkpoint, in the pieces that all stages train it in.
+    """Sharded loader for the policy of a recipe or checkpoint; None where each process loads it whole.
 
     None where each process loads all of it: one alone, a policy from scratch, trainers that hold it whole or lay it out
     in several ways, a critic, which may begin as a copy of it, and files that only transformers can read.
@@ -112,7 +112,7 @@ STOP_REQUEST: ContextVar[StopRequest | None] = ContextVar("stop_request", defaul
 
 @contextmanager
 def stopped_by_term() -> Iterator[None]:
-    """Inside, SIGTERM cancels the running task, as Ctrl-C does: batch systems send it some time before they kill.
+    """Context in which SIGTERM cancels the running task as Ctrl-C does (batch systems send it first).
 
     Where this is not the main thread, which alone may say what a signal does, it stays as it is, and a `StopRequest` is
     heard.
@@ -146,7 +146,7 @@ def stopped_by_term() -> Iterator[None]:
 
 @contextmanager
 def stopping_together() -> Iterator[None]:
-    """Inside, the first SIGINT or SIGTERM is kept until all processes have finished a step; the next one stops at once.
+    """Context in which the first SIGINT or SIGTERM stops all processes after a step, the next at once.
 
     A single process stops in its own way.
     """

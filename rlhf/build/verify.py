@@ -45,7 +45,7 @@ def verify(folder: Path, *, console: CleanConsole | None = None) -> dict[str, An
 
 
 def compared(before: Path, now: Path) -> dict[str, Any]:
-    """What differs between two evaluations of one policy on one suite."""
+    """Differences between two evaluations of one policy on one suite."""
     # Prices were given for one of them alone, and cost is no figure of the policy.
     figures = _changed(flat(_json(before / SUMMARY)), flat(_json(now / SUMMARY)), but=("per_solved.cost",))
     attempts = [_attempts(f / TRAJECTORIES) for f in (before, now)]
@@ -63,7 +63,7 @@ def compared(before: Path, now: Path) -> dict[str, Any]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """What was evaluated, on what, and with which versions."""
+    """Identity of an evaluation: policy, tasks and versions."""
     plan = parse(read_listed(folder / PLAN), str(folder / PLAN))
     return flat({"versions": _json(folder / VERSIONS), **plan})
 

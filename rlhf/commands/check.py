@@ -53,7 +53,7 @@ def check(
     worst: Annotated[int, typer.Option(min=0, help="Show so many of the attempts that are worth reading.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Check an environment, a reward, an agent, or a recipe with all three: a line for each part that is in order.
+    """Check an environment, reward, agent or recipe; prints a line for each part in order.
 
     Examples: rlhf check environment ./maze.py:Maze size=5; rlhf check reward ./mine.py:judge --suite math
     """
@@ -96,7 +96,7 @@ def _built(section: str, target: str, fields: list[str]) -> Any:
 
 
 def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Report], list[dict[str, Any]], str]:
-    """The reports on a reward among attempts or answers, attempts that are worth reading, and what these are."""
+    """Reports on a reward over attempts or answers, attempts worth reading, and their source."""
     if what is not What.reward:
         raise RecipeError(
             "attempts are judged by a reward",
@@ -157,7 +157,7 @@ def _named(path: str, section: str, part: Any, records: list[tuple[Task, Traject
 
 
 def _kind(section: str, part: Any) -> str:
-    """What a recipe calls a part, under the workers that it may be in, or as the verifier that it asks."""
+    """Recipe name of a part, seen through the workers or verifier wrapper around it."""
     from environments.workers.pool import Processes
     from rewards.verified import Verified
     from rlhf.registry import kind_of
@@ -168,7 +168,7 @@ def _kind(section: str, part: Any) -> str:
 
 
 def _records(recipe: Recipe) -> list[tuple[Task, Trajectory]]:
-    """Tasks that the rewards of `recipe` will meet: a verifier is no use where they have no references."""
+    """Tasks that the rewards of `recipe` will meet; a verifier needs those with references."""
     from rlhf.data import Outcome, Trajectory
     from rlhf.errors import EnvError
     from rlhf.rollout.tasks import tasks_of

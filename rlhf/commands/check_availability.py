@@ -49,7 +49,7 @@ def refuse_absent_trackers(recipe: Recipe) -> None:
 
 
 def refuse_absent_quantization(recipe: Recipe) -> None:
-    """Raise MissingPackageError or ModelError where the policy's base cannot be held in as few bits as it should."""
+    """Raise MissingPackageError or ModelError where the base cannot be quantized as asked."""
     from rlhf.training.policy.lora import refuse_unquantizable
 
     if recipe.policy.lora is not None and recipe.policy.lora.quantization is not None:
@@ -57,7 +57,7 @@ def refuse_absent_quantization(recipe: Recipe) -> None:
 
 
 def refuse_absent_models(recipe: Recipe) -> None:
-    """Raise RecipeError where policy or reward names a folder without a model; a name on a hub is not looked up."""
+    """Raise RecipeError where policy or reward names a folder without a model; hub names are skipped."""
     from rewards.combinators.parts import with_parts
     from rewards.judges.asking import AsksModel
     from rewards.models.model_folder import ModelReward, stage_of
@@ -81,7 +81,7 @@ def refuse_absent_models(recipe: Recipe) -> None:
 
 
 def refuse_unreachable_models(recipe: Recipe) -> None:
-    """Raise ModelError where a model that the recipe names on a hub is neither here nor to be had.
+    """Raise ModelError where a hub model of the recipe is neither cached nor reachable.
 
     Looked up is its config.json, in the cache and then on the hub: a few kilobytes, before hours of other work.
     """
@@ -108,7 +108,7 @@ def refuse_unreachable_models(recipe: Recipe) -> None:
 
 
 def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """YAML path and name of every model that a recipe names: of the policy, critics, judges, rewards and teachers."""
+    """Yield YAML path and name of every model in a recipe: policy, critics, judges, rewards, teachers."""
     from rewards.combinators.parts import with_parts
 
     held = {name: getattr(recipe, name) for name in ("policy", "stages", "agent")}
@@ -120,7 +120,7 @@ def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _is_of_model(part: object) -> bool:
-    """Whether `path` of these settings is a model's: they say so in naming a hub."""
+    """True if `path` of these settings names a model, which they declare by naming a hub."""
     from rewards.judges.asking import AsksModel
     from rewards.models.model_folder import ModelReward, stage_of
     from rlhf.training.critics.value_model import OwnModel

@@ -116,7 +116,7 @@ def _caution(said: Iterable[str]) -> None:
 
 
 def _show_board(title: str, rows: list[dict[str, Any]], console: CleanConsole) -> None:
-    """Print a board; where the policies have no room beside the figures, with the folders of the evaluations."""
+    """Print a leaderboard; folders are added where the policies' names do not fit."""
     from rlhf.evaluation.contrib.leaderboard import COLUMNS, cells
     from rlhf.viewer.terminal import whole_table
 
@@ -130,7 +130,7 @@ def _show_board(title: str, rows: list[dict[str, Any]], console: CleanConsole) -
 
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
-    """What evaluations are called, with their strategies; paths without the folders that all of them are in."""
+    """Labels of evaluations with their strategies; paths without their common folders."""
     names = [row["name"] for row in rows]
     if any("/" in name for name in names):
         paths = [os.path.abspath(name) for name in names]
@@ -177,7 +177,7 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
 
 
 def _measured(name: str, found: dict[str, Any]) -> str:
-    """What was compared of one side: `a after training, step 30`."""
+    """Label of one side of a comparison: `a after training, step 30`."""
     from rlhf.evaluation.compare import when
 
     phase = found["phase"]

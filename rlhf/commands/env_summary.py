@@ -43,7 +43,7 @@ def kept() -> Mapping[str, Mapping[str, str]]:
 
 
 def glance(kind: str) -> dict[str, Any]:
-    """What is known of a kind of the catalogue, in plain values; nothing of it is imported.
+    """Summary of a catalogue kind, in plain values, without importing it.
 
     Returns:
         kind, what, extra, installed, missing (how to install it), needs (keys without a default), promises, tasks of
@@ -75,7 +75,7 @@ def glance(kind: str) -> dict[str, Any]:
 
 
 def listing(rows: list[dict[str, Any]]) -> str:
-    """The rows as lines of aligned columns, at most 80 characters long, whatever the width of the terminal.
+    """Rows as aligned columns of at most 80 characters, whatever the terminal's width.
 
     What takes more room is left to `--json`, `--markdown` and what is said of one kind: other splits, and the oracle.
     """
@@ -109,7 +109,7 @@ def _share(text: str) -> list[int] | None:
 
 
 def variant(kind: str, values: Mapping[str, Any]) -> str:
-    """Which of the games of a kind is played with these values, and how another is chosen; '' of a kind with one."""
+    """Name of the game variant chosen by these values, and how to choose another; '' if only one."""
     from rlhf.catalog import CATALOG
     from rlhf.recipe.keys import keys_of
     from rlhf.registry import resolve

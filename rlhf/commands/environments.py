@@ -166,7 +166,7 @@ def _look(row: dict[str, Any]) -> None:
 
 
 def _of_suite(kind: str) -> tuple[dict[str, Any], str | None]:
-    """Settings of the first part of a suite that has this kind, and its name; the suite of that name before others."""
+    """Settings and name of a suite's first part of this kind; a suite of that name is preferred."""
     from rlhf.recipe.suites import list_suites
     from rlhf.recipe.text import read
 
@@ -260,7 +260,7 @@ def _solved(share: Mapping[str, Any] | None) -> str:
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is said about one kind, label by label."""
+    """Labelled lines about an environment kind."""
     properties, known, found = row["properties"] or {}, row["known"], row["measured"]
     yield "kind", row["kind"]
     if row["what"]:

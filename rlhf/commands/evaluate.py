@@ -122,7 +122,7 @@ def measured(
     price_out: float | None = None,
     console: CleanConsole | None = None,
 ) -> tuple[EvaluationRequest, dict[str, Any]]:
-    """Refuse what cannot be evaluated, then do it: the request with recipe and checkpoint found, and the figures."""
+    """Check and run an evaluation; returns the resolved request and the figures."""
     _refuse_half(asked)
     _refuse_idle(asked, checkpoint, price_in is not None or price_out is not None)
     asked = _resolved(asked, checkpoint)
@@ -172,7 +172,7 @@ def _verify(folder: Path, as_json: bool) -> None:
 
 
 def _resolved(asked: EvaluationRequest, checkpoint: Path | None) -> EvaluationRequest:
-    """What is asked for, with recipe and checkpoint found; what cannot be is refused before anything loads."""
+    """Request with recipe and checkpoint resolved; impossible ones are refused before anything loads."""
     from rlhf.recipe.evaluation_request import is_model, is_program
 
     if asked.endpoint or is_program(asked.target) or (asked.suite and is_model(asked.target)):
@@ -212,7 +212,7 @@ def _refuse_half(asked: EvaluationRequest) -> None:
 
 
 def _refuse_misspelt(asked: EvaluationRequest) -> None:
-    """Raise RecipeError for a name that is no recipe and nearly that of a policy without a model."""
+    """Raise RecipeError for a near-miss of a model-free policy's name that is no recipe."""
     from rlhf.recipe.evaluation_request import BASELINES
     from rlhf.recipe.files import list_recipes
 
@@ -229,12 +229,12 @@ def _refuse_misspelt(asked: EvaluationRequest) -> None:
 
 
 def _refuse_idle(asked: EvaluationRequest, checkpoint: Path | None, priced: bool) -> None:
-    """Raise RecipeError for an option that would do nothing for this policy, or an address that is none."""
+    """Raise RecipeError for an option without effect on this policy, or an invalid address."""
     from rlhf.recipe.evaluation_request import is_model, is_program
 
     if asked.endpoint and not asked.endpoint.startswith(("http://", "https://")):
         raise RecipeError(
-            "this is no address",
+            "not an address",
             where="--endpoint",
             got=asked.endpoint,
             expected="an address that begins with http:// or https://",
@@ -273,7 +273,7 @@ def _refuse_beside_verify(asked: EvaluationRequest, checkpoint: Path | None, out
 
 
 def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sections: Sequence[str]) -> None:
-    """Raise RecipeError for an override of a key that `what` would not look at: it looks at those of `sections`."""
+    """Raise RecipeError for an override outside `sections`, the only ones that `what` reads."""
     for override in overrides:
         key = override.partition("=")[0]
         section, _, name = key.partition(".")
@@ -290,7 +290,7 @@ def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sec
 
 
 def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Path | None]:
-    """The recipe that `target` names, and the checkpoint asked for, the one it is, or the newest of the run it is.
+    """Recipe that `target` names, and its checkpoint: the given one, itself, or the run's newest.
 
     Raises:
         CheckpointError: the checkpoint asked for is no folder, or the run has none.

@@ -31,7 +31,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Where the model goes: a folder that does not exist.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the policy of a run or checkpoint as an ordinary Hugging Face folder, with its tokenizer and chat template.
+    """Export the policy of a run or checkpoint as an ordinary Hugging Face folder.
 
     An adapter is merged into the weights it was trained over; full weights are copied as they are. The store of an
     agent that remembers goes with them, as store.sqlite, which transformers and vLLM take no notice of.
@@ -68,7 +68,7 @@ def export(
 
 
 def _copy_store(folder: Path, into: Path) -> int | None:
-    """Copy the store of a checkpoint, as it was saved, and return how many entries it has; None where there is none.
+    """Copy a checkpoint's memory store; returns its number of entries, None where there is none.
 
     Raises:
         StoreError: it is damaged.
@@ -85,7 +85,7 @@ def _copy_store(folder: Path, into: Path) -> int | None:
 
 
 def _checkpoint(asked: Path) -> Path:
-    """The whole checkpoint that was asked for, the newest of a run that was, or that whose policy was."""
+    """Checkpoint of a path: itself, the newest of a run, or that of a policy folder."""
     from rlhf.training.checkpoints.snapshot import damage
     from rlhf.training.checkpoints.store import every
 
@@ -97,7 +97,7 @@ def _checkpoint(asked: Path) -> Path:
         around = around if around is not None and (around / "checkpoints").is_dir() else None
         near = nearest(folder.name, [p.name for p in every(folder.parent)]) if folder.parent.is_dir() else ""
         raise CheckpointError(
-            "this is no checkpoint of a run",
+            "not a checkpoint of a run",
             where=str(asked),
             got="another folder" if folder.is_dir() else "no such folder",
             expected="a folder in checkpoints/ of a run, which says what model the policy is",

@@ -12,7 +12,7 @@ from rlhf.commands.output import Overrides, command, errors, quiet_libraries
 
 
 class Judge(StrEnum):
-    """Who says what an attempt earned."""
+    """Source of an attempt's reward."""
 
     posted = "posted"
     world = "world"
@@ -32,7 +32,7 @@ def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on. Who has a key can ask the policy.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
 ) -> None:
-    """Serve a policy to agents elsewhere, each attempt with an address of its own, and keep what they did.
+    """Serve a policy to agents elsewhere, each attempt at an address of its own, and store trajectories.
 
     Examples: rlhf gateway runs/quickstart-seed0 --reward world
     """

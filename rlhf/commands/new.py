@@ -1,4 +1,4 @@
-"""`rlhf new`: write a part of your own to begin with, a test of it, and a recipe that trains with it."""
+"""`rlhf new`: scaffold a part of one's own, its test, and a recipe that trains with it."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def _can_name(part: str, name: str) -> bool:
     is_name = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and not keyword.iskeyword(name)
     if not is_name or name in _TAKEN or name.startswith("test_") or _is_installed(name):
         return False
-    return _class_of(name) not in _words_of(part)
+    return _class_of(name) not in _taken_names(part)
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a package has this name; what lies in the current folder is the user's own."""
+    """True if an installed package has this name; the current folder does not count."""
     path = [folder for folder in sys.path if folder and Path(folder).resolve() != Path.cwd()]
     found = PathFinder.find_spec(name, path)
     return found is not None and found.loader is not None  # a folder without code has none
@@ -110,8 +110,8 @@ def _class_of(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def _words_of(part: str) -> set[str]:
-    """Names of classes and imports in the files of a part, which its own class would hide, where it is a class."""
+def _taken_names(part: str) -> set[str]:
+    """Names that a new class must not shadow: classes and imports in the files of a part."""
     trees = [ast.parse(text) for file, text in texts_of(part, "x").items() if file.endswith(".py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}

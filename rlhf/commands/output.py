@@ -86,7 +86,7 @@ def caution(text: str) -> None:
 
 @contextmanager
 def renamed_names_told() -> Iterator[None]:
-    """Print each old name of a recipe or an import as a caution with the new one, once."""
+    """Context that prints each renamed recipe key or import once, with its new name."""
     told = set[str]()
     with warnings.catch_warnings():
         usual = warnings.showwarning
@@ -104,7 +104,7 @@ def renamed_names_told() -> Iterator[None]:
 
 
 def print_json(values: Mapping[str, Any]) -> None:
-    """Print one line of JSON; what is no finite number becomes null, which every reader of JSON accepts."""
+    """Print one line of JSON; non-finite numbers become null."""
     sys.stdout.write(json.dumps(_finite(values), default=str) + "\n")
     sys.stdout.flush()
 

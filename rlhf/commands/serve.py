@@ -1,4 +1,4 @@
-"""`rlhf serve`: vLLM's own server with a policy, for rollouts of other runs or for any OpenAI client."""
+"""`rlhf serve`: vLLM's own server with a policy, for rollouts and OpenAI clients."""
 
 from __future__ import annotations
 

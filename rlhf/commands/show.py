@@ -60,7 +60,8 @@ def show(
 def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:
     from rlhf.commands.trial import try_out
     from rlhf.errors import ModelError
-    from rlhf.estimate.memory import estimates, total
+    from rlhf.estimate.figures import total
+    from rlhf.estimate.memory import estimates
 
     found = try_out(recipe, n_steps, n_processes)
     try:
@@ -186,7 +187,7 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ahead_text(ahead: dict[str, Any]) -> str:
-    """What playing ahead comes to."""
+    """Text on asynchronous rollouts: lag, groups in flight and correction."""
     repeated = "the run repeats itself to the bit" if ahead["schedule"] == "fixed" else "the clock says by which policy"
     waits = "waits for them" if ahead["checkpoint"] == "drain" else "begins them again"
     return (

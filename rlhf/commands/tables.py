@@ -59,7 +59,7 @@ def show_summary(summary: Mapping[str, Any], console: CleanConsole) -> None:
 
 
 def type_table(summary: Mapping[str, Any]) -> Table:
-    """One row for each type of task."""
+    """Table with a row for each type of task."""
     table = Table(box=None, pad_edge=False)
     table.add_column("tasks of type", overflow="fold")
     for column in ("n", "success", "95% interval", "score", "turns", "errors"):
@@ -98,5 +98,5 @@ def number(value: float | None) -> str:
 
 
 def amount(value: float) -> str:
-    """What was spent, with as many digits as it needs."""
+    """Amount as text, with as many digits as it needs."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -262,7 +262,7 @@ def _differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Give the dotted key of each kind that the values of two recipes name differently, with theirs and mine."""
+    """Yield the dotted key of each kind that differs between two recipes, with both names."""
     if isinstance(mine, list) and isinstance(theirs, list):
         mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
     if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping) or _OF_TRAINER.match(path):

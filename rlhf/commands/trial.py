@@ -1,4 +1,4 @@
-"""A recipe tried: a few of its steps really made in a folder that is thrown away, for time and memory."""
+"""Trial of a recipe: a few real steps in a temporary folder, for time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command line that cannot be read is told of like every other error: where, got, expected, do."""
+"""Usage errors of the command line in four parts: where, got, expected, do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _options(command: Any, ctx: Any) -> list[str]:
 
 
 def _misplaced(option: str, group: TyperGroup, ctx: Any) -> str:
-    """What is meant by an option before any command that is the name of one, or belongs to some."""
+    """Suggestion for a misplaced option: the command that it names, or one that it belongs to."""
     if option.strip("-") in group.commands:
         return f"it is a command, without dashes: rlhf {option.strip('-')}"
     takers = [name for name, one in group.commands.items() if option in _options(one, ctx)]

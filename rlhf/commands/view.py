@@ -65,7 +65,7 @@ def view(
 
 @contextmanager
 def shown_beside(folder: Path) -> Iterator[None]:
-    """Inside, a viewer of its own process shows a run; it ends with this process, however that ends."""
+    """Context in which a viewer process shows a run; it ends with this process."""
     arguments = [sys.executable, "-m", "rlhf.cli", "view", str(folder), "--until-closed"]
     viewer = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
     try:

@@ -26,7 +26,7 @@ class AdvantageEstimator(Protocol):
 
     @property
     def needs_values(self) -> bool:
-        """Whether it needs a critic."""
+        """True if it needs a critic."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class AdvantageEstimator(Protocol):
         ...
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
-        """One number per sampled token of `group`, and counters of degenerate cases.
+        """Advantage of each sampled token of `group`, and counters of degenerate cases.
 
         Where it needs values it is given those of the group, and says in `Credit.returns_GNT` what the critic is to
         be trained on.
@@ -71,7 +71,7 @@ class EstimatorCapabilities(CapabilityView):
 
 
 def critic_of(estimator: object) -> str | None:
-    """Kind of critic that an estimator, or the one in its key `inner`, compares with; None where it does not say."""
+    """Kind of critic that an estimator, or its `inner`, compares with; None where undeclared."""
     found = EstimatorCapabilities(estimator)
     while found.inner is not None:
         found = EstimatorCapabilities(found.inner)
@@ -91,7 +91,7 @@ def needs_branches(estimator: object) -> bool:
 def without(estimator: object, context: CheckContext, why: str, do: str) -> Problem:
     """The problem of an estimator without the part that it compares by."""
     return Problem(
-        "this estimator would be without what it is about",
+        "this estimator lacks the part that it compares by",
         where=context.at("kind"),
         got=f"{context.kind_of('advantage', estimator)}, and {why}",
         expected="the part that it compares by",
@@ -114,7 +114,7 @@ def names_no_reward(name: str, key: str, context: CheckContext) -> Problem:
 def credit_of(
     estimator: AdvantageEstimator, groups: Sequence[ScoredGroup], values: Sequence[Values] | None = None
 ) -> list[Credit]:
-    """Return the credit of each group of a step: over all of them at once where the estimator can, else one by one.
+    """Credit of each group of a step, jointly where the estimator works on whole steps.
 
     The estimator does not see turns that were given to the policy (`Trajectory.n_given`): they hold no token, and what
     nobody did is not compared with what the policy did.

@@ -1,4 +1,4 @@
-"""Numbers of the sampled tokens of a whole step, as flat arrays: for what runs along tokens or over all of them.
+"""Flat arrays over the sampled tokens of a step, for estimators on tokens or whole steps.
 
 A step may have millions of tokens. Sums are exact (`math.fsum`) here too, so the order of groups and trajectories does
 not matter, not even in the last bit.
@@ -25,7 +25,7 @@ ShapeGN = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLine:
-    """The N sampled tokens of the S trajectories of a step end to end, and the K turns that have any.
+    """Sampled tokens of a step end to end: N tokens of S trajectories, in K turns that have any.
 
     What the policy did not sample is not there, and so are turns in which it sampled nothing.
 
@@ -90,7 +90,7 @@ def _ints(numbers: Sequence[int]) -> Ints:
 
 
 def following(values_N: Floats, lengths_S: Ints, last_S: Floats) -> Floats:
-    """Return `[N]`, of segments of these lengths end to end, each entry's successor; `last_S` after a segment's last.
+    """Successor of each entry `[N]` within segments of these lengths; `last_S` ends each segment.
 
     Segments may be empty; `last_S` has an entry for each all the same.
     """
@@ -102,7 +102,7 @@ def following(values_N: Floats, lengths_S: Ints, last_S: Floats) -> Floats:
 
 
 def scan(x_N: Floats, lengths_S: Ints, factor: float) -> Floats:
-    """Return `[N]` with y_t = x_t + factor · y_{t+1} within each segment, and nothing after a segment's last entry.
+    """Reverse discounted scan `[N]`: y_t = x_t + factor · y_{t+1} within each segment.
 
     Runs backwards through all segments at once: as many array operations as the longest has entries.
     """
@@ -138,7 +138,7 @@ def shape_of(group: ScoredGroup) -> ShapeGN:
 
 
 def whitened(values_N: Floats, *, subtract_mean: bool = True, ddof: int = 1, eps: float = 1e-6) -> Floats | None:
-    """Return (x − mean) / (std + ε) of each, or None where all are equal up to rounding, as one alone is.
+    """Whitened values (x − mean) / (std + ε); None where all are equal up to rounding.
 
     Without `subtract_mean` it is x / (std + ε).
     """
@@ -175,7 +175,7 @@ def silenced(credits: Sequence[Credit]) -> list[Credit]:
 def credits_of(
     groups: Sequence[ScoredGroup], credit_N: Floats, returns_N: Floats | None = None, *, is_flat: bool
 ) -> list[Credit]:
-    """Return the credit of each group from the numbers of all tokens of a step, with the counters of the step.
+    """Credit of each group from flat token arrays of a step, with the step's counters.
 
     Args:
         groups: of the step.

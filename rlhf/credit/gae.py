@@ -14,7 +14,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GAE(FromValues):
-    """A_t = δ_t + γ λ A_{t+1} with δ_t = r_t + γ V_{t+1} − V_t, over the sampled tokens of a trajectory; whitened.
+    """Token-level GAE: A_t = δ_t + γ λ A_{t+1}, δ_t = r_t + γ V_{t+1} − V_t, whitened.
+
+    It runs over the sampled tokens of a trajectory.
 
     The critic is trained on the returns A_t + V_t. What the policy did not sample is not there: observations take no
     time, whatever a critic says of them. The reward of a turn lies on its last sampled token; that of a turn in which

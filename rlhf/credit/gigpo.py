@@ -18,7 +18,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GiGPO:
-    """A_{i,k} = A^E_i + ω · A^S_{i,k}, the same for every token of turn k of trajectory i.
+    """Group-in-group advantage (GiGPO): A_{i,k} = A^E_i + ω · A^S_{i,k}.
+
+    It is the same for every token of turn k of trajectory i.
 
     A^E_i = (R_i − mean R) / F compares total scores within the group. D_{i,k} = Σ_{l≥k} γ^{l−k} r_{i,l} is the
     discounted score from turn k on; A^S = (D − mean D) / F compares it among all turns of the group that started from
@@ -48,7 +50,7 @@ class GiGPO:
     normalize: Literal["mean_std", "mean"] = "mean_std"
     """`mean` only subtracts the mean: for environments where a state group may mix easy and hopeless situations."""
     statistics: Literal["trajectory", "turn"] = "trajectory"
-    """Whether each trajectory counts once in the mean and deviation of A^E, or once per turn (long ones weigh more)."""
+    """Unit of mean and deviation of A^E: each trajectory once, or once per turn (long ones weigh more)."""
     similarity: Annotated[float, Field(gt=0, le=1)] | None = None
     """None: states are the same if their keys are equal. A number: if `difflib` finds their keys at least this alike,
     each key joining the first cluster whose first member it resembles; depends on the order, slow for many states."""

@@ -52,7 +52,7 @@ def turn_rewards(group: ScoredGroup) -> list[tuple[float, ...]]:
 
 
 def per_turn(score: Score, reward: str, group: ScoredGroup) -> tuple[float, ...]:
-    """What one reward, unweighted, says of each turn. Raises DataError where it says nothing of single turns."""
+    """Unweighted per-turn values of one reward. Raises DataError where it says nothing of single turns."""
     verdict = score.parts.get(reward)
     if verdict is None or verdict.per_turn is None:
         raise DataError(
@@ -66,14 +66,14 @@ def per_turn(score: Score, reward: str, group: ScoredGroup) -> tuple[float, ...]
 
 
 def correct(group: ScoredGroup, above: float | None) -> list[bool]:
-    """Return `[G]`, whether each trajectory is right: solved or, if `above` is given, with a total score above it."""
+    """Correctness `[G]` of each trajectory: solved or, if `above` is given, a total score above it."""
     if above is None:
         return [trajectory.solved for trajectory in group.trajectories]
     return [score.total > above for score in group.scores]
 
 
 def is_constant(values: Sequence[float]) -> bool:
-    """Whether all values are equal up to rounding; true for one value and for none."""
+    """True if all values are equal up to rounding; also for one value and for none."""
     if len(values) < 2:
         return True
     low, high = min(values), max(values)
@@ -101,7 +101,7 @@ def normalise(
     eps: float = 1e-6,
     population: Sequence[float] | None = None,
 ) -> list[float]:
-    """Return (x − mean) / (std + ε) for each value, or x − mean where `by_std` is False.
+    """Normalised values (x − mean) / (std + ε), or x − mean where `by_std` is False.
 
     Mean and deviation are those of `population`, by default of `values` themselves. Where the population is constant,
     has one member or none, every result is exactly 0: there is nothing to compare with.

@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GRPO:
-    """A_i = (R_i − mean R) / (std R + ε), the same for every token of trajectory i.
+    """Group-relative advantage (GRPO): A_i = (R_i − mean R) / (std R + ε).
+
+    It is the same for every token of trajectory i.
 
     R_i is the total score of trajectory i; mean and deviation are over the trajectories of one task, however many turns
     each has. Degenerate groups: equal scores give exactly 0; a lone trajectory gives 0, or its score with

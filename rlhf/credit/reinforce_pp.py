@@ -16,7 +16,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReinforcePP:
-    """A_t = (G_t − mean G) / (std G + ε), statistics over all sampled tokens of the step.
+    """REINFORCE++ advantage: A_t = (G_t − mean G) / (std G + ε) over all sampled tokens of the step.
 
     G_t is the discounted score from token t on. The score of a turn lies on its last token, that of a turn in which
     nothing was sampled on the turn before it, or after where there is none; observations take no time. Works with one
@@ -36,7 +36,7 @@ class ReinforcePP:
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per sampled token."""
     subtract_mean: bool = True
-    """Whether to subtract the mean of the step, which is the only baseline."""
+    """Subtract the mean of the step, which is the only baseline."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation, the one with n − 1."""
 

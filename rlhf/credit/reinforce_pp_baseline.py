@@ -16,7 +16,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReinforcePPBaseline:
-    """A_t = (a_i − mean a) / (std a + ε) with a_i = R_i − mean R of its group; mean and std of a over all tokens.
+    """REINFORCE++ with a group baseline: A_t = (a_i − mean a) / (std a + ε), a_i = R_i − mean R of its group.
+
+    Mean and deviation of a run over all tokens of the step.
 
     One task's deviation no longer magnifies small differences, as GRPO's does. With `subtract_mean` a group whose
     scores are all equal gets a small number of its own, since tokens of long and short trajectories do not balance; it
@@ -32,7 +34,7 @@ class ReinforcePPBaseline:
     min_group: ClassVar[int] = 2
 
     subtract_mean: bool = True
-    """Whether to subtract the mean over the step's tokens a second time, as the authors do."""
+    """Subtract the mean over the step's tokens a second time, as the authors do."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation, the one with n − 1."""
 

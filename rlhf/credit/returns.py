@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def discounted_returns(rewards_K: Sequence[float], gamma: float) -> list[float]:
-    """Return `[K]` with D_k = Σ_{l≥k} γ^{l−k} r_l, for the rewards of the K turns of one trajectory.
+    """Discounted returns `[K]` of the K turns of a trajectory: D_k = Σ_{l≥k} γ^{l−k} r_l.
 
     The sum ends with the last turn: a trajectory cut by a limit is not bootstrapped. No turns give an empty list.
     """

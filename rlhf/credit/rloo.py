@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RLOO:
-    """A_i = R_i − mean of the other R_j = G / (G − 1) · (R_i − mean R), the same for every token of trajectory i.
+    """Leave-one-out advantage (RLOO): A_i = R_i − mean of the other R_j = G / (G − 1) · (R_i − mean R).
+
+    It is the same for every token of trajectory i.
 
     The baseline of a trajectory does not depend on it, so the gradient is unbiased. Equal scores give exactly 0. A lone
     trajectory has no baseline and gives 0 (published versions disagree: 0, or its score).
@@ -34,6 +36,6 @@ class RLOO:
 
 
 def leave_one_out(returns_G: Sequence[float]) -> list[float]:
-    """Return `[G]`, each return minus the mean of the others; exactly 0 where all are equal, and for one alone."""
+    """Return `[G]` minus the mean of the others; exactly 0 where all are equal, and for one alone."""
     correction = len(returns_G) / max(len(returns_G) - 1, 1)
     return [correction * x for x in normalise(returns_G, by_std=False)]

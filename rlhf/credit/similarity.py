@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 
 def similar_clusters(texts: Sequence[str], threshold: float) -> list[int]:
-    """Return the cluster number of each text: the first cluster whose first member is at least `threshold` alike.
+    """Cluster number of each text: the first cluster whose first member is similar by `threshold`.
 
     Likeness is `difflib.SequenceMatcher(None, text, first member).ratio()`, in [0, 1]. It is computed only where an
     upper bound, which is cheaper by far, does not rule it out: once per text and cluster.
@@ -38,7 +38,7 @@ class _FirstMember:
             self.places[character] = self.places.get(character, 0) | 1 << i
 
     def is_like(self, text: str, threshold: float) -> bool:
-        """Whether the ratio of `text` and this is at least `threshold`."""
+        """True if the similarity ratio of `text` to the member is at least `threshold`."""
         if not self._has_in_common(text, threshold):
             return False
         if self.matcher is None:
@@ -47,7 +47,7 @@ class _FirstMember:
         return self.matcher.ratio() >= threshold
 
     def _has_in_common(self, text: str, threshold: float) -> bool:
-        """Whether the longest common subsequence is long enough; what `difflib` matches is a common subsequence.
+        """True if the longest common subsequence is long enough: an upper bound of what `difflib` matches.
 
         A column of the table of common subsequences is the bits of one number (Hyyrö, Bit-parallel LCS-length
         computation revisited, 2004): 0 where the length grows. Stops as soon as too much is missing.

@@ -1,4 +1,4 @@
-"""Turn-level GAE: a turn is one action, worth what followed it against what a critic expected before it."""
+"""Turn-level GAE: one advantage per turn, with a critic's value of each turn's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TurnGAE(FromValues):
-    """A_k = δ_k + γ λ A_{k+1} with δ_k = r_k + γ V_{k+1} − V_k, the same for every token of turn k; whitened.
+    """Turn-level GAE: A_k = δ_k + γ λ A_{k+1}, δ_k = r_k + γ V_{k+1} − V_k, whitened.
+
+    It is the same for every token of turn k.
 
     V_k is the critic's value before the first sampled token of turn k; of its other values nothing is used. The critic
     is trained on A_k + V_k at every token of the turn: within a turn no reward falls and no time passes. A turn in

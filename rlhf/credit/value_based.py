@@ -18,7 +18,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FromValues(ABC):
-    """Advantages and returns over the sampled tokens of each trajectory, then whitened over all tokens of the step.
+    """Base of critic-based estimators: advantages and returns of sampled tokens, whitened over the step.
 
     The value of the state in which a limit cut a trajectory stands for what would have followed (`Values.cut_G`); an
     episode that ended by itself has no future. With `whiten`, equal advantages everywhere, and a step of one token,
@@ -31,7 +31,7 @@ class FromValues(ABC):
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
     """λ: 1 trusts the rewards that came, 0 the critic; between them, less variance for more bias."""
     whiten: bool = True
-    """Whether to subtract the mean over the step's tokens and divide by their deviation, the one with n − 1."""
+    """Whiten advantages: subtract the mean over the step's tokens and divide by their deviation, with n − 1."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 

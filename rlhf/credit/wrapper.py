@@ -27,7 +27,7 @@ class Wrapper(ABC):
 
     @property
     def needs_values(self) -> bool:
-        """Whether the inner estimator needs a critic."""
+        """True if the inner estimator needs a critic."""
         return self.inner.needs_values
 
     @property

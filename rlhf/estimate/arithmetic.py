@@ -57,7 +57,7 @@ def _sized(recipe: Recipe, n_processes: int) -> tuple[dict[str, Any], dict[str, 
 
 
 def _supervised(stage: Any) -> dict[str, Any]:
-    """Of attempts that are imitated, the most: as many tasks may have nothing to keep; None of data, not yet read."""
+    """Upper bound of imitated attempts, as tasks may have none to keep; None for data not yet read."""
     if stage.data is not None:
         return {"kind": "supervised", "n_demonstrations": None, "n_updates": None, "n_episodes": 0}
     source = stage.attempts
@@ -72,7 +72,7 @@ def _supervised(stage: Any) -> dict[str, Any]:
 
 
 def _paired(stage: Any) -> dict[str, Any]:
-    """The most pairs, as tasks whose attempts score alike have none; None where a file or a run tells their number.
+    """Upper bound of pairs, as equal scores give none; None where a file or run determines it.
 
     A reward model that learns from single attempts passes over these.
     """
@@ -126,7 +126,7 @@ def _on_cluster(stage: Any, recipe: Recipe) -> dict[str, Any]:
 
 
 def _ahead(stage: Any, asynchrony: Asynchrony) -> dict[str, Any]:
-    """How old tokens may be, how many groups are there at a time, and what corrects for their age."""
+    """Asynchrony figures: maximal lag, groups in flight, and the importance correction."""
     is_corrected = not isinstance(stage.correction, Bypass)
     return {
         "max_age": asynchrony.steps_ahead if asynchrony.order == "in_order" else asynchrony.staleness,
@@ -146,7 +146,7 @@ def _evaluation(recipe: Recipe) -> dict[str, Any]:
 
 
 def _cuts(recipe: Recipe, model_context: str) -> dict[str, str]:
-    """Which settings cut something short, and what they cut."""
+    """Settings that truncate, with what each truncates."""
     limits = recipe.limits
     cuts = {
         "limits.max_tokens": f"a generation at {limits.max_tokens} tokens",

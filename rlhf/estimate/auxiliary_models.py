@@ -1,4 +1,4 @@
-"""Models that are held beside a policy to score and to judge, and copies of it that are judged by or written."""
+"""Auxiliary models in memory beside the policy: reward models, judges, copies being written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def beside(
     recipe: Recipe, stage: Any, parameters: Sequence[Parameter], size: int, *, moments: int, attempts: bool
 ) -> dict[str, int]:
-    """Bytes of what scores and judges in this process, and of what is copied to be written, by name.
+    """Bytes of auxiliary models and copies in this process, by name.
 
     `rewards`: a local model of a reward is held once, as long as there are attempts to score. `reward_copy`: one that
     is refreshed is copied, with gradients and two moments. `judges`: one that is renewed is a whole copy of the policy,

@@ -47,7 +47,7 @@ class Pass:
 
 
 def peak_bytes(config: Any, model_of: Callable[[Any], Any], asked: Pass) -> int | None:
-    """Return the most bytes that a pass holds beside weights and gradients; None where the model cannot be run so.
+    """Peak bytes of a pass beside weights and gradients; None where the model cannot be run so.
 
     Args:
         config: of the model, Hugging Face's.
@@ -103,7 +103,7 @@ def _peak(model: Any, asked: Pass) -> int:
 
 
 def _batch(n_tokens: int, n_sampled: int) -> Any:
-    """One micro-batch of three rows of different lengths, the last of whose tokens are sampled."""
+    """Micro-batch of three rows of different lengths; the last tokens of it are sampled."""
     from rlhf.batching.pack import collate
     from rlhf.batching.samples import Sample
 
@@ -168,7 +168,7 @@ def _fuse(model: Any) -> None:
 
 
 class _Fused(TorchFunctionMode):
-    """Attention keeps what fused kernels keep: inputs and output, and no scores of each place for each other."""
+    """Stand-in for fused attention, which keeps inputs and output and no score matrix."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

@@ -8,7 +8,7 @@ goes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.errors import ModelError
 from rlhf.estimate.auxiliary_models import beside, shapes_of
 from rlhf.estimate.dry_run import Pass, peak_bytes
+from rlhf.estimate.figures import Estimate, Part, total
 from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameters_of, shaped
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
@@ -34,97 +35,6 @@ if TYPE_CHECKING:
 _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Numbers of gathered parameters that ZeRO 3 keeps at a time, at most.
 _ZERO3_LIVE = 1_000_000_000
-
-#: What to change about each part of a stage; `{stage}` is its path as an override has it.
-_CHANGES = {
-    "weights": "use a smaller model, policy.dtype=bfloat16 or '{stage}.trainer={{kind: deepspeed, zero: 3}}'",
-    "gradients": "train adapters, policy.lora={{}}, or shard them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
-    "masters": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
-    "moments": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
-    "buffers": "change {stage}.trainer: a lower bucket_mb, or reshard_after_forward: true, whichever it has",
-    "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
-    "teacher": "name a smaller teacher in {stage}.loss.teacher",
-    "critic": "set {stage}.critic.lora={{}} or {stage}.critic.backbone=policy",
-    "rewards": "ask a server instead, by the url of the reward, or use smaller models",
-    "reward_copy": "remove {stage}.reward_refresh, or use a smaller reward model",
-    "judges": "remove {stage}.judge_refresh, or ask a judge that stays",
-    "background": "set {stage}.checkpoint_in_background=false",
-    "engine": "use engine={{kind: vllm}} with engine.dtype=bfloat16, or servers on other GPUs: engine.servers",
-    "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
-    "activations": "lower {stage}.max_tokens_per_microbatch, or set {stage}.trainer.gradient_checkpointing=true",
-    "logits": "lower {stage}.max_tokens_per_microbatch",
-    "critic_activations": "lower {stage}.max_tokens_per_microbatch",
-    "update": "train adapters, policy.lora={{}}",
-    "loading": "use a smaller model",
-    "program": "start fewer processes",
-}
-
-
-@dataclass(frozen=True)
-class Part:
-    """One sort of thing in memory.
-
-    Attributes:
-        name: of `_CHANGES`.
-        n_bytes: of it, in each process.
-        on_host: whether it lies in the machine's memory where the policy is on a GPU.
-    """
-
-    name: str
-    n_bytes: int
-    on_host: bool = False
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Memory of each process in one stage.
-
-    Attributes:
-        path: of the stage.
-        n_processes: that share it.
-        held: throughout.
-        passing: of these, whose parts are there together, one comes after the other.
-        max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held`.
-        is_whole: False where activations could not be found for this model, and are left out.
-    """
-
-    path: str
-    n_processes: int
-    held: tuple[Part, ...]
-    passing: tuple[tuple[Part, ...], ...]
-    max_kv_cache: int
-    is_whole: bool = True
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """What is there when most is."""
-        return self.held + max(self.passing, key=total)
-
-    def change(self, part: Part) -> str:
-        """Say what to change so that there is less of it."""
-        return _CHANGES[part.name].format(stage=self.path.replace("[", ".").replace("]", ""))
-
-    def values(self) -> dict[str, Any]:
-        """Return plain values, in bytes."""
-        found = {part.name: part.n_bytes for part in self.held}
-        kept = sum(n for name, n in found.items() if name not in ("kv_cache", "program"))
-        there = {part.name: part.n_bytes for group in self.passing for part in group}
-        return {
-            "stage": self.path,
-            "n_processes": self.n_processes,
-            **found,
-            **there,
-            "training_total": kept,
-            "max_kv_cache": self.max_kv_cache,
-            "on_host": total(part for part in self.parts if part.on_host),
-            "peak": total(self.parts),
-            "is_whole": self.is_whole,
-        }
-
-
-def total(parts: Iterable[Part]) -> int:
-    """Bytes of all parts."""
-    return sum(part.n_bytes for part in parts)
 
 
 def estimates(recipe: Recipe, n_processes: int = 1) -> list[Estimate]:
@@ -176,7 +86,7 @@ def _estimate(
 
 
 def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) -> dict[str, int]:
-    """Return what a trainer holds of the policy in each process, and what an update takes beside it, in bytes.
+    """Bytes of the policy's trainer in each process: what it holds, and what an update adds.
 
     Of a parameter in bfloat16, eight processes and ZeRO 2: weights 2, gradients 4 / 8, weights in float32 (`masters`)
     4 / 8, moments 8 / 8. Plain torch in bfloat16: 2, 4, 4 and 8; in float32: 4, 4, 0 and 8.
@@ -210,7 +120,7 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
 
 
 def _on_host(kind: Any) -> set[str]:
-    """What lies in the machine's memory though the policy is on a GPU."""
+    """Parts that lie in host memory though the policy is on a GPU."""
     found = {"masters", "moments"} if isinstance(kind, DeepSpeed) and kind.offload_optimizer else set()
     if found and sharding_of(kind).gradients:
         found.add("gradients")
@@ -276,7 +186,7 @@ def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
 
 
 def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
-    """Bytes of a critic: its own backbone, gradients and moments of all that it trains; the head is next to none."""
+    """Bytes of a critic: its own backbone, gradients and moments; its head is negligible."""
     declared = CriticCapabilities(critic)
     if declared.trains_backbone is None:  # a critic of one's own, of which nothing is known
         return 0
@@ -292,7 +202,7 @@ def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
     # A shared backbone keeps gradients in the policy's place, one after the other, and moments of its own.
     held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
     # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
-    copied = declared.tau is not None or (declared.told is not None and critic.lora is None)
+    copied = declared.tau is not None or (declared.privileged_text is not None and critic.lora is None)
     return held + (moved if copied else 0)
 
 
@@ -315,7 +225,7 @@ def _engine_size(recipe: Recipe, dtype: str) -> int:
 
 
 def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tuple[int, int]:
-    """Bytes of keys and values in each process: what is counted, and the most that there can be.
+    """Bytes of the KV cache in each process: the counted ones and the upper bound.
 
     The bound has every live episode fill its context. Where nothing but the model's own size limits that, only what
     episodes sample is counted.
@@ -340,7 +250,7 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
 
 
 def _episodes(stage: Any) -> int:
-    """Attempts that the policy makes before the updates of a stage, or of a step of it; 0 where it makes none."""
+    """Attempts sampled before the updates of a stage or step; 0 where it samples none."""
     if isinstance(stage, OnPairs):
         return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
     if isinstance(stage, Supervised):
@@ -352,7 +262,7 @@ def _episodes(stage: Any) -> int:
 
 
 def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
-    """The largest micro-batch of a stage: filled to its budget, unless there are fewer tokens in a minibatch."""
+    """Largest micro-batch of a stage: its token budget, or a smaller minibatch."""
     limits = recipe.limits
     context = limits.max_context or config.get_text_config().max_position_embeddings
     loss = None
@@ -377,7 +287,7 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
 
 
 def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
-    """Bytes of activations of a critic that trains a backbone; it keeps them where the policy computes them again."""
+    """Bytes of a critic's activations where it trains a backbone; it does not recompute them."""
     if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_backbone:
         return 0
     return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rlhf.errors import ModelError, RecipeError
 
 if TYPE_CHECKING:
-    from rlhf.estimate.memory import Estimate, Part
+    from rlhf.estimate.figures import Estimate, Part
     from rlhf.recipe import Recipe
 
 #: Where Linux says how much memory the processes of a container may have, and have.
@@ -69,7 +69,7 @@ def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> N
 
 
 def _with_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> list[Part]:
-    """Weights and cache of an engine of one's own are at least the share of the GPU that it takes."""
+    """Parts with a separate engine's weights and cache raised to its share of the GPU."""
     from rlhf.inference.settings import VllmSettings
 
     if not isinstance(recipe.engine, VllmSettings) or recipe.engine.servers:

@@ -1,4 +1,4 @@
-"""Models that have shapes and no memory: what can be said of a policy before its weights are read."""
+"""Models on the meta device: shapes and counts of a policy before its weights are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of a model.
+    """Shape and format of a model's tensor.
 
     Attributes:
         n: numbers in it.

@@ -90,7 +90,7 @@ async def answers_of(
 
 
 def _owners(group: ScoredGroup, n_from_start: int, attempts: int) -> dict[int, int | None]:
-    """Number of a candidate -> the attempt that it belongs to; None where its parent could not be scored."""
+    """Attempt of each candidate by number; None where its parent could not be scored."""
     owner: dict[int, int | None] = {number: number * attempts // n_from_start for number in range(n_from_start)}
     for t in sorted(group.trajectories, key=lambda t: t.attempt):
         if t.parent is not None:

@@ -1,4 +1,4 @@
-"""Attempts as rows of plain values: what the figures of an evaluation are made of, read from its files alone."""
+"""Attempts as rows of plain values, read from an evaluation's files alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLUMNS = [
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at one task.
+    """Attempt at a task.
 
     Attributes:
         part: of the suite; the stage, for the evaluation of a run.
@@ -61,17 +61,17 @@ class Attempt:
 
     @property
     def solved(self) -> bool:
-        """Whether the environment's own success criterion was met."""
+        """True if the environment's own success criterion was met."""
         return self.outcome is Outcome.SOLVED
 
     @property
     def is_error(self) -> bool:
-        """Whether a part failed, so that it says nothing about the policy."""
+        """True if a part failed, so that the attempt says nothing about the policy."""
         return self.outcome.is_failure_of_a_part
 
     @property
     def type(self) -> str:
-        """Type of the task: its id without the part after the last slash, hence environment, game, level, split."""
+        """Type of the task: its id without the part after the last slash (environment, game, level, split)."""
         return self.task_id.rpartition("/")[0] or self.task_id
 
 
@@ -86,7 +86,7 @@ def read_attempts(folder: Path, *, stage: str | None = None) -> list[Attempt]:
 
 
 def evaluations_in(folder: Path) -> list[str]:
-    """Names of the evaluations in a folder of trajectories, by the step they were made in, the last one last."""
+    """Names of the evaluations in a trajectory folder, in order of their steps."""
     steps = {s.stage: s.step for s in list_steps(folder) if s.phase == "eval"}
     return sorted(steps, key=lambda stage: (steps[stage], stage != "before", stage))
 

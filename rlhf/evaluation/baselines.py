@@ -1,4 +1,4 @@
-"""Policies that are no models: an environment's oracle, agents that are programs, and what they take for an engine.
+"""Model-free baseline policies: oracles and programs, and the engine that stands in for a model.
 
 They are played by the same episodes as models are. What chance needs is drawn by an engine from the seed of the call,
 so that it is a function of seed, task, attempt and turn, as what a model samples is.
@@ -46,7 +46,7 @@ class WholeMessages(Renderer):
         self._messages: list[Message] = []
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
-        """One id for each message; those of sampled replies are the sampled ones. Raises DataError for tools."""
+        """Prompt with one id per message; sampled replies keep their sampled ids. Raises DataError for tools."""
         if tools:
             raise DataError(
                 "there is no chat template here that could show tools",
@@ -135,7 +135,7 @@ class OnlyDice(WholeMessages):
 
 @dataclass(frozen=True)
 class Planned:
-    """An environment whose oracle is asked as each episode starts, where the environment's own calls run, or before.
+    """Environment wrapper whose oracle plans where the episode's own calls run, or before.
 
     Attributes:
         inner: the environment; it has a method `plan`.
@@ -157,30 +157,30 @@ class Planned:
 
     @property
     def properties(self) -> Properties:
-        """Those of the environment."""
+        """Properties of the environment."""
         return replace(properties_of(self.inner), inline=self.inline)
 
     @property
     def inline(self) -> bool:
-        """Whether calls run on the event loop; planning, which takes longer than a step, is among them."""
+        """True if calls run on the event loop, planning among them, which outlasts a step."""
         return Capabilities(self.inner).is_inline
 
     @property
     def keeps_limits(self) -> bool:
-        """Whether calls are limited by the environment itself."""
+        """True if the environment limits its own calls."""
         return Capabilities(self.inner).keeps_limits
 
     @property
     def max_episodes(self) -> int | None:
-        """How many episodes may be alive at a time."""
+        """Maximal number of episodes alive at a time."""
         return Capabilities(self.inner).max_episodes
 
     def tasks(self, split: str) -> Iterable[Task]:
-        """Those of the environment."""
+        """Tasks of the environment."""
         return self.inner.tasks(split)
 
     def prepare(self, tasks: Sequence[Task]) -> None:
-        """Plan for tasks before their episodes begin, where a plan would hold up all others while their clocks run.
+        """Plan before episodes begin, where planning would stall all others on their clocks.
 
         That is so where processes serve the environment. What fails here fails again as its episode starts, which then
         says so.
@@ -202,7 +202,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class OracleAgent:
-    """Does what the oracle of a `Planned` environment would do; where that ends, nothing that can be understood."""
+    """Agent that follows the oracle of a `Planned` environment; an invalid action where the plan ends."""
 
     environment: Planned
 

@@ -1,4 +1,4 @@
-"""Chance as a policy: what is solved by actions that have nothing to do with what was said."""
+"""Random-action baseline: how much is solved without reading the observations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RandomAgent:
     borrowed: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
     async def prepare(self, tasks: Iterable[Task], limits: Limits) -> None:
-        """Ask the oracle, before episodes and their clocks begin, where the first of the tasks opens without a list.
+        """Ask the oracle before episodes begin, where the first task opens without a list of actions.
 
         Of an environment that is made of several, each is asked for itself.
 
@@ -84,7 +84,7 @@ class RandomAgent:
         return tuple(action for other, plan in plans.items() if other != task.id for action in plan)
 
     async def _lists(self, task: Task, limits: Limits, lanes: CallExecutor) -> bool:
-        """Whether what is possible is listed as `task` opens; also where it does not open, as its episodes will say."""
+        """True if `task` opens with a list of actions; also where it fails to open, as its episodes will report."""
         live = EnvSession(self.environment, task, limits, lanes.open())
         try:
             return bool((await live.start()).admissible_actions)
@@ -114,7 +114,7 @@ class RandomAgent:
 
 
 def member_of(environment: Environment, task: Task) -> str:
-    """Which of the environments that `environment` is made of a task is of, by their numbers; empty of a single one."""
+    """Member of a composite environment that a task belongs to; empty for a single one."""
     inner = environment.environment if isinstance(environment, Processes) else environment
     if not isinstance(inner, CompositeEnvironment):
         return ""

@@ -20,7 +20,7 @@ Metric = Literal["success", "score"]
 
 @dataclass(frozen=True)
 class Side:
-    """One evaluation.
+    """Side of a comparison: an evaluation.
 
     Attributes:
         name: of its folder.
@@ -40,7 +40,7 @@ class Side:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """When a run was measured, and whether it has ended; of an evaluation of its own the phase is `evaluation`."""
+        """Time of measurement within a run, and whether the run has ended; else phase `evaluation`."""
         phase, step = (self.stage, self.step) if self.stage else ("evaluation", None)
         return {"phase": phase, "step": step, "is_finished": self.is_finished}
 
@@ -87,12 +87,12 @@ def read_side(folder: Path) -> Side:
 
 
 def when(stage: str) -> str:
-    """What a reader calls the time of a run's evaluation: `after training`."""
+    """Label of the time of a run's evaluation: `after training`."""
     return f"{stage} training" if stage in ("before", "after") else f"during {stage}"
 
 
 def caution_of(side: Side) -> str:
-    """Say that the figures of a side are not those of its end, and how to get there; '' where they are.
+    """Caution where figures are not from the end of a run, and the remedy; '' where they are.
 
     Raises:
         DataError: a file of the run is damaged.
@@ -107,14 +107,14 @@ def caution_of(side: Side) -> str:
 
 
 def unfinished(folder: Path) -> str:
-    """Say of an evaluation that was begun and not finished how to go on with it; '' of anything else."""
+    """Hint on how to resume an unfinished evaluation; '' for anything else."""
     if not is_evaluation(folder) or (folder / SUMMARY).is_file():
         return ""
     return f"{folder} is not finished; the command that it was begun with goes on with it"
 
 
 def _standing(run: Path) -> str:
-    """Where a run is by its metrics: `at step 33 of 500 of 0-policy_gradient`; '' where nothing says so."""
+    """Progress of a run by its metrics: `at step 33 of 500 of 0-policy_gradient`; '' if unknown."""
     if not (run / "metrics.jsonl").is_file():
         return ""
     data = RunData.read(run)
@@ -129,7 +129,7 @@ def _standing(run: Path) -> str:
 
 
 def _cautions(first: Side, second: Side, n_unpaired: int) -> list[str]:
-    """What a reader has to know before a difference is believed."""
+    """Cautions on a comparison: unpaired tasks and figures from before the end."""
     found = [caution for side in (first, second) if (caution := caution_of(side))]
     stages = [side.stage for side in (first, second)]
     if all(stages) and len(set(stages)) > 1:
@@ -229,7 +229,7 @@ def _check_alike(first: Side, second: Side) -> None:
     other = [task for task in said[0].keys() & said[1].keys() if said[0][task] != said[1][task]]
     if other:
         raise DataError(
-            "the same tasks by name, and others by what the environment says",
+            "tasks of equal ids with different content",
             where=f"{first.name} and {second.name}",
             got=f"{len(other)} tasks with other openings, such as {min(other)}",
             expected="evaluations on one version and setting of the environment",

@@ -32,11 +32,11 @@ class Evaluation:
     watch_split: str = "dev"
     """Tasks of the evaluations during training."""
     watch_n_tasks: Annotated[int, Field(ge=1)] = 64
-    """How many of them."""
+    """Number of watched tasks."""
     allow_overlap: bool = False
-    """Whether tasks that judge the policy may be trained on, or watched during training; otherwise that is an error."""
+    """Allow evaluation tasks that are also trained on, or watched during training; otherwise that is an error."""
     seed: int = 20_000
-    """One seed gives one evaluation, whatever the seed of the run."""
+    """Seed of the evaluation, independent of the run's seed."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse to say what is watched where nothing is."""

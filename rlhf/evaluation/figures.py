@@ -1,4 +1,4 @@
-"""Charts as SVG text, drawn in plain Python: learning curves and intervals, for the report and for the docs.
+"""SVG charts in plain Python: learning curves and intervals, for reports and docs.
 
 A chart follows light and dark mode, says in words what it shows (for a screen reader), and gives each point's numbers
 on hover. `line_chart` and `interval_chart` return a whole `<svg>` element; with `standalone` it carries its own styles
@@ -48,7 +48,7 @@ _MAX_HOVER = 150
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve.
+    """Curve of a chart.
 
     Attributes:
         label: name in the legend; series of one label share a colour and an entry.
@@ -76,7 +76,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The interval around the series of the same label: whiskers if that one is drawn as points, else a shade.
+    """Interval around the series of the same label: whiskers on points, else a band.
 
     Attributes:
         label: of the series.
@@ -170,7 +170,7 @@ def interval_chart(
             f'<line x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{y}" y2="{y}" stroke-width="10" stroke-linecap="round" '
             f'style="stroke:{paint}" opacity=".28"/>',
             f'<circle class="dot" cx="{at(value):.1f}" cy="{y}" r="6.5" style="fill:{paint}">'
-            f"<title>{escape(_words_of(label, value, low, high))}</title></circle>",
+            f"<title>{escape(_tooltip(label, value, low, high))}</title></circle>",
             f'<text class="value" x="{left + span + 16}" y="{y + 4:.1f}">{percent_text(value)}</text>',
         ]
     words = "; ".join(
@@ -179,12 +179,12 @@ def interval_chart(
     return _svg(body, f"{title}. {words}.", width, bottom + 26, standalone)
 
 
-def _words_of(label: str, value: float, low: float, high: float) -> str:
+def _tooltip(label: str, value: float, low: float, high: float) -> str:
     return f"{label}: {percent_text(value)}, interval {percent_text(low)} to {percent_text(high)}"
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
-    """Average each value with its neighbours in a centred window, cut short at both ends; gaps stay out of it."""
+    """Centred moving average, its window cut at both ends; gaps stay gaps."""
     half = window // 2
     result: list[float | None] = []
     for i in range(len(values)):
@@ -194,7 +194,7 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
 
 
 def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
-    """Return about `n` round numbers (1, 2 or 5 times a power of ten) from `low` to `high`, both ends included."""
+    """About `n` round tick values (1, 2 or 5 times a power of ten) from `low` to `high`, inclusive."""
     if not high > low:
         return [low]
     raw = (high - low) / n
@@ -265,7 +265,7 @@ def _axes(frame: _Frame, x_label: str, write: Callable[[float], str]) -> Iterato
 
 
 def _legend(labels: Sequence[str], y_label: str, width: int) -> list[Sequence[str]]:
-    """Lines of legend entries; the first is the line of `y_label`, and holds none where they do not all fit there."""
+    """Lines of legend entries; the first is shared with `y_label`, and empty if they overflow it."""
     whole = width - _RIGHT - _START
     if len(labels) < 2:
         return [()]

@@ -19,7 +19,7 @@ _NAMED = 5
 
 
 def is_evaluation(folder: Path) -> bool:
-    """Whether `rlhf evaluate --out` began an evaluation in this folder."""
+    """True if `rlhf evaluate --out` began an evaluation in this folder."""
     return (folder / PLAN).is_file()
 
 
@@ -32,7 +32,7 @@ def kept_in(folder: Path) -> list[Path]:
 
 
 def nearest_beside(folder: Path) -> str:
-    """What to write in place of a folder that is not there: the run or evaluation with the nearest name.
+    """Hint for a missing folder: the run or evaluation with the nearest name.
 
     It is looked for beside the folder, and in `runs/` and `evaluations/` there.
 
@@ -55,7 +55,7 @@ def nearest_beside(folder: Path) -> str:
 
 
 def same_name(folder: Path) -> Path | None:
-    """The run or evaluation in `runs/` or `evaluations/` beside a folder that is not there, and of its very name."""
+    """Run or evaluation in `runs/` or `evaluations/` with the very name of a missing folder."""
     if folder.exists():
         return None
     homes = (folder.parent / name for name in HOMES)
@@ -69,7 +69,7 @@ def first_of(folders: Sequence[Path]) -> str:
 
 
 def where_to_look(folder: Path) -> str:
-    """What to do where `folder` holds no run: take the nearest one, one below it, or the one that it is in."""
+    """Hint where `folder` holds no run: the nearest one, one below it, or the one around it."""
     below, around, here = kept_in(folder), run_around(folder), kept_in(Path(HOMES[0]))
     if near := nearest_beside(folder):
         return near

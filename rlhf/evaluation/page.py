@@ -31,7 +31,7 @@ _MOST_MESSAGES, _LONGEST = 8, 300
 
 
 def render(name: str, **values: Any) -> str:
-    """Return the page of the template `name`; values are text, and what the template marks as safe is HTML."""
+    """HTML page from template `name`; values are escaped unless the template marks them safe."""
     script = _resource("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     style = _resource("report.css") + figures.STYLE

@@ -1,4 +1,4 @@
-"""Comparing policies on the same tasks: paired tests, correction for several of them, and how many tasks it takes.
+"""Paired tests on shared tasks, multiple-comparison correction, and sample size.
 
 Each task gives one difference, so that a task with many attempts counts once. Both tests are mid-p: half of the
 probability of what was observed counts. On discrete data an exact test rejects a true null far less often than it
@@ -133,7 +133,7 @@ def permutation(differences: Floats, *, n_flips: int = 10_000, seed: int = 0) ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values for their number, in the order given: max over those before it of (m − rank) p, at most 1.
+    """Holm-adjusted p values, in the given order: max over those before of (m − rank) p, at most 1.
 
     With it the chance of any false finding among m stays at the level. Source: S. Holm, Scandinavian Journal of
     Statistics 6 (1979), 65-70.

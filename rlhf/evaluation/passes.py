@@ -13,7 +13,7 @@ from rlhf.stats import share_interval
 
 
 def pass_at_k(n: int, n_solved: int, k: int) -> float:
-    """Give the share of the choices of k among n attempts in which at least one is solved.
+    """pass@k: share of the choices of k among n attempts with at least one solved.
 
     1 − C(n−c, k) / C(n, k), with c = n_solved: the mean over all choices, hence unbiased for 1 − (1−p)^k, unlike
     1 − (1−c/n)^k, which is too low. Source: M. Chen et al., arXiv 2107.03374.
@@ -61,7 +61,7 @@ def pass_estimates(
 
 
 def share_of_tasks(values: Sequence[float], n_attempts: int, *, confidence: float = 0.95) -> Estimate:
-    """Estimate the mean of one value in [0, 1] per task, with the interval of a share of effective tasks.
+    """Mean of one value in [0, 1] per task, with the interval of a share of effective tasks.
 
     Their number is that of `effective_n`, of the variance v̄(1−v̄) that ones and zeros would have and the error s/√m.
 

@@ -1,4 +1,4 @@
-"""Playing a suite: blocks of tasks, each written before the next is begun, so that an evaluation can be interrupted."""
+"""Suite runner: task blocks, each stored before the next, so that evaluations can be resumed."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ async def play_part(
 
 
 def _stored(path: Path) -> Iterator[bool]:
-    """Whether each attempt of a block was solved, failures of parts left out."""
+    """Yield success of each stored attempt of a block, failures of parts left out."""
     return (row["solved"] for row in read_columns(path, ["solved", "is_failure"]) if not row["is_failure"])

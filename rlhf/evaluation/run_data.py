@@ -15,7 +15,7 @@ from rlhf.sinks import LogLine, read_metrics
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric over the steps of one stage."""
+    """Metric over the steps of a stage."""
 
     stage: str
     steps: list[int]
@@ -92,7 +92,7 @@ class RunData:
         return [v for curve in self.curves(name) for v in curve.values if v is not None]
 
     def names(self, prefix: str) -> list[str]:
-        """What stands behind `prefix` in the names of metrics, sorted."""
+        """Sorted metric names under `prefix`, without it."""
         return sorted({n.removeprefix(prefix) for line in self.lines for n in line.values if n.startswith(prefix)})
 
     def setting(self, path: str) -> Any:

@@ -79,7 +79,7 @@ def mean_interval(
     n_errors: int = 0,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Estimate a mean: within a range with `bounded_interval`, else with Student's t on the variance clustered by task.
+    """Mean with its interval: `bounded_interval` within a range, else Student's t, clustered by task.
 
     x̄ ± t √(m/(m−1) Σ_c (Σ_{i∈c} (x_i − x̄))²) / N with m tasks and m − 1 degrees of freedom. One attempt per task
     gives
@@ -115,7 +115,7 @@ def mean_interval(
 
 
 def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
-    """The range that values are taken to lie in, by what they are: [0, 1] or [−1, 1]; None where one lies outside.
+    """Range inferred from the values: [0, 1] or [−1, 1]; None where one lies outside.
 
     Shares, answers judged right or wrong and most rewards have these ranges. What may earn more and never did is
     estimated as if it could not.
@@ -127,7 +127,7 @@ def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
 
 
 def _clustered_error(x: Floats, task_ids: Sequence[Hashable]) -> tuple[int, float]:
-    """Return the number of tasks and the standard error of the mean of `x` [N], clustered by task."""
+    """Number of tasks and standard error of the mean of `x` [N], clustered by task."""
     if len(task_ids) != len(x):
         raise DataError("values and task ids differ in number", where="statistics", got=f"{len(x)}, {len(task_ids)}")
     index: dict[Hashable, int] = {}

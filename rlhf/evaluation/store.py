@@ -51,7 +51,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, order=True)
 class StoredStep:
-    """One file of the store."""
+    """File of a stored step."""
 
     stage: str
     step: int
@@ -100,7 +100,7 @@ class TrajectoryWriter:
         credits: Sequence[Credit | None] | None = None,
         spent: Sequence[Sequence[Spent]] | None = None,
     ) -> Path | None:
-        """Write scored groups with their failed attempts, with their credit and what was `spent` where there is any."""
+        """Write scored groups, failed attempts included, with credit and what was `spent` where given."""
         none = [None] * len(groups)
         found = zip(groups, none if credits is None else credits, none if spent is None else spent, strict=True)
         return self.write(stage, step, phase, [r for g, c, s in found for r in _of_group(stage, step, phase, g, c, s)])
@@ -229,7 +229,7 @@ def read_failures(folder: Path, *, stage: str | None = None, phase: Phase | None
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of one file as plain values, failures of parts among them; None where it lacks a column.
+    """Yield the rows of a file as plain values, failures included; None for a missing column.
 
     Raises:
         CheckpointError: the file is not what was written.

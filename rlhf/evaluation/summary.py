@@ -68,7 +68,7 @@ def _success(attempts: Sequence[Attempt], *, errors_fail: bool) -> Estimate:
 
 
 def _passes(attempts: Sequence[Attempt]) -> dict[str, dict[str, Any]]:
-    """pass@k and pass^k for k = 1, 2, 4, ... and the number of attempts, over the tasks with at least k attempts."""
+    """pass@k and pass^k for k = 1, 2, 4, ..., and their number of attempts, over tasks with at least k."""
     solved = solved_by_task(attempts)
     most = max((len(found) for found in solved.values()), default=0)
     found: dict[str, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ def _passes(attempts: Sequence[Attempt]) -> dict[str, dict[str, Any]]:
 
 
 def _per_solved(attempts: Sequence[Attempt], price_in: float | None, price_out: float | None) -> dict[str, Any]:
-    """What was spent on all attempts, those that failed too, for each one solved; None where none was."""
+    """Cost per solved attempt, failed ones included; None where none was solved."""
     counted = [a for a in attempts if not a.is_error]
     n = sum(a.solved for a in counted)
     spent: dict[str, float] = {
@@ -93,7 +93,7 @@ def _per_solved(attempts: Sequence[Attempt], price_in: float | None, price_out: 
 
 
 def _of_candidates(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """How many candidates each attempt was chosen from, and how often one of them was solved; nothing without any."""
+    """Candidates per attempt, and how often one of them was solved; empty without any."""
     counted = [a for a in attempts if not a.is_error]
     if all(a.n_candidates == 1 for a in counted):
         return {}

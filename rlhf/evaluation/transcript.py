@@ -1,4 +1,4 @@
-"""Trajectories as HTML, token by token: what the model read in grey, what it sampled coloured by its advantage.
+"""Token-level HTML transcripts: prompt tokens in grey, sampled ones coloured by advantage.
 
 All text of models and environments is escaped. Pieces of text are shown as the tokenizer of the run's newest checkpoint
 gives them; without one the ids are shown.
@@ -73,7 +73,7 @@ def _signal(record: TrajectoryRecord) -> float:
 
 
 def load_tokenizer(run_folder: Path) -> Any | None:
-    """Load the newest `tokenizer.json` below a run folder, or None where there is none that can be read."""
+    """Newest readable `tokenizer.json` below a run folder, or None."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -186,7 +186,7 @@ def _said(gutter: str, reply: str, action: str = "") -> str:
 
 
 def _read(generation: Generation, before: tuple[int, ...], tokenizer: Any | None) -> str:
-    """Render what the model read since its last token: new prompt tokens, or the whole prompt if it was rewritten."""
+    """Rendered prompt tokens since the last generation; the whole prompt if it was rewritten."""
     prompt = generation.prompt.token_ids
     extends = prompt[: len(before)] == before
     new = prompt[len(before) :] if extends else prompt

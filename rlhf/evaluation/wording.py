@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def percent_text(value: float) -> str:
-    """Write a share as a percentage with at most one decimal; what is not quite none or all does not look so."""
+    """Percentage with at most one decimal; near 0 or 100 is never rounded to it."""
     if 0 < value < 0.0005:
         return "<0.1%"
     if 0.9995 <= value < 1:
@@ -25,7 +25,7 @@ def number_text(value: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Write a duration by its two largest units, rounded before it is split: 45 s, 5 min 0 s, 2 h 30 min, 3 d 4 h."""
+    """Duration in its two largest units, rounded first: 45 s, 5 min 0 s, 2 h 30 min, 3 d 4 h."""
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
     if round(seconds) < 3600:

@@ -1,4 +1,4 @@
-"""Adapters that come to a machine in messages: their files lie in a folder of the server's, under names it chooses.
+"""Adapters received in messages, stored by the server under names of its choice.
 
 Every worker process of a server gets every message. They write the same bytes to the same places, so it does not
 matter how many of them share a disk.

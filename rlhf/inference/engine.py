@@ -24,7 +24,7 @@ class RolloutEngine(Protocol):
 
     @property
     def shares_policy(self) -> bool:
-        """Whether it computes with the trainer's own module, so that its log-probs are the trainer's."""
+        """True if it computes with the trainer's own module, so that both log-probs agree."""
         ...
 
     @property

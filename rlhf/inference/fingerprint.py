@@ -73,7 +73,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _row_sums(words: torch.Tensor, level: int) -> torch.Tensor:
-    """Sums `[R]` of rows of words `[W]`, each word times the number of its place; the last row may be shorter."""
+    """Position-weighted sums `[R]` of rows of words `[W]`; the last row may be shorter."""
     if words.device.type == "cpu":
         return torch.from_numpy(_row_sums_on_cpu(words.numpy(), _factors()[level]))
     factors, found = _factors_on(words.device)[level], []
@@ -87,7 +87,7 @@ def _row_sums(words: torch.Tensor, level: int) -> torch.Tensor:
 
 
 def _row_sums_on_cpu(words: Any, factors: Any) -> Any:
-    """The same in numpy, several times as fast on a CPU: a row of products never leaves the core's cache."""
+    """Row sums in numpy, several times as fast on a CPU: a row of products stays in the core's cache."""
     found, row = np.zeros(max(1, -(-len(words) // _ROW)), np.int64), np.empty(_ROW, np.int64)
     for number in range(len(found)):
         part = words[number * _ROW : (number + 1) * _ROW]

@@ -9,7 +9,7 @@ from rlhf.capabilities import Capability, CapabilityView
 
 
 class ModelConfig(CapabilityView):
-    """Hugging Face's configuration of a model, with None or the library's default for each field that it lacks."""
+    """Hugging Face model configuration, with None or the library's default for missing fields."""
 
     num_attention_heads = Capability[int | None](None)
     num_key_value_heads = Capability[int | None](None)
@@ -28,7 +28,7 @@ class ModelConfig(CapabilityView):
 
     @property
     def text(self) -> ModelConfig:
-        """That of the language model, where the model holds others too."""
+        """Configuration of the language model, where the model holds others too."""
         return ModelConfig(self.get_text_config()) if self.get_text_config else self
 
     @property
@@ -61,7 +61,7 @@ class ModelWrapper(CapabilityView):
 
     @property
     def is_adapted(self) -> bool:
-        """Whether PEFT has wrapped it."""
+        """True if PEFT has wrapped it."""
         return self.get_base_model is not None
 
     @property
@@ -76,5 +76,5 @@ class ModelWrapper(CapabilityView):
 
     @property
     def takes_attention(self) -> bool:
-        """Whether its attention can be replaced."""
+        """True if its attention can be replaced."""
         return bool(self._supports_attention_backend)

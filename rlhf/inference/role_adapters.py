@@ -1,4 +1,4 @@
-"""Adapters of roles: each call of the policy is read by the adapter of its role, all of them in one forward pass.
+"""Role adapters: each policy call uses its role's adapter, all in one forward pass.
 
 All adapters are active at once, and what each adds to a token's hidden state is multiplied by 1 for the tokens of its
 own rows and by 0 for the others'. So rows of several roles share a batch, a pack and a backward pass, and an adapter
@@ -56,7 +56,7 @@ class RoleAdapters:
                 layer.lora_B[name].register_forward_hook(_Own(self, number))
 
     def say(self, numbers: Ints | None, device: torch.device | str = "cpu") -> None:
-        """From now on, tokens are read by the adapters of these numbers, `[T]`; None: all by the shared one.
+        """Set the adapter number of each token, `[T]`, for the passes that follow; None: the shared one for all.
 
         Args:
             numbers: on the host, where they are looked at.
@@ -66,13 +66,13 @@ class RoleAdapters:
         self._own = [_own_tokens(of_each == i, device) for i in range(1 + len(self.names))]
 
     def of_tokens(self, added: Tensor, number: int) -> Tensor:
-        """What an adapter adds, `[1, T, M]`, without what it would add to the tokens of others."""
+        """Output of an adapter, `[1, T, M]`, on its own tokens alone."""
         own = self._own[number]
         return added if own is None else added * own
 
 
 def _own_tokens(own: npt.NDArray[np.bool_], device: torch.device | str) -> Tensor | float | None:
-    """What an adapter's output is multiplied by, where `own` `[T]` are its tokens; None: by nothing."""
+    """Mask factor of an adapter's output, where `own` `[T]` are its tokens; None: no masking."""
     if own.all():
         return None
     return torch.from_numpy(own)[None, :, None].to(device) if own.any() else 0.0
@@ -89,14 +89,14 @@ class _Own:
 
 
 def route(model: Any, names: Sequence[str]) -> Any:
-    """Return PEFT's `model` with all of its adapters active and trainable, each for the tokens of its own role."""
+    """Return PEFT's `model` with all adapters active and trainable, each on its own role's tokens."""
     model.base_model.set_adapter([SHARED, *names])
     model.role_adapters = RoleAdapters(model, names)
     return model
 
 
 def refuse_names(model: Any, names: Sequence[str]) -> None:
-    """Raise ModelError for a role by whose name PEFT would take a part of PEFT's `model` for its adapter.
+    """Raise ModelError for a role whose name PEFT would confuse with a part of `model`.
 
     PEFT tells the tensors of adapters apart by the parts of their names: with an adapter `0`, the shared one would be
     written without its first layer.
@@ -114,7 +114,7 @@ def refuse_names(model: Any, names: Sequence[str]) -> None:
 
 
 def role_adapters(model: Any) -> RoleAdapters | None:
-    """What tells the roles of `model`, or of the module within a trainer's wrapper, apart; None: they share all."""
+    """Router of role adapters in `model`, or in a wrapped module; None: all roles share one."""
     found: RoleAdapters | None = ModelWrapper(ModelWrapper(model).inner).role_adapters
     return found
 
@@ -133,7 +133,7 @@ def refuse_roles(model: Any) -> None:
 
 
 def adapter_names(model: Any) -> tuple[str, ...]:
-    """Roles by which the adapters of `model` are told apart, the empty one first, which all others share."""
+    """Adapter names of `model`, the shared one (empty name) first."""
     found = role_adapters(model)
     return ("", *(found.names if found is not None else ()))
 
@@ -157,7 +157,7 @@ def number_of(model: Any, name: str, where: str) -> int:
 
 
 def leave_alone(model: Any, used: Collection[str]) -> None:
-    """Take the gradient, which is zero, from adapters that have read nothing, so that no update moves them.
+    """Clear the zero gradients of unused adapters, so that no update moves them.
 
     Args:
         model: trained; without adapters of roles nothing happens.
@@ -172,7 +172,7 @@ def leave_alone(model: Any, used: Collection[str]) -> None:
 
 
 def adapter_of(path: str) -> str | None:
-    """Adapter that the parameter of this name belongs to, empty for the shared one; None for one of the base.
+    """Adapter of a named parameter, empty for the shared one; None for one of the base.
 
     `model.layers.0.mlp.up_proj.lora_A.plan.weight` belongs to `plan`.
     """

@@ -6,7 +6,7 @@ import hashlib
 
 
 def stable_seed(*parts: int | str) -> int:
-    """Return a 63-bit number made of `parts`: the same in every process, on every machine and Python version.
+    """63-bit seed from `parts`, the same on every process, machine and Python version.
 
     Parts keep their kind and their borders: `("ab", "c")`, `("a", "bc")`, `(1,)` and `("1",)` give four seeds.
     """

@@ -47,12 +47,13 @@ class VllmSettings:
     servers: tuple[str, ...] = ()
     """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
     delivery: Literal["auto", "cuda_ipc", "shared_memory", "http"] = "auto"
-    """How full weights arrive: in the GPU that both use, in this machine's memory, or sent; auto takes the first."""
+    """Transport of full weights: CUDA memory shared on one GPU, shared memory of this machine, or messages; auto takes
+    the first possible."""
     at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
     """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
     lora: Literal["auto", "adapter", "merged"] = "auto"
-    """How an adapter is delivered: beside the base, or merged into full weights, which samples faster; auto merges on a
-    GPU of this machine, unless roles have adapters."""
+    """Delivery of an adapter: beside the base, or merged into full weights, which samples faster; auto merges on a GPU
+    of this machine, unless roles have adapters."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of the engine's copy; auto is the policy's."""
     max_sessions: Annotated[int, Field(ge=1)] = 128

@@ -1,4 +1,4 @@
-"""Weights on their way from the trainer to an engine in another process: through one piece of memory.
+"""Weight transfer to an engine in another process, through shared memory.
 
 The sender writes parameters one after the other into a memory-mapped file, a buffer at a time, and tells the receivers
 what lies where; they load what they find before the next buffer is written. No process ever holds the model twice. A
@@ -46,7 +46,7 @@ class Slice:
 
 
 def memory_folder() -> Path:
-    """A new folder that lies in memory where the system has such a place, else among the temporary files."""
+    """New folder in shared memory where the system has it, else a temporary one."""
     return Path(tempfile.mkdtemp(prefix="rlhf-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
 
 
@@ -143,7 +143,7 @@ class Outbox(Packer):
         self._memory: mmap.mmap | None = None
 
     def pieces(self, slices: Sequence[Slice]) -> Iterator[tuple[int, bytes]]:
-        """Where in the buffer a piece of it begins, and its bytes; together they cover what was just written."""
+        """Yield offset and bytes of pieces that cover the slices just written."""
         end = max((s.offset + s.n_bytes for s in slices), default=0)
         for place in range(0, end, PIECE_BYTES):
             yield place, b"" if self._memory is None else self._memory[place : min(end, place + PIECE_BYTES)]
@@ -223,7 +223,7 @@ class Copy:
 
 
 def view(memory: mmap.mmap | bytearray | torch.Tensor | None, found: Slice) -> torch.Tensor:
-    """The tensor at a place of the buffer, a tensor of bytes or other memory, sharing its memory."""
+    """Zero-copy tensor on a slice of the buffer (a byte tensor or other memory)."""
     dtype: torch.dtype = getattr(torch, found.dtype)
     if isinstance(memory, torch.Tensor):
         return memory[found.offset : found.offset + found.n_bytes].view(dtype).view(found.shape)

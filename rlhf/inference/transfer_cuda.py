@@ -1,4 +1,4 @@
-"""Weights on their way to an engine in another process on the same GPU: through a buffer that both have mapped.
+"""Weight transfer to an engine on the same GPU, through a buffer mapped by both processes.
 
 Nothing leaves the GPU: the sender packs parameters into a buffer, a receiver opens the same memory by its CUDA IPC
 handle and loads from there. The handle stays the same from delivery to delivery, until a tensor needs a larger buffer.

@@ -15,7 +15,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CISPO(Regularized):
-    """l = −w · A · log π, w = clip(ρ, 1 − ε_low, 1 + ε_high) without gradient.
+    """CISPO loss: l = −w · A · log π, w = clip(ρ, 1 − ε_low, 1 + ε_high) without gradient.
 
     PPO silences a token whose ratio has left the range; here it goes on pulling, with a bounded weight, so that rare
     tokens on which a long chain of thought turns are not lost. With ε_low 1 it is `reinforce` with a `max_weight` of

@@ -19,7 +19,9 @@ MAX_LOG_SEQUENCE_RATIO = 10.0
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GSPO(Regularized):
-    """l = max(−A s, −A clip(s, 1 − ε_low, 1 + ε_high)), s = exp(mean of log π − log π_old over the trajectory).
+    """Sequence-level PPO (GSPO): l = max(−A s, −A clip(s, 1 − ε_low, 1 + ε_high)).
+
+    s = exp(mean of log π − log π_old over the trajectory).
 
     The reward is for the trajectory, and so is the ratio: the geometric mean of the tokens' ratios. Single ratios of
     long answers, and of mixture-of-experts models whose routing changes with an update, are too noisy to clip by. A

@@ -98,7 +98,7 @@ def _what(array: object) -> str:
 def _inverse_mean(
     weights: torch.Tensor, sequence_ids: torch.Tensor, kept: torch.Tensor | None, over: Level
 ) -> torch.Tensor | float:
-    """Return 1 over the mean weight of the kept tokens, or of the trajectories with any; 1 where they have none."""
+    """Inverse mean weight of the kept tokens, or of trajectories with any; 1 where there are none."""
     if kept is not None:
         weights, sequence_ids = weights[kept], sequence_ids[kept]
     if over != "token":
@@ -134,7 +134,7 @@ class Dropping:
         *,
         mean_over: Level | None = None,
     ) -> CorrectionOutput:
-        """Apply what the keys of this class ask for to what the kind found; with `mean_over` the kept mean is 1."""
+        """Correction output under this class's keys; with `mean_over` the kept weights average 1."""
         if self.veto is not None:
             vetoed = hits_sequence(inputs.log_weights().exp() < self.veto, inputs.sequence_ids)
             kept = ~vetoed if kept is None else kept & ~vetoed
@@ -153,7 +153,7 @@ class Weighing(Dropping):
     """Base of corrections that weigh tokens by w."""
 
     level: Level = "token"
-    """Whose w a token gets: its own; `sequence`, the product over its trajectory (no bias but that of the bounds, and a
+    """Level of w: `token`, its own; `sequence`, the product over its trajectory (no bias but that of the bounds, and a
     variance that grows with its length); `geometric`, the geometric mean over its trajectory."""
     batch_normalize: bool = False
     """Divide the weights of a step by their mean, so that the size of the gradient stays the same: over its tokens with
@@ -161,7 +161,7 @@ class Weighing(Dropping):
 
     @property
     def per_token(self) -> bool:
-        """Whether a token's weight depends on that token alone."""
+        """True if a token's weight depends on that token alone."""
         whole = self.batch_normalize or self.veto is not None or self.opsm_delta is not None
         return self.level == "token" and not whole
 
@@ -317,7 +317,7 @@ class Rejection(Dropping):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Bypass:
-    """The engine's log-probs are π_old: nothing is recomputed, and the loss's own ratio π / μ holds the correction.
+    """No recomputation: the engine's log-probs are π_old, and the loss's ratio π / μ is the correction.
 
     Cheapest, and clipping then cuts the disagreement with the engine and the policy's movement as one. A loss without a
     ratio, such as REINFORCE without `max_weight`, is not corrected at all.

@@ -96,7 +96,7 @@ def weights_at(level: Level, inputs: CorrectionInputs) -> torch.Tensor:
 
 
 def divergence(statistic: Statistic, log_weights: torch.Tensor) -> torch.Tensor:
-    """Return an estimate per token of KL(μ ‖ π_old) in nats, `[N]`: k1 = −log w, k2 = log² w / 2, k3 = w − 1 − log w.
+    """Per-token estimate of KL(μ ‖ π_old) in nats, `[N]`: k1 = −log w, k2 = log² w / 2, k3 = w − 1 − log w.
 
     Source: Schulman, "Approximating KL divergence", 2020. Tokens are samples of μ, so k1 and k3 are unbiased.
     """
@@ -114,7 +114,7 @@ def hits_sequence(hit: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor
 def off_policy_negatives(
     old: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, sequence_ids: torch.Tensor, delta: float
 ) -> torch.Tensor:
-    """Return which tokens off-policy sequence masking silences, `[N]` bool: A < 0 and mean of (old − new) > δ.
+    """Off-policy sequence mask, `[N]` bool: True where A < 0 and mean of (old − new) > δ.
 
     The mean is over the tokens of the sequence. To push a sequence down that the policy would hardly make says little
     of what it does make; to pull one up does. old = −1, −1.2 and new = −1.3, −1.4 have mean .25.
@@ -126,7 +126,7 @@ def off_policy_negatives(
 
 
 def effective_share(weights: torch.Tensor) -> torch.Tensor:
-    """Return the effective sample size as a share of the samples, (Σ w)² / (N Σ w²): 1 where all are equal, 0 of none.
+    """Effective sample size as a share of the samples, (Σ w)² / (N Σ w²): 1 where all are equal, 0 of none.
 
     Source: Kish, Survey Sampling, 1965.
     """
@@ -151,7 +151,7 @@ def _all(output: CorrectionOutput) -> torch.Tensor:
 
 
 def mismatch_metrics(inputs: CorrectionInputs, output: CorrectionOutput | None = None) -> dict[str, float]:
-    """Return what is logged of the tokens of a step; without `output` the ratios themselves are the weights.
+    """Mismatch metrics of a step's tokens; without `output` the ratios themselves are the weights.
 
     Shares are of the N tokens, but `loss/sampler_dropped_share`, which is of the trajectories: those of which no token
     is kept. Without tokens everything is 0.

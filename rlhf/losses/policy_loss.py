@@ -174,7 +174,7 @@ class LossNeeds(CapabilityView):
     needs_mean_logprobs = Capability[object](False)
     """It reads the mean of the log-probs of all tokens of the vocabulary."""
     needs_whole = Capability[Literal["trajectory", "group", "tokens"] | None](None, str)
-    """What belongs together: `trajectory`, `group` or `tokens`."""
+    """Unit that must stay together: `trajectory`, `group` or `tokens`."""
     takes_off_policy = Capability[object](False)
     """It knows what to do with tokens that the policy did not sample."""
     needs_fresh_samples = Capability[object](False)
@@ -188,5 +188,5 @@ class LossNeeds(CapabilityView):
 
     @property
     def bounds_ratio(self) -> bool:
-        """Whether a key `max_weight` gives it a ratio of new to old probability."""
+        """True if a key `max_weight` gives it a ratio of new to old probability."""
         return self.max_weight != ()

@@ -16,7 +16,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PPOClip(Regularized):
-    """l = max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high)), and where A < 0 at most c |A|; ρ = exp(log π − log π_old).
+    """Clipped PPO: l = max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high)), ρ = exp(log π − log π_old).
+
+    Where A < 0 it is at most c |A| (dual clip).
 
     The outer max makes the surrogate pessimistic: a token stops pushing once its ratio has moved far enough the way its
     advantage wants. The dual clip bounds the loss of a token that has become much likelier though its advantage is

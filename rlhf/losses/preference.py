@@ -64,7 +64,7 @@ def dpo(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Return −(1 − s) log σ(β M) − s log σ(−β M), `[B]`, M = log π/π_ref (chosen) − log π/π_ref (rejected).
+    """DPO loss, `[B]`: −(1 − s) log σ(β M) − s log σ(−β M), M = log π/π_ref (chosen) − log π/π_ref (rejected).
 
     β log π/π_ref is the reward of which π is the optimal policy. At π = π_ref it is ln 2 with slope −β/2 in the chosen
     log-prob. Log-ratios of .4 and −.2 and β = .1 give .663597.
@@ -85,7 +85,7 @@ def dpo(
     _check_positive("dpo", beta=beta)
     if not 0 <= label_smoothing < 0.5:
         raise DataError(
-            "labels that are wrong half of the time tell nothing",
+            "label smoothing of ½ or more removes the preference",
             where="dpo.label_smoothing",
             got=str(label_smoothing),
             expected="at least 0, less than 0.5",
@@ -116,7 +116,7 @@ def ipo(
 def sequence_sums(
     values: torch.Tensor, sequence_ids: torch.Tensor, n_sequences: int, kind: Literal["sum", "mean"] = "sum"
 ) -> torch.Tensor:
-    """Return the sum or mean over the tokens of each sequence, `[B]`; a sequence without tokens has 0.
+    """Sum or mean over the tokens of each sequence, `[B]`; 0 for a sequence without tokens.
 
     Args:
         values: of the sampled tokens, `[N]`; log-probs, or log-ratios.
@@ -133,7 +133,7 @@ def sequence_sums(
 def turn_means(
     values: torch.Tensor, turn_ids: torch.Tensor, sequence_of_turn: torch.Tensor, n_sequences: int
 ) -> torch.Tensor:
-    """Return Σ over the turns of a sequence of the mean of `values` over the turn's tokens, `[B]`.
+    """Sum over a sequence's turns of the mean of `values` over the turn's tokens, `[B]`.
 
     Log-ratios .1, .1 in one turn and .2 in the next make .3; −.1, −.2 and −.3 make −.45; with them as scores and β = 1
     Bradley-Terry gives .386871, with β = .1 .65635. (The authors' code takes one mean over all tokens: .133333 and

@@ -44,7 +44,7 @@ def ratio_metrics(inputs: LossInputs) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def clipped_surrogate(ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float) -> torch.Tensor:
-    """Return max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high)), the pessimistic surrogate of PPO; `[N]` each."""
+    """Pessimistic surrogate of PPO, `[N]`: max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high))."""
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(-advantages * ratio, -advantages * clipped)
 

@@ -39,7 +39,7 @@ class Reduction:
     """Way in which the losses of single tokens become one number."""
 
     kind: Kind = "token_mean"
-    """Which coefficient a token gets."""
+    """Coefficient of each token in the loss."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """C of `seq_mean_token_sum_norm`: a constant such as the most policy tokens a trajectory may have. It must not
     depend on the batch, or the bias towards long trajectories returns."""
@@ -47,7 +47,7 @@ class Reduction:
     """For `seq_mean_token_sum_norm`: by C alone (verl; the step then grows with the batch), or by C and the number of
     sequences (the paper)."""
     per: Literal["trajectory", "row"] = "trajectory"
-    """What counts as a sequence."""
+    """Unit that counts as a sequence."""
 
     def __post_init__(self) -> None:
         normed = self.kind == "seq_mean_token_sum_norm"

@@ -19,7 +19,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Regularized:
-    """Base of losses of the form Σ w · (l + β · KL(π, π_ref) − c · H(π)).
+    """Base of regularized losses Σ w · (l + β · KL(π, π_ref) − c · H(π)).
 
     The terms are reduced with the same weights as the policy loss l. A subclass computes l `[N]` and calls `output`.
     """
@@ -59,7 +59,7 @@ class Regularized:
             raise ValueError(f"kl_horizon: {self.kl_horizon} has no effect while kl_target is null; remove it")
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of groups that it is not shown, of advantages in other units, and of a KL term that changes nothing."""
+        """Caution on groups it is not shown, advantages in other units, and a KL term without effect."""
         stage, kind = context.stage, context.kind_of("advantage", context.stage.advantage)
         if self.in_equal_groups and stage.filters.drop_zero_advantage:
             yield (
@@ -73,7 +73,7 @@ class Regularized:
             yield f"{context.at('kl')} is measured only: kl_coef is 0, and the reference model costs a forward pass"
 
     def next_kl_coef(self, divergence: float, n_trajectories: int) -> float:
-        """Return β (1 + clip(divergence / target − 1, ± 0.2) · min(n / horizon, 1)), the coefficient of the next step.
+        """Adapted KL coefficient of the next step, β (1 + clip(divergence / target − 1, ± 0.2) · min(n / horizon, 1)).
 
         Without `kl_target` β stays. β = .001, target .1, divergence .2 and 256 of 10000 trajectories: .00100512.
 
@@ -87,12 +87,12 @@ class Regularized:
 
     @property
     def needs_ref(self) -> bool:
-        """Whether `LossInputs.ref_logprobs` must be given."""
+        """True if `LossInputs.ref_logprobs` must be given."""
         return self.kl is not None
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether `LossInputs.entropy` must be given."""
+        """True if `LossInputs.entropy` must be given."""
         return self.entropy_coef > 0
 
     def output(

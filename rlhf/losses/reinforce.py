@@ -15,7 +15,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Reinforce(Regularized):
-    """l = −w · A · log π, with w = 1, or w = min(π / π_old, max_weight) without gradient.
+    """REINFORCE loss: l = −w · A · log π, with w = 1, or w = min(π / π_old, max_weight) without gradient.
 
     With w = 1 the gradient is right for samples of the current policy only: one update per batch. The baseline is in
     the advantage.
@@ -31,7 +31,7 @@ class Reinforce(Regularized):
 
     @property
     def needs_fresh_samples(self) -> bool:
-        """Whether the gradient is right for the first update of a step alone."""
+        """True if the gradient is right for the first update of a step alone."""
         return self.max_weight is None
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

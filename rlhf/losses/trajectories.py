@@ -66,7 +66,7 @@ def trajectories_of(
 
 
 def sums_from(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return for each token the sum of `values` from it to the end of its trajectory, `[N]`, float64.
+    """Suffix sum of `values` for each token, to the end of its trajectory, `[N]`, float64.
 
     Args:
         values: `[N]`, in the order of the tokens.
@@ -78,12 +78,12 @@ def sums_from(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def sums_to(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return for each token the sum of `values` from the start of its trajectory up to it; as `sums_from`."""
+    """Prefix sum of `values` for each token, from its trajectory's start and inclusive; as `sums_from`."""
     return sums_from(values.flip(0), ids.flip(0)).flip(0)
 
 
 def next_in(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return for each token the value of the next one of its trajectory, `[N]`, 0 for the last; as `sums_from`."""
+    """Value of the next token in the trajectory, `[N]`, 0 for the last; as `sums_from`."""
     found = torch.zeros_like(values)
     found[:-1] = torch.where(ids[1:] == ids[:-1], values[1:], 0.0)
     return found

@@ -68,7 +68,7 @@ def value_loss(
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
-    """Return 1 − Var(G − V) / Var(G): 1 is a perfect critic, 0 one that is as good as a constant, below 0 a worse one.
+    """Explained variance 1 − Var(G − V) / Var(G): 1 perfect, 0 as good as a constant, below 0 worse.
 
     NaN where the returns do not vary, as no critic can explain what is not there, or are fewer than two. Returns of 0,
     1 and 2 and values of .5, 1 and 1.5: 1 − (1/6) / (2/3) = .75. A constant error is not seen.

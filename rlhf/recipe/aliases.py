@@ -107,7 +107,7 @@ _BESIDE: Mapping[str, str] = {
 
 
 def ours(theirs: str) -> str:
-    """Say which key of a recipe is meant by one of another toolkit; '' where none is known."""
+    """Recipe key meant by another toolkit's key; '' where unknown."""
     name = theirs.removeprefix("actor_").removeprefix("algorithm_") if theirs not in ALIASES else theirs
     if name not in ALIASES:
         return ""

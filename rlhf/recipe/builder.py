@@ -1,4 +1,4 @@
-"""The strict builder: a mapping from YAML becomes a live object, or a message that says which key is wrong.
+"""Strict builder: a YAML mapping becomes a live object, or an error names the wrong key.
 
 It works on any class whose parameters have types: pydantic and standard dataclasses, and plain classes with an
 annotated `__init__` that keeps its arguments as attributes of the same name. Values are taken as YAML gave them; the
@@ -160,7 +160,7 @@ def plain(annotation: Any, value: Any) -> Any:
 
 
 def plain_part(section: str | None, part: Any) -> dict[str, Any]:
-    """Write `part` as a mapping of all its keys, with its kind where it belongs to a section."""
+    """Mapping of all keys of `part`, with its kind where it belongs to a section."""
     kind = {"kind": kind_of(section, part)} if section else {}
     if inspect.isroutine(part) or is_given(part):
         return kind
@@ -168,7 +168,7 @@ def plain_part(section: str | None, part: Any) -> dict[str, Any]:
 
 
 def _beside(named: Path, base: Path) -> Path:
-    """A file or folder beside the recipe, as `./file.py` in a kind is; what is not there is named from here."""
+    """Path relative to the recipe, as for `./file.py` kinds; relative to the working folder if missing there."""
     there = base / named.expanduser()
     return there.resolve() if there.exists() else named.expanduser()
 
@@ -198,7 +198,7 @@ _OF_OPTIONS = frozenset({"strategy"})
 
 
 def _meant_by_kind(name: str, value: Any, keys: Mapping[str, Key]) -> str:
-    """Say which of `keys` the kind is for that is written where none goes: 'tree' is for `rollout`. '' for none."""
+    """Key of `keys` that a misplaced kind is for: 'tree' is for `rollout`. '' for none."""
     if name != "kind" or not isinstance(value, str):
         return ""
     holders = [(key.name, section_in(key.annotation)) for key in keys.values()]
@@ -207,7 +207,7 @@ def _meant_by_kind(name: str, value: Any, keys: Mapping[str, Key]) -> str:
 
 
 def _one_level_down(name: str, keys: Mapping[str, Key], base: Path) -> str:
-    """Say which of `keys` has a key of this name itself: of a stage, 'lr' belongs to `optimizer`. '' where none has."""
+    """Key of `keys` with a sub-key of this name: 'lr' belongs to `optimizer` of a stage. '' where none has."""
     holders = []
     for key in keys.values():
         section, settings = section_in(key.annotation), without_none(key.annotation)
@@ -222,7 +222,7 @@ def _one_level_down(name: str, keys: Mapping[str, Key], base: Path) -> str:
 def _refuse_of_other_kinds(
     section: str, kind: str, settings: Mapping[str, Any], keys: Mapping[str, Key], path: str, base: Path
 ) -> None:
-    """Raise RecipeError for a key that another kind of the section has: the kind was changed, or should have been."""
+    """Raise RecipeError for a key of another kind of the section."""
     for key in settings:
         if key in keys:
             continue
@@ -248,7 +248,7 @@ def _keys_of_kind(section: str, kind: str, base: Path) -> Mapping[str, Key]:
 
 
 def _replaced(path: str, by: str) -> str:
-    """How an override replaces all that stands at a YAML path: 'stages.1.loss={...}'."""
+    """Override that replaces all at a YAML path: 'stages.1.loss={...}'."""
     dotted = path.replace("[", ".").replace("]", "")
     return f"'{dotted}={{{by}}}'"
 

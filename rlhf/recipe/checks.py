@@ -30,7 +30,7 @@ def check_pairs(recipe: Recipe, *, is_trained: bool = False) -> None:
 
 
 def problems(recipe: Recipe, *, is_trained: bool = False) -> Iterator[Problem]:
-    """Give everything that cannot work, the tasks before the stages; behind the first, some may be its consequences."""
+    """Yield every problem of a recipe, tasks before stages; later ones may follow from the first."""
     view = view_of(recipe)
     found = places(recipe, view, is_trained=is_trained)
     # Agent and rewards come first among the places.

@@ -1,4 +1,4 @@
-"""Rules between parts that know nothing of each other: what a contract of one section asks of another section."""
+"""Compatibility rules between contracts of different sections, whatever the classes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _critics(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             yield no_effect(f"{path}.critic", "a critic", why)
         if given in CATALOG["critic"] and given != wanted:
             yield Problem(
-                "this critic does not learn what the estimator asks",
+                "this critic does not estimate what the estimator needs",
                 where=f"{path}.critic.kind",
                 got=f"{given} for {estimator}",
                 expected=wanted,
@@ -176,7 +176,7 @@ def _written(kind: str) -> str:
 
 
 def _estimators_for(critic: str) -> list[str]:
-    """Return, for a hint, the estimators that compare with such a critic, those left out that hold another one."""
+    """Estimators that use such a critic, for a hint; wrappers are left out."""
     from rlhf.credit.estimator import may_take
 
     known = {kind: resolve("advantage", kind, base=Path()) for kind in CATALOG["advantage"]}
@@ -241,7 +241,7 @@ def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 
 def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
-    """Yield problems of stages that weigh a reward that there is not, or only one whose model is not trained yet."""
+    """Yield problems of stages that weigh an unknown reward, or only one not yet trained."""
     from rewards.models.model_folder import stage_of
 
     known = {name: w.weight for name, w in view.trained_rewards.items()}

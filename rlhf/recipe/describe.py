@@ -59,7 +59,7 @@ def expected(annotation: Any) -> str:
 
 
 def given(value: Any) -> str:
-    """Say what was written: the value, and what kind of value it is where that is not plain to see."""
+    """Description of a given value, with its type where that is not plain to see."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -49,12 +49,12 @@ class EvaluationRequest:
 
 
 def is_program(target: str) -> bool:
-    """Whether `target` is a policy without a model: `random`, `oracle`, or the kind of an agent."""
+    """True if `target` is a model-free policy: `random`, `oracle`, or the kind of an agent."""
     return target in BASELINES or (":" in target and not Path(target).exists())
 
 
 def is_model(target: str) -> bool:
-    """Whether `target` names a model and no recipe: a folder with one, or `owner/name` where there is no such file."""
+    """True if `target` names a model and no recipe: a model folder, or `owner/name` without such a file."""
     folder = Path(target).expanduser()
     if (folder.parent / "state.json").is_file() or (folder / "state.json").is_file():
         return False

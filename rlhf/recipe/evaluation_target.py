@@ -49,7 +49,7 @@ class EvaluationTarget:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether numbers of tokens mean anything."""
+        """True if numbers of tokens mean anything."""
         return self.kind == "model"
 
 

@@ -27,7 +27,7 @@ class Listed:
 
 
 def folders(kind: str) -> tuple[Path, ...]:
-    """Folders in which `recipes` or `suites` are looked for: that of this name here, then the one that is installed."""
+    """Search folders of `recipes` or `suites`: the local one, then the installed one."""
     assert rlhf.__file__ is not None
     candidates = (Path.cwd() / kind, Path(rlhf.__file__).parent / "shipped" / kind)
     return tuple(dict.fromkeys(f.resolve() for f in candidates if f.is_dir()))
@@ -94,13 +94,13 @@ def find(path_or_name: str | Path) -> Path:
 
 
 def files_beside(path: Path) -> dict[str, str]:
-    """The YAML files in the folder of `path`, as they would be written in its place, by their names without ending."""
+    """YAML files in the folder of `path`, as paths in its style, by stem."""
     found = sorted(file for ending in ("yml", "yaml") for file in path.parent.glob(f"*.{ending}") if file.is_file())
     return {file.stem: str(file) for file in found}
 
 
 def _nearest_of(name: str, known: Mapping[str, str]) -> str:
-    """Ask whether what `known` gives for the nearest of its names was meant; '' where none is near."""
+    """Suggestion of the nearest known name; '' where none is near."""
     found = closest(name, known)
     return "" if found is None else meant(known[found])
 

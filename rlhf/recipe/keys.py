@@ -18,7 +18,7 @@ from rlhf.registry import section_of_type
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key that a class takes: its type, and how to make its default (None if it must be given)."""
+    """Key of a class: its type, and the factory of its default (None if required)."""
 
     name: str
     annotation: Any
@@ -50,14 +50,14 @@ def unreadable_types(cls: Any, where: str, error: Exception) -> RecipeError:
 
 
 def is_settings(annotation: Any) -> bool:
-    """Whether `annotation` is a class whose fields are keys."""
+    """True if `annotation` is a class whose fields are keys."""
     return inspect.isclass(annotation) and (
         dataclasses.is_dataclass(annotation) or hasattr(annotation, "__pydantic_fields__")
     )
 
 
 def holds_objects(annotation: Any) -> bool:
-    """Whether a value of this type is, or holds, an object that the builder makes."""
+    """True if a value of this type is, or holds, an object that the builder makes."""
     if section_of_type(annotation) or is_settings(annotation):
         return True
     return typing.get_origin(annotation) is not typing.Literal and any(

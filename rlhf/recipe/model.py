@@ -154,7 +154,7 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
 
 
 def _as_named(reward: Any) -> Any:
-    """Return the part that the recipe names: of what was made into a reward, the verifier or function."""
+    """Part as the recipe names it: the verifier or function inside a wrapped reward."""
     from rewards.trl_function import TrlFunction
     from rewards.verified import Verified
 
@@ -184,7 +184,7 @@ def _name(name: Any) -> str:
 def _seed(seed: Any) -> int:
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise RecipeError(
-            "this is no seed",
+            "invalid seed",
             where="seed",
             got=given(seed),
             expected="a whole number, at least 0",
@@ -234,7 +234,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any) -> dict[str, Weight
     comparing = [name for name in scored if any(compared_in(name, rewards[name].reward, None))]
     if not comparing and len(scored) > 1:
         raise RecipeError(
-            "nothing says when an attempt is solved",
+            "no reward defines when an attempt is solved",
             where="rewards",
             got=", ".join(scored),
             expected="solved_at at one of them",
@@ -263,7 +263,7 @@ def _reward(name: str, values: Any, base: Path) -> Weighted:
     solved_at = settings.pop("solved_at", None) if isinstance(settings, dict) else None
     if solved_at is not None and (watch or isinstance(solved_at, bool) or not isinstance(solved_at, int | float)):
         raise RecipeError(
-            "what is watched decides nothing" if watch else "wrong type",
+            "a watched reward does not decide success" if watch else "wrong type",
             where=join(path, "solved_at"),
             got=given(solved_at),
             expected="a number: an attempt is solved where the reward is worth at least so much",

@@ -15,7 +15,9 @@ _CRITICS = (
     "rlhf.training.contrib.contributions:Contributions",
 )
 
-#: By the class whose keys they are: old name -> new name.
+_SAME_TASK = {"own": "include_same_task"}
+
+#: By the class whose keys they are, or a base of it: old name -> new name.
 RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
     "rlhf.training.stages.policy_gradient:PolicyGradient": {
         "judge_renewal": "judge_refresh",
@@ -23,6 +25,24 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
         "trains": "train_roles",
     },
     "rlhf.training.contrib.reference_reset:ReferenceReset": {"kl_above": "max_kl"},
+    "rlhf.training.contrib.judge_refresh_settings:JudgeRefresh": {"least": "min_accuracy"},
+    "rlhf.training.contrib.sweet:SweetCritic": {"told": "privileged_text"},
+    "rlhf.training.stages.chat_settings:Chats": {"least": "min_score"},
+    "rlhf.rollout.reward_watch:Watch": {"of": "compare_with"},
+    "rewards.answers.pattern:Pattern": {"of": "match_in"},
+    "rewards.contrib.episodic_memory:EpisodicMemory": {"of": "success_reward"},
+    "rewards.contrib.fluency:LanguageConsistency": {"enough": "min_share"},
+    "rewards.contrib.guides:Subgoals": {"most": "max_subgoals"},
+    "rewards.contrib.page_action:PageAction": {"least": "min_score"},
+    "rewards.contrib.search:CostAware": {"kept": "format_score", "c": "cost_weight"},
+    "rewards.contrib.search:SearchEfficiency": {"tried": "searched_wrong_score"},
+    "rewards.judges.asking:AsksModel": {"tries": "max_requests"},
+    "rewards.judges.judge:Principles": {"most": "max_difference"},
+    "rewards.shaping.length:Concise": {"enough": "min_correct"},
+    "agents.stores.cases:Cases": _SAME_TASK,
+    "agents.stores.contrib.graph:Graph": _SAME_TASK,
+    "agents.stores.contrib.reflection:Reflection": _SAME_TASK,
+    "agents.stores.contrib.typed:Typed": _SAME_TASK | {"asks": "ask_policy"},
     **{critic: {"trunk": "backbone"} for critic in _CRITICS},
 }
 
@@ -38,8 +58,9 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
     Raises:
         RecipeError: a key is given under both names.
     """
-    of = f"{cls.__module__}:{cls.__qualname__}"
-    renamed = {old: new for old, new in RENAMED_KEYS.get(of, {}).items() if old in values}
+    names = [f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__]
+    new_keys = {old: new for name in names for old, new in RENAMED_KEYS.get(name, {}).items()}
+    renamed = {old: new for old, new in new_keys.items() if old in values}
     for old, new in renamed.items():
         where = f"{path}.{old}" if path else old
         if new in values:
@@ -55,7 +76,7 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
         )
     found = {renamed.get(key, key): value for key, value in values.items()}
     for (name, key), values_of in RENAMED_VALUES.items():
-        if name == of and isinstance(value := found.get(key), str) and value in values_of:
+        if name in names and isinstance(value := found.get(key), str) and value in values_of:
             found[key] = values_of[value]
             warnings.warn(
                 f"{path}.{key}: {value} is now called {found[key]}; the next release no longer reads {value}".lstrip(

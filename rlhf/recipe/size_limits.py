@@ -1,4 +1,4 @@
-"""Bounds on what a few lines of YAML may grow into: aliases of aliases, and references to references."""
+"""Bounds on YAML expansion: nested aliases and nested references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
 def refuse_many_nodes(root: Any, where: str) -> None:
-    """Raise RecipeError where the nodes of a YAML document are too many with every alias written out, or too deep.
+    """Raise RecipeError where a YAML document, with aliases expanded, has too many or too deep nodes.
 
     Args:
         root: PyYAML's node of the document, aliases as the same node again; None for an empty one.
@@ -77,7 +77,7 @@ def _below(path: str, key: object) -> str:
 
 
 def _named(values: Mapping[str, Any], path: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Path and value of what a text refers to; `.key` is beside it, and each further dot a level above."""
+    """Yield path and value of each reference; `.key` is a sibling, each further dot one level up."""
     for reference in _REFERENCE.findall(text):
         name = reference.strip().replace("[", ".").replace("]", "")
         key = name.lstrip(".")

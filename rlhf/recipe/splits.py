@@ -1,4 +1,4 @@
-"""Splits that tasks are drawn from: known to the environment, and not both trained on and judged by."""
+"""Split checks: declared by the environment, and not both trained and evaluated on."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def strategy_of(values: Any, base: Path) -> Strategy | None:
 
 
 def strategy_said(text: str) -> Strategy:
-    """Build the strategy that a command line names: a kind, or a mapping with a kind and keys. Raises RecipeError."""
+    """Strategy from a command line: a kind, or a mapping with a kind and keys. Raises RecipeError."""
     is_mapping = text.lstrip().startswith("{")
     if not is_mapping:
         _refuse_keys(text)
@@ -37,7 +37,7 @@ def strategy_said(text: str) -> Strategy:
 
 
 def _refuse_keys(text: str) -> None:
-    """Raise RecipeError where keys stand beside a kind, as in `best_of_n n=3`, and say how they are written."""
+    """Raise RecipeError for keys written beside a kind (`best_of_n n=3`), with the right form."""
     kind = re.match(r"\s*(\w+)(?=[\s,(:=])", text)
     if kind is None or re.search(r"\.py:\w+$", text) or (kind[1] not in CATALOG["strategy"] and "=" not in text):
         return

@@ -34,7 +34,7 @@ from rlhf.recipe.files import Listed, files_beside, listed_in
 from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
 from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
-from rlhf.recipe.text import read, to_text
+from rlhf.recipe.text import read
 from rlhf.recipe.values import join
 from rlhf.settings import STRICT
 
@@ -178,7 +178,7 @@ class Suite:
         return found
 
     def taken_by(self, recipe: Recipe) -> Suite:
-        """Return the suite for a policy that was trained with `recipe`: asked to act as it is used to.
+        """Suite adapted to a policy trained with `recipe`, whose agent it uses.
 
         The agent, the length of a reply and the context are the policy's; the tasks, the number of turns and the
         rewards stay the suite's.
@@ -251,11 +251,6 @@ def values_of_suite(suite: Suite) -> dict[str, Any]:
     }
 
 
-def dump_suite(suite: Suite) -> str:
-    """Write `suite` as YAML with every default in it."""
-    return to_text(values_of_suite(suite))
-
-
 def suite_of_recipe(recipe: Recipe) -> Suite:
     """Return the suite that a recipe's own `evaluation` amounts to: one part, `tasks`."""
     asked = recipe.evaluation
@@ -300,7 +295,7 @@ def load_suite(path_or_name: str, overrides: Sequence[str] = ()) -> Suite:
 
 
 def _nearest_suite(name: str, listed: Iterable[str]) -> str:
-    """Name the nearest suite, which may be one of answers, for another command; '' where none is near."""
+    """Suggestion of the nearest suite, of answers too; '' where none is near."""
     path = Path(name).expanduser()
     beside = files_beside(path) if path.suffix or path.parent != Path() else {}
     if (file := closest(path.stem, beside)) is not None:

@@ -84,7 +84,7 @@ def parse(text: str, where: str) -> Any:
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
         got = text.splitlines()[mark.line].strip() if mark and mark.line < len(text.splitlines()) else ""
         raise RecipeError(
-            "this is no YAML",
+            "invalid YAML",
             where=place,
             got=got,
             expected=str(getattr(error, "problem", None) or "YAML"),
@@ -95,7 +95,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def to_text(values: Mapping[str, Any]) -> str:
-    """Write plain values as YAML that `parse` reads back, keys in the given order, short lists on one line."""
+    """YAML text that `parse` reads back, keys in the given order, short lists on one line."""
     text = yaml.dump(
         _escaped(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
     )
@@ -156,7 +156,7 @@ def _apply(config: DictConfig, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key or key != key.strip():
         raise RecipeError(
-            "this is no override",
+            "not an override",
             where="command line",
             got=override,
             expected="key=value without spaces around the sign, such as seed=2 or stages.1.steps=5",

@@ -59,12 +59,12 @@ def _stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def shards_parameters(recipe: Recipe) -> bool:
-    """True if the trainer of any stage shards the policy's weights, so that no engine can share its module."""
+    """True if a stage's trainer shards the policy, so that no engine can share its module."""
     return bool(_sharded(recipe))
 
 
 def copies_policy(recipe: Recipe) -> bool:
-    """True if an engine in this process has a copy of the policy, and cannot share the trainer's module."""
+    """True if an in-process engine needs a copy of the policy."""
     return shards_parameters(recipe) or recipe.asynchrony.is_on
 
 
@@ -130,7 +130,7 @@ def _without_tools(path: str, world: Any) -> Iterator[tuple[str, Any]]:
 
 
 def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool = False) -> list[Place]:
-    """Return every part of `recipe` with its place: a stage before its parts, any other part behind those it holds.
+    """Every part of `recipe` with its place: stages before their parts, other holders after.
 
     Args:
         recipe: all of it is built.

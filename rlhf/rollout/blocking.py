@@ -29,7 +29,7 @@ def warn(text: str) -> None:
 
 
 class Watchdog:
-    """Looks, while it is entered, whether an inline part holds up the event loop of the present thread.
+    """Watchdog for inline parts that block the event loop of the present thread.
 
     Args:
         say: called with the caution, in the watchdog's thread, once for each call that blocks.

@@ -15,7 +15,7 @@ from rlhf.data.generation import calls_of, piece_of
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A place in a turn: after the first `n_tokens` tokens, at least one, of its call number `call`, from 0."""
+    """Branch point in a turn: after `n_tokens` (at least 1) of call number `call`, from 0."""
 
     call: int
     n_tokens: int

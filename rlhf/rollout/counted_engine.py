@@ -1,4 +1,4 @@
-"""The engine as one group asks it: says of every call how many tokens which version of the policy sampled."""
+"""Engine wrapper of a group: counts sampled tokens per call and policy version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CountedEngine:
 
     @property
     def shares_policy(self) -> bool:
-        """Whether it computes with the trainer's own module."""
+        """True if it computes with the trainer's own module."""
         return self._engine.shares_policy
 
     @property

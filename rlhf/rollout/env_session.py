@@ -66,7 +66,7 @@ class EnvSession:
             await self._lane.leave()
 
     async def _begin(self) -> Any:
-        """Start, in the lane; an episode that comes too late is closed there, as nobody else knows of it."""
+        """Start the episode in its lane; one that starts too late is closed there."""
         episode: Any = self._environment.start(self._task)
         if inspect.isawaitable(episode):
             episode = await episode

@@ -1,4 +1,4 @@
-"""One attempt at one task: environment, agent and engine in turn, until a typed end.
+"""Episode loop: environment, agent and engine in turn, until a typed end.
 
 Whatever the parts do, `run_episode` returns a trajectory whose outcome says how it ended: an error of a part is a type
 of its own and never looks like a low reward.
@@ -31,7 +31,7 @@ from rlhf.rollout.renderer import Renderer
 
 
 def lanes_of(environment: Environment) -> CallExecutor:
-    """Where the calls of the environment's episodes run, by its declared properties; see `rlhf.rollout.executors`."""
+    """Executor of the environment's calls, by its declared properties; see `rlhf.rollout.executors`."""
     own = Capabilities(environment)
     return CallExecutor(
         inline=own.is_inline,
@@ -273,7 +273,7 @@ async def _release(engine: RolloutEngine, session: str, limits: Limits, notes: l
 
 
 def _engine_error(error: BaseException | None) -> EngineError | None:
-    """Find the engine's error behind what an agent raised: a group from parallel calls, or an error of its own."""
+    """Engine error behind an agent's exception: a group of parallel calls, or an error of its own."""
     if error is None or isinstance(error, EngineError):
         return error
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error.__cause__,)

@@ -107,7 +107,7 @@ class InlineLane:
 
 
 def _coroutine_of(value: Any) -> CoroutineType[Any, Any, Any] | None:
-    """Return a coroutine that has not begun and gives what `value` gives to who awaits it; None for a plain value."""
+    """Coroutine that gives what awaiting `value` gives; None for a plain value."""
     if type(value) is CoroutineType and not value.cr_suspended:
         return value
     if not inspect.isawaitable(value):
@@ -160,7 +160,7 @@ class _Begun:
                 self._timer.cancel()
 
     def _ask_to_end(self, task: asyncio.Task[Any], n_before: int, error: BaseException) -> None:
-        """Set a limit to a coroutine that is told of its cancellation; leave it where that is over."""
+        """Bound the time of a cancelled coroutine; abandon it when that is over."""
         if self._is_overdue:
             task.uncancel()
             with suppress(Exception, asyncio.CancelledError, SystemExit):
@@ -226,7 +226,7 @@ class ThreadLane:
 
 
 class _SharedLane:
-    """One episode's view of a lane that others use too."""
+    """Episode's view of a shared lane."""
 
     def __init__(self, lane: ThreadLane) -> None:
         self.call = lane.call
@@ -291,7 +291,7 @@ class _Worker:
             raise CallTimeout(f"no answer within {timeout_s:g} s") from None
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the thread is free to take a call."""
+        """True if the thread is free to take a call."""
         try:
             await self.run(int, (), within_s)
         except CallTimeout:
@@ -331,7 +331,7 @@ async def _settle(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 async def _caught(awaited: Awaitable[Any]) -> _Caught:
-    """Return result and error as values, so that an error of the called code is never taken for one of ours.
+    """Result or error as a value, so that errors of the called code are told from ours.
 
     The error is put into words where the call ran: its message may take as long as a call.
     """

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.base import Agent
@@ -17,62 +16,19 @@ from environments.base import Environment, most_at_once
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
-from rlhf.rollout.blocking import Watchdog
 from rlhf.rollout.branching import Branch, split_generations
 from rlhf.rollout.episode import lanes_of, run_episode
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
-from rlhf.rollout.policy_client import EpisodeMonitor, EpisodeStatus
+from rlhf.rollout.policy_client import EpisodeMonitor
+from rlhf.rollout.progress import Board, OnProgress, reporting
 from rlhf.rollout.renderer import Renderer
 
 #: Failures that a fresh try may mend. A timeout is not among them: it has used up its time already.
 RETRYABLE = frozenset({Outcome.ENV_ERROR, Outcome.ENGINE_ERROR})
 
-_REPORT_EVERY_S = 0.2
 _runs = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of a rollout.
-
-    Attributes:
-        n_episodes: attempts to make.
-        n_done: attempts that are over, failed ones included.
-        n_solved: of these, solved.
-        n_failed: attempts in which a part failed for good.
-        n_retries: attempts thrown away and begun again.
-        n_running: attempts now alive.
-        n_waiting_environment: of these, waiting for the environment.
-        n_waiting_engine: of these, waiting for the engine.
-        n_tokens: sampled so far.
-        longest_wait_s: seconds for which one attempt has been waiting for the same thing.
-        waits_for: that attempt, and what it waits for.
-    """
-
-    n_episodes: int
-    n_done: int = 0
-    n_solved: int = 0
-    n_failed: int = 0
-    n_retries: int = 0
-    n_running: int = 0
-    n_waiting_environment: int = 0
-    n_waiting_engine: int = 0
-    n_tokens: int = 0
-    longest_wait_s: float = 0.0
-    waits_for: str = ""
-
-    def __str__(self) -> str:
-        parts = [f"{self.n_done}/{self.n_episodes} episodes"]
-        parts += [f"{self.n_failed} failed"] * bool(self.n_failed)
-        parts += [f"{self.n_waiting_engine} at the engine"] * bool(self.n_waiting_engine)
-        parts += [f"{self.n_waiting_environment} at the environment"] * bool(self.n_waiting_environment)
-        parts += [f"{self.longest_wait_s:.0f} s for {self.waits_for}"] * (self.longest_wait_s >= 5)
-        return ", ".join(parts)
-
-
-OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,39 +46,9 @@ class Attempts:
     is_last: bool
 
 
-@dataclass(slots=True)
-class _Board:
-    """Counts of a rollout in progress."""
-
-    n_episodes: int
-    n_done: int = 0
-    n_solved: int = 0
-    n_failed: int = 0
-    n_retries: int = 0
-    n_tokens: int = 0
-    live: dict[str, EpisodeMonitor] = field(default_factory=dict)
-
-    def progress(self) -> Progress:
-        phases = [w.phase for w in self.live.values()]
-        name, oldest = min(self.live.items(), key=lambda item: item[1].since, default=("", EpisodeMonitor()))
-        return Progress(
-            n_episodes=self.n_episodes,
-            n_done=self.n_done,
-            n_solved=self.n_solved,
-            n_failed=self.n_failed,
-            n_retries=self.n_retries,
-            n_running=len(phases),
-            n_waiting_environment=phases.count(EpisodeStatus.ENVIRONMENT),
-            n_waiting_engine=phases.count(EpisodeStatus.ENGINE),
-            n_tokens=self.n_tokens + sum(w.n_tokens for w in self.live.values()),
-            longest_wait_s=time.monotonic() - oldest.since if name else 0.0,
-            waits_for=f"the {oldest.phase} of {name}" if name else "",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One attempt to make: which task of the list, its how-manieth occurrence, which attempt, from where on."""
+    """Attempt to make: task index, occurrence, attempt number, branch point."""
 
     index: int
     task: Task
@@ -184,7 +110,7 @@ async def finished_groups(
         The attempts at each task, in the order of the tasks, each as soon as its last attempt and all tasks before it
         are over: `group_size` of them, or fewer where there was nothing to branch from. The others go on meanwhile.
     """
-    board = _Board(len(tasks) * group_size)
+    board = Board(len(tasks) * group_size)
     rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players)
     jobs = _jobs(tasks, grouping.n_from_start(group_size), earlier)
     n_at_once = min(limits.max_concurrent, most_at_once(environment) or limits.max_concurrent)
@@ -193,7 +119,7 @@ async def finished_groups(
 
     async def play() -> None:
         try:
-            async with _reporting(board, on_progress):
+            async with reporting(board, on_progress):
                 await rollout.play(jobs, groups, grouping, n_at_once, ended)
         finally:
             await rollout.lanes.close()
@@ -229,7 +155,7 @@ async def run_groups(
 
 
 class _First(asyncio.Future[None]):
-    """Result of the first of some tasks; cancelled, it cancels `playing` in the same moment, and not a round later."""
+    """First result of some tasks; cancelling it cancels `playing` in the same moment."""
 
     def __init__(self, playing: asyncio.Task[None]) -> None:
         super().__init__()
@@ -273,7 +199,7 @@ class _Rollout:
         sampling: SamplingParams,
         seed: int,
         step: int,
-        board: _Board,
+        board: Board,
         players: Players | None,
     ) -> None:
         self._parts = (environment, agent, engine, renderer, limits, sampling)
@@ -302,7 +228,7 @@ class _Rollout:
         n_at_once: int,
         ended: Sequence[asyncio.Event],
     ) -> None:
-        """Make the attempts of `jobs` and the rounds of branches, into `groups`; say of each when it has ended."""
+        """Play `jobs` and the rounds of branches into `groups`, reporting each group's end."""
         firsts = [job for job in jobs if job.attempt == 0]
         for number in range(1, 1 + grouping.n_rounds):
             await self._round(jobs, groups, n_at_once, [asyncio.Event() for _ in ended])
@@ -331,7 +257,7 @@ class _Rollout:
         await _in_order(jobs, work, n_at_once)
 
     def branches(self, job: _Job, group: list[Trajectory], grouping: GroupStructure, number: int) -> list[_Job]:
-        """Return the attempts of a round of branches at the task of `job`, numbered behind those of its group.
+        """Jobs of a round of branches at the task of `job`, numbered after those of its group.
 
         Replies of the group within which one of them leaves are recorded in pieces from then on.
         """
@@ -369,7 +295,7 @@ def _jobs(tasks: Sequence[Task], group_size: int, earlier: Sequence[str]) -> lis
 
 
 async def _in_order(jobs: Sequence[_Job], work: Callable[[_Job], Awaitable[None]], max_concurrent: int) -> None:
-    """Work on all jobs, begun in order; when one raises or this is cancelled, the others are cancelled and awaited."""
+    """Run all jobs, begun in order; an exception or cancellation cancels and awaits the others."""
     waiting = iter(jobs)
 
     async def runner() -> None:
@@ -383,26 +309,3 @@ async def _in_order(jobs: Sequence[_Job], work: Callable[[_Job], Awaitable[None]
         for task in runners:
             task.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _reporting(board: _Board, on_progress: OnProgress | None) -> AsyncIterator[None]:
-    """Say what is going on some times a second, and beside the loop who holds it up."""
-    if on_progress is None:
-        with Watchdog():
-            yield
-        return
-
-    async def report() -> None:
-        while True:
-            on_progress(board.progress())
-            await asyncio.sleep(_REPORT_EVERY_S)
-
-    reporter = asyncio.create_task(report())
-    try:
-        with Watchdog():
-            yield
-    finally:
-        reporter.cancel()
-        await asyncio.gather(reporter, return_exceptions=True)
-    on_progress(board.progress())

@@ -26,7 +26,10 @@ from rlhf.settings import STRICT
 
 @runtime_checkable
 class GroupStructure(Protocol):
-    """A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches."""
+    """Structure of a group: independent attempts, trees or chains of retries.
+
+    A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches.
+    """
 
     @property
     def n_rounds(self) -> int:
@@ -42,7 +45,7 @@ class GroupStructure(Protocol):
         ...
 
     def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
-        """Return what the next round of attempts begins with, given all attempts so far in order of their numbers."""
+        """Branches of the next round, given all attempts so far in order of their numbers."""
         ...
 
 
@@ -130,9 +133,9 @@ class Tree:
     rounds: Annotated[int, Field(ge=1)] = 1
     """L; later rounds also branch from the attempts of earlier ones."""
     choose: Literal["random", "surprisal"] = "random"
-    """How states are chosen."""
+    """Choice of states to branch from."""
     at: Literal["turn", "token"] = "turn"
-    """Where branches leave: before a turn, or within a reply, before one of its tokens but the first."""
+    """Place of branches: before a turn, or within a reply, before one of its tokens but the first."""
 
     @property
     def n_rounds(self) -> int:
@@ -182,7 +185,7 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Retry:
-    """Chains of 1 + `retries` attempts: each begins the task anew, and is told what the ones before it did.
+    """Retry chains of 1 + `retries` attempts at a task, each shown the earlier ones.
 
     The policy reads the earlier attempts of its chain, opening, actions and replies, and what it is to do about them,
     before the observation of the fresh episode. `group_size` is the attempts of all chains together:
@@ -201,17 +204,17 @@ class Retry:
     retries: Annotated[int, Field(ge=1)] = 2
     """Attempts that a chain may have after the first."""
     until: Literal["solved", "end"] = "solved"
-    """When a chain ends before it has all of its attempts: once it is solved, or never."""
+    """End of a chain before its last attempt: once it is solved, or never."""
     ask: str | None = None
-    """What is said after the earlier attempts; null asks for another way where the last one failed, and for a better
-    one where nobody knows."""
+    """Message after the earlier attempts; null asks for another way after a failure, and for a better one where nobody
+    knows."""
     max_shown: Annotated[int, Field(ge=1)] = 2
     """Earlier attempts that are shown, the last ones."""
     max_chars: Annotated[int, Field(ge=40)] = 2000
     """Longest text of an earlier attempt; of a longer one its end is shown."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse retries until solved where a reward says what is solved: none is asked before they are chosen."""
+        """Refuse `until: solved` where a reward decides success, as rewards come after the retries."""
         solving = next((name for name, w in context.recipe.rewards.items() if w.solved_at is not None), None)
         if solving and self.until == "solved" and context.learns and not context.is_trained:
             yield Problem(
@@ -274,14 +277,14 @@ class _State:
 
     @property
     def surprisal(self) -> float:
-        """Of the token in its place, else of the least likely token of the turn, nats; 0 where nothing was sampled."""
+        """Surprisal of the token at its place, else of the turn's least likely token, nats; 0 without tokens."""
         if self.fork is not None:
             return -self.logprob
         return max((-x for g in self.attempt.turns[self.turn].generations for x in g.logps.tolist()), default=0.0)
 
 
 def _states(t: Trajectory) -> list[_State]:
-    """Return the states that no earlier attempt has met: a branch shares the one it leaves from with its parent."""
+    """New states of an attempt; a branch shares its branch point with its parent."""
     if t.outcome.is_failure_of_a_part:
         return []
     first = t.n_given if t.parent is None else t.n_shared + 1
@@ -289,7 +292,7 @@ def _states(t: Trajectory) -> list[_State]:
 
 
 def _within(attempts: Iterable[Trajectory]) -> list[_State]:
-    """Return the places within replies, each once; not before the first token of a reply, or of a piece of one."""
+    """Places within replies, each once; not before the first token of a reply or a piece."""
     seen: set[int] = set()
     found: list[_State] = []
     for t in (t for t in attempts if not t.outcome.is_failure_of_a_part):

@@ -30,13 +30,13 @@ class Limits:
     max_context: Annotated[int, Field(ge=2)] | None = None
     """Prompt and generation together; the engine's own limit where none is given."""
     step_timeout_s: _Seconds = 30.0
-    """One `step` or `close` of an environment."""
+    """Seconds for one `step` or `close` of an environment."""
     episode_timeout_s: _Seconds = 300.0
-    """One attempt from start to end."""
+    """Seconds for one attempt from start to end."""
     start_timeout_s: _Seconds = 60.0
-    """One `start` of an environment."""
+    """Seconds for one `start` of an environment."""
     reward_timeout_s: _Seconds = 60.0
-    """One reward of one trajectory."""
+    """Seconds for one reward of one trajectory."""
     max_retries: Annotated[int, Field(ge=0)] = 1
     """Fresh tries of an attempt in which the environment or the engine failed."""
     max_error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -61,5 +61,5 @@ class Limits:
             )
 
     def sampling(self, temperature: float) -> SamplingParams:
-        """How one generation is sampled under these limits; the seed is the episode's to set."""
+        """Sampling parameters of a generation under these limits; the seed is the episode's."""
         return SamplingParams(self.max_tokens, temperature, stop_strings=self.stop_strings)

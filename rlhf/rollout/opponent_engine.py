@@ -26,7 +26,7 @@ class Players(Protocol):
     """Says who plays along."""
 
     def __call__(self, seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
-        """Return who has a seat in the policy's place, by its name; the same for the same arguments.
+        """Opponent engines by seat; the same for the same arguments.
 
         Args:
             seed: of the attempt's task in this step, whichever the attempt.

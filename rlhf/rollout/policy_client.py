@@ -1,4 +1,4 @@
-"""The policy as one episode sees it, and what can be seen of a running episode from outside."""
+"""Policy as one episode sees it, and the observable state of a running episode."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class EpisodePolicy:
         return Reply(self._renderer.reply_text(generation.token_ids), generation)
 
     def n_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of the prompt that `messages` make; one more than the context where a message alone is longer."""
+        """Prompt length of `messages`; one more than the context where a single message exceeds it."""
         if self._too_long(messages):
             return self._context + 1
         return self._renderer.prompt(messages).n_tokens
@@ -141,16 +141,16 @@ class EpisodePolicy:
         return context_of(self._player.engine, self._limits)
 
     def _too_long(self, messages: Sequence[Message]) -> Message | None:
-        """A message that is longer than the context; it would be tokenised for minutes only to be refused."""
+        """Message longer than the context, which would take minutes to tokenise only to be refused."""
         written = (m for m in messages if m.token_ids is None)
         return next((m for m in written if self._renderer.exceeds(m.content, self._context)), None)
 
     def _goes_on(self, call: int) -> bool:
-        """Whether this is the call that is answered as it was up to a place within."""
+        """True for the call whose earlier answer is kept up to a branch point within it."""
         return self._head is not None and call == len(self._head.calls)
 
     def _kept(self, prompt: Prompt, call: int) -> tuple[Generation, ...]:
-        """What is kept of an earlier answer to this call. Raises AgentError where it is another call now."""
+        """Kept prefix of an earlier answer to this call. Raises AgentError where it is another call now."""
         if self._head is None or call > len(self._head.calls):
             return ()
         pieces = self._head.pieces if self._goes_on(call) else self._head.calls[call]
@@ -189,7 +189,7 @@ def _check_call(messages: Sequence[Message], max_tokens: object, role: object) -
         problem, got = "role is no text", shown(role)
     else:
         return
-    raise AgentError(f"the agent asks the policy with what it cannot be asked: {problem}", where="generate", got=got)
+    raise AgentError(f"invalid policy call by the agent: {problem}", where="generate", got=got)
 
 
 def context_of(engine: RolloutEngine, limits: Limits) -> int:

@@ -99,7 +99,7 @@ class Renderer:
         borders = [*replies, len(messages)]
         if borders[0] == 0:
             raise DataError(
-                "nothing comes before the first reply",
+                "the prompt before the first reply is empty",
                 where="Renderer.prompt",
                 got=f"{len(messages)} messages",
                 expected="at least one message before the first sampled reply",
@@ -113,7 +113,7 @@ class Renderer:
         return Prompt(ids, self.stop_ids, role if role in self._adapters else "")
 
     def exceeds(self, text: str, n: int) -> bool:
-        """Whether a text has more than `n` tokens for sure, found without reading more of it than it takes to tell.
+        """True if a text certainly has more than `n` tokens, reading no more of it than needed.
 
         Pieces are counted apart, some tokens of each forgiven for where it is cut.
         """
@@ -148,7 +148,7 @@ class Renderer:
 
     @staticmethod
     def extends(previous: Generation, prompt: Prompt) -> bool:
-        """Whether `prompt` begins with everything of `previous`, so that both fit in one row and share a cache."""
+        """True if `prompt` extends all of `previous`, so that they share a row and a cache."""
         return prompt.extends(previous)
 
     def _check_template(self) -> None:
@@ -218,13 +218,13 @@ class Renderer:
         return rest
 
     def _defused(self, text: str) -> str:
-        """`text` with the control tokens that it spells out marked, so that an observation cannot fake a turn."""
+        """`text` with its literal control tokens marked, so that an observation cannot fake a turn."""
         text = text.encode("utf-8", "replace").decode()  # half characters, which no tokenizer takes
         text = text.replace(_OPEN, "").replace(_CLOSE, "")
         return self._control.sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
 
     def _harmless(self, value: Any) -> Any:
-        """A JSON value with its texts defused: what a tool says of itself may come from a stranger's server."""
+        """JSON value with control tokens in its texts marked, as tool descriptions may be untrusted."""
         if isinstance(value, str):
             return self._defused(value)
         if isinstance(value, list):
@@ -249,7 +249,7 @@ class Renderer:
         stop_ids = tuple(dict.fromkeys(i for i in found if i is not None))
         if not stop_ids:
             raise ModelError(
-                "nothing ends a reply",
+                "no stop token ends a reply",
                 where=str(self.tokenizer.name_or_path) or "tokenizer",
                 got="no eos token, and no special token after a reply in the chat template",
                 hint="set `eos_token` in the model's tokenizer_config.json",

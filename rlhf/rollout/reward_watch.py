@@ -15,14 +15,17 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Watch:
-    """What a watched reward is compared with, and what follows when the two part. `watch: true` takes the defaults."""
+    """Watch of a held-out reward: what to compare with, and what to do when they diverge.
 
-    of: str | None = None
+    `watch: true` takes the defaults.
+    """
+
+    compare_with: str | None = None
     """The trained reward that it stands beside, by its name in the recipe; null compares with the whole score."""
     window: Annotated[int, Field(ge=8)] = 20
     """Steps over which a trend is looked for; twice, four times as many, and so on are looked at too."""
     stop: bool = False
-    """Whether the run stops, once in a stage, when the trained reward rises while this one falls."""
+    """Stop the run, once in a stage, when the trained reward rises while this one falls."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse comparisons with nothing, and windows that are longer than training."""
@@ -36,14 +39,15 @@ class Watch:
                 do="remove watch from one of them",
             )
         counted = [name for name, weighted in recipe.trained_rewards.items() if weighted.weight > 0]
-        if self.of is not None and self.of not in counted:
-            is_there = self.of in recipe.rewards
+        if self.compare_with is not None and self.compare_with not in counted:
+            is_there = self.compare_with in recipe.rewards
             yield Problem(
                 "a watched reward is compared with one that is trained on" if is_there else "there is no such reward",
-                where=context.at("of"),
-                got=self.of,
+                where=context.at("compare_with"),
+                got=self.compare_with,
                 expected=", ".join(counted) or "a reward with a weight above 0",
-                do=nearest(self.of, counted) or "name one of these, or leave `of` out to compare with the score",
+                do=nearest(self.compare_with, counted)
+                or "name one of these, or leave `compare_with` out to compare with the score",
             )
         if not recipe.longest:
             yield Problem(

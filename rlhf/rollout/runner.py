@@ -18,10 +18,11 @@ from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.inference.engine import RolloutEngine
 from rlhf.processes import current
-from rlhf.rollout.group import OnProgress, finished_groups
+from rlhf.rollout.group import finished_groups
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.progress import OnProgress
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import Weighted, check_failures, score_group
 from rlhf.spans import span
@@ -78,7 +79,7 @@ class RolloutBatch:
 
 
 def _of_groups(solved_G: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """How many tasks are within reach, and how many are done with; tasks whose attempts all failed are left out.
+    """Shares of tasks within reach and already mastered; tasks whose attempts all failed are left out.
 
     Of four tasks two were solved by somebody, one of them by everybody; the fourth was never attempted to an end:
 
@@ -96,7 +97,7 @@ def _of_groups(solved_G: Sequence[Sequence[bool]]) -> dict[str, float]:
 
 
 def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:
-    """How much the policy was shown, and how often it was asked."""
+    """Prompt lengths and numbers of policy calls."""
     lengths = [call[0].prompt.n_tokens for turn in turns for call in calls_of(turn.generations)]
     return {
         "rollout/prompt_tokens_mean": sum(lengths) / max(len(lengths), 1),
@@ -106,7 +107,7 @@ def _of_prompts(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _of_notes(turns: Sequence[Turn], n_trajectories: int) -> dict[str, float]:
-    """How many notes of each name an agent has left, and how long they were; notes that are numbered count as one.
+    """Counts and lengths of agent notes by name; numbered notes count as one.
 
     A store that had nothing to say leaves an empty note, so that it is asked no more: that is no recall.
     """
@@ -124,7 +125,7 @@ def _of_notes(turns: Sequence[Turn], n_trajectories: int) -> dict[str, float]:
 
 
 def _of_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Success of each kind of task, which is what its id begins with; nothing where all are of one kind."""
+    """Success of each kind of task, by the beginning of its id; empty with one kind."""
     solved: dict[str, list[bool]] = {}
     for group in groups:
         name = re.sub(r"[^\w.-]+", "_", group.task_id.partition("/")[0])
@@ -186,7 +187,7 @@ class RolloutRunner:
     async def groups(
         self, tasks: Sequence[Task], sampling: SamplingParams, *, group_size: int, step: int, **how: Any
     ) -> AsyncGenerator[ScoredGroup, None]:
-        """Yield the scored group of each task, in order; a group is scored while the tasks after it are attempted.
+        """Yield the scored group of each task, in order; scoring overlaps later attempts.
 
         Groups are scored one after the other, so a reward is asked in the order of the tasks, whatever ends first.
 

@@ -132,7 +132,7 @@ def check_failures(groups: Sequence[ScoredGroup], limits: Limits) -> None:
 
 
 def commonest_failure(groups: Sequence[ScoredGroup]) -> tuple[int, str]:
-    """How often attempts failed for the commonest reason, whatever their tasks, and that reason with its kind first.
+    """Count of the most frequent reason of failure, and that reason, kind first.
 
     `reward r: judge, task a/1: no reference` and the same of task a/2 are one: `reward_error: no reference (reward r:
     judge, such as task a/1)`.
@@ -166,7 +166,7 @@ class _Scorer:
     timeout_s: float
 
     async def decide(self, trajectories: Sequence[Trajectory]) -> tuple[Sequence[Trajectory], Sequence[_Shared]]:
-        """Ask the reward that says what is solved: the attempts with that outcome, which others are shown, and why."""
+        """Apply the reward that decides success; returns attempts with that outcome, and its verdicts."""
         name = next((name for name, weighted in self.rewards.items() if weighted.solved_at is not None), None)
         if name is None:
             return trajectories, [{} for _ in trajectories]
@@ -265,7 +265,7 @@ def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | Rewar
 
 
 def _decided(trajectory: Trajectory, verdict: Verdict | RewardError | None, least: float | None) -> Trajectory:
-    """Attempt that is solved where a verdict is worth at least `least`; as it was where there is none."""
+    """Attempt marked solved where the verdict is at least `least`; unchanged without one."""
     if least is None or not isinstance(verdict, Verdict) or (verdict.value >= least) == trajectory.solved:
         return trajectory
     return replace(trajectory, outcome=Outcome.FAILED if trajectory.solved else Outcome.SOLVED)

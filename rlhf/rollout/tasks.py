@@ -21,7 +21,7 @@ def tasks_of(environment: Environment, split: str, n: int | None = None) -> list
     odd = [type(task).__name__ for task in found if not isinstance(task, Task)]
     if not found or odd:
         raise EnvError(
-            "this lists no tasks" if not found else "this lists something that is no task",
+            "this lists no tasks" if not found else "an entry is not a task",
             where=where,
             got="nothing" if not found else odd[0],
             expected="at least one rlhf.data.Task",

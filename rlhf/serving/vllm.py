@@ -87,21 +87,21 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
 
 
 def _write(policy: Policy, folder: Path, *, as_adapter: bool) -> None:
-    """Write the policy into `folder`; adapters to come need the base as it is, and this one beside it."""
+    """Write the policy into `folder`: base and adapter separately where adapters follow, else merged."""
     save_merged(policy, folder, merge=not as_adapter)
     if as_adapter:
         policy.model.save_pretrained(folder / "adapter")
 
 
 def _modules(name: str, policy: Policy, folder: Path) -> Iterator[str]:
-    """Give the policy's adapters as vLLM is told of them: those of roles by the recipe's name and their own."""
+    """Yield vLLM's arguments for the policy's adapters: role adapters by the recipe's name and theirs."""
     for role in adapter_names(policy.model):
         yield f"{name}{role and f'-{role}'}={folder / 'adapter' / role}"
 
 
 @contextmanager
 def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that writes to the open file `log`, and ends with its children when this is left.
+    """Context of a process that logs to an open file; it ends with its children.
 
     SIGTERM is a KeyboardInterrupt inside.
     """

@@ -19,7 +19,7 @@ from rlhf.tasks.selection import Selection
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Dynamic:
-    """Train on `tasks_per_step` groups whose attempts differ, and draw further rounds of tasks until there are so many.
+    """Dynamic sampling: draw tasks until `tasks_per_step` groups have attempts that differ.
 
     A group whose attempts are all equal has no advantage, so without this a step trains on fewer groups the better, or
     the worse, the policy is. A group is kept if the population deviation of the metric is above 0: of the successes
@@ -35,12 +35,12 @@ class Dynamic:
     """
 
     metric: str = "success"
-    """What attempts must differ in: `success`; `score`; or `reward/<name>`, one reward as it is. Not the score where
-    penalties are part of it: they make equal attempts differ, and then the penalty is all there is to learn."""
+    """Metric in which attempts must differ: `success`; `score`; or `reward/<name>`, one reward as it is. Not the score
+    where penalties are part of it: they make equal attempts differ, and then the penalty is all there is to learn."""
     max_rounds: Annotated[int, Field(ge=1)] = 4
     """Rounds of one step at most; with 1 it is only chosen."""
     on_exhaustion: Literal["train", "stop"] = "train"
-    """What to do with too few groups after the last round: `train` on them, or `stop` the run."""
+    """With too few groups after the last round: `train` on them, or `stop` the run."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a metric that the rewards do not have, and groups of one."""

@@ -38,7 +38,7 @@ class EmptySteps:
         return {"sampling/n_empty_steps": float(self.n)}, {} if n_trained else {"empty": text}
 
     def state_dict(self) -> dict[str, Any]:
-        """How many."""
+        """Number of empty steps in a row."""
         return {"n": self.n}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ def unmeasurable(metric: str, context: CheckContext) -> Iterator[Problem]:
 
 
 def alone(section: str, part: object, context: CheckContext) -> Iterator[Problem]:
-    """Yield a problem where a sampler or a selection looks at how attempts differ, and there is one at each task."""
+    """Yield a problem where a sampler or selection needs attempts to differ, and there is one per task."""
     if context.stage.group_size < 2:
         yield Problem(
             f"this {section} looks at how the attempts at a task differ, and there is one of each",

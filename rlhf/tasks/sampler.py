@@ -65,7 +65,7 @@ class SamplerCapabilities(CapabilityView):
     """Optional attributes of a sampler, with a default for each that it leaves out."""
 
     is_stream = Capability(False, bool)
-    """Whether the tasks that it draws do not depend on how earlier ones went, so that later ones can be drawn ahead."""
+    """True if drawn tasks do not depend on earlier outcomes, so that later ones can be drawn ahead."""
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ class DemonstratedSampler(TaskSampler, Protocol):
 
     @property
     def n_demonstrations(self) -> int:
-        """How many tasks of the stage's split are demonstrated, from the first on."""
+        """Number of demonstrated tasks of the stage's split, from the first on."""
         ...
 
     def shown(self, demonstrations: Sequence[Trajectory]) -> TaskSampler:

@@ -1,4 +1,4 @@
-"""The contract of a selection: which groups of a step are trained on, and whether more are to be drawn first.
+"""Group selection: which groups of a step are trained on, and whether to draw more.
 
 A step draws `tasks_per_step` tasks and shows the groups to the selection. It keeps some of them, or asks for another
 round of tasks and is shown all groups again. What it leaves out is still recorded and counted; it has no advantage.
@@ -50,7 +50,7 @@ class Selection:
                 expected=f"{len(self.kept)} numbers, at least 0",
             )
         if self.n_more < 0:
-            raise DataError("a selection asks for less than nothing", where=where, got=str(self.n_more))
+            raise DataError("a selection asks for a negative number of tasks", where=where, got=str(self.n_more))
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ class SelectionCapabilities(CapabilityView):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class All:
-    """One round, and every group of it."""
+    """Selection of every group of a single round."""
 
     def __call__(self, groups: Sequence[ScoredGroup], n_tasks: int, n_rounds: int) -> Selection:
         """Keep all."""

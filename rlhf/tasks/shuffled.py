@@ -67,7 +67,7 @@ class ShuffledTasks:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is."""
+        """Progress of the sampler."""
         return {"n_drawn": self.n_drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ async def between(run: Run, parts: StageComponents) -> None:
 
 
 def restore_refreshed_rewards(run: Run, stages: Sequence[Any]) -> None:
-    """Score with what the stages have left that are over, as a run does that was never stopped."""
+    """Install rewards refreshed by finished stages, as an uninterrupted run has them."""
     for index, stage in enumerate(stages[: run.state.stage + run.state.finished]):
         if not isinstance(stage, PolicyGradient):
             continue

@@ -12,7 +12,7 @@ TRUNCATED_SHARE = 0.01
 
 
 def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, str]:
-    """One sentence each, under a name by which a run tells whether it has said so already.
+    """Cautions on a rollout, one sentence each, by a name that prevents repeats.
 
     Args:
         collected: of one step or evaluation.

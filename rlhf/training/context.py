@@ -32,11 +32,11 @@ class Progress(Protocol):
         ...
 
     def advance(self, note: str) -> None:
-        """One step is done; `note` says how it went."""
+        """Advance by a step; `note` says how it went."""
         ...
 
     def note(self, text: str) -> None:
-        """What is waited for now."""
+        """Show what is waited for."""
         ...
 
     def say(self, text: str) -> None:
@@ -45,7 +45,7 @@ class Progress(Protocol):
 
 
 def is_due(every: int, step: int, n_steps: int) -> bool:
-    """Return whether something is due after `step` of `n_steps`: each `every` steps but the last; 0 is never."""
+    """True if something is due after `step` of `n_steps`: each `every` steps but the last; 0 is never."""
     return every > 0 and step % every == 0 and step < n_steps
 
 
@@ -99,7 +99,7 @@ class StageKeys(Protocol):
 
     @property
     def temperature(self) -> float:
-        """That attempts are sampled at."""
+        """Sampling temperature of attempts."""
         ...
 
     @property
@@ -114,7 +114,7 @@ class StageKeys(Protocol):
 
     @property
     def checkpoint_in_background(self) -> bool:
-        """Whether a thread writes checkpoints."""
+        """True if a thread writes checkpoints."""
         ...
 
 
@@ -143,7 +143,7 @@ class LiveStage(Protocol):
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether something that is renewed between steps is half done, and no state to save."""
+        """True while something renewed between steps is half done, with no state to save."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Before the first update of a step: the trainer's own log-probs, and what is done about the engine's."""
+"""Old log-probs before a step's first update, and correction of the engine's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 def prepare(
     stage: PolicyGradient, trainer: TorchTrainer, samples: Sequence[Sample], *, shares_policy: bool
 ) -> tuple[Sequence[Sample], dict[str, float], Correction | None]:
-    """Return the rows to train on, what is logged of them, and the correction that is left to the update itself.
+    """Rows to train on, their metrics, and the correction left to the update itself.
 
     - An engine that shares the trainer's weights reports the trainer's log-probs, and `bypass` trusts the engine's:
       nothing is computed, the engine's log-probs are the old ones.
@@ -57,7 +57,7 @@ def prepare(
 
 
 def _wanted(stage: PolicyGradient) -> list[Figure]:
-    """What has to be known of the policy before the first update, beside log-probs."""
+    """Figures needed of the policy before the first update, beside log-probs."""
     compared = LossNeeds(stage.loss).needs_mean_logprobs and stage.epochs * stage.minibatches > 1
     entropy: list[Figure] = ["entropy"] if stage.filters.high_entropy_share is not None else []
     return entropy + (["mean_logprobs"] if compared else [])

@@ -49,7 +49,7 @@ _ROUNDING = 1e-5
 
 
 def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter by its Hugging Face name, one at a time: whole where they lie in pieces, adapters merged in.
+    """Yield every parameter by its Hugging Face name, one at a time, gathered and merged.
 
     A parameter that two modules share comes once for each name, as an engine may keep two copies. A process that shares
     parameters with others must walk to the end when they do. The tensors are valid until the next is drawn.
@@ -133,7 +133,7 @@ class Publisher:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether products are of float32 throughout, which a GPU may round on the way."""
+        """True if products are float32 throughout; a GPU may round on the way."""
         return self._format is torch.float32 and device_of(self.policy.model).type == "cpu"
 
     def _weights(self) -> PolicyWeights:
@@ -147,7 +147,7 @@ class Publisher:
         return PolicyWeights(version, "", lambda: parameters(model))
 
     def _canaries(self, adapter: str) -> list[Prompt]:
-        """One that is the same at every delivery, and others whose tokens depend on the version."""
+        """Canary prompts: a fixed one, and others whose tokens depend on the version."""
         n_vocab = int(self.policy.model.get_input_embeddings().num_embeddings)
         n_prompt = max(1, min(N_PROMPT, self.engine.max_context - N_SAMPLED - 1))
         n_drawn = N_LATER if adapter in self._last else N_FIRST
@@ -202,7 +202,7 @@ class Publisher:
         self._seen[adapter] = max(worst.gap, self._seen.get(adapter, 0.0))
 
     def _tolerance(self, gap: float, adapter: str) -> float:
-        """Most nats of difference now: some times what was seen before, or at the first delivery is seen, in bounds."""
+        """Tolerance in nats: a multiple of past differences, within bounds."""
         if self.tolerance is not None:
             return self.tolerance
         least, most = TOLERANCES[self._format]
@@ -215,7 +215,7 @@ class Publisher:
         self.figures[name] = max(value, self.figures.get(name, value))
 
     def _stale(self, said: _Said, last: _Said | None, tolerance: float, seen: float) -> str:
-        """Whose figures stood still while the other's moved, if the canary can tell."""
+        """Side whose figures stood still while the other's moved, if the canary can tell."""
         if last is None:
             return ""
         gap = said.gap

@@ -1,4 +1,4 @@
-"""The first half of a step: tasks drawn, attempted and scored, in rounds, and groups chosen to train on."""
+"""Rollout phase of a step: draw tasks, attempt and score them in rounds, select groups."""
 
 from __future__ import annotations
 

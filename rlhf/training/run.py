@@ -147,7 +147,7 @@ class Run:
         optimizer: torch.optim.Optimizer | None = None,
         in_background: bool = False,
     ) -> Path:
-        """Write a checkpoint of the present state: with the live parts of its stage, or an optimiser alone.
+        """Write a checkpoint of the present state: a stage's live parts, or an optimiser alone.
 
         What is still being written is waited for. With `in_background` this one may be written when the call returns,
         if the stage says so. A state that is saved already, but for the time spent, is not saved again. Once a stage is
@@ -293,7 +293,7 @@ class Run:
         return float(found.success)
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
-        """Write one line of metrics for the present stage, with the figures of the step's delivery if it had one."""
+        """Write one line of metrics for the present stage, with the step's delivery figures if any."""
         figures = self.publisher.figures if delivered else {}
         self._log(step, {**values, **figures, **used_memory()})
 

@@ -1,4 +1,4 @@
-"""Checks of what demonstrations need: an environment that can solve its tasks, and an agent that can be shown how."""
+"""Requirements of demonstrations: an oracle, and an agent that can be shown its actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unplanned(where: str, got: str, do: str, context: CheckContext) -> Iterator[
 
 
 def unwritten(where: str, got: str, remove: str, context: CheckContext) -> Iterator[Problem]:
-    """Yield a problem where the agent cannot be shown what it did not say; arguments as `unplanned` has them."""
+    """Yield a problem where the agent cannot imitate foreign text; arguments as of `unplanned`."""
     if Capabilities(context.recipe.agent).write is None:
         yield Problem(
             "this agent cannot be shown demonstrations",

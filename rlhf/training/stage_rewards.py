@@ -1,4 +1,4 @@
-"""Rewards of a stage: weights of its own, and models that an earlier stage of the run has left."""
+"""Rewards of a stage: its own weights, and models trained by earlier stages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StageRewards:
         self.known = dict(self.run.collector.rewards)
 
     def begin(self, stage: Any, stages: Sequence[Any]) -> None:
-        """Ask from now on what `stage` asks: rewards with their weights there, without models that are to come."""
+        """Install the rewards of `stage` with its weights, without models yet to be trained."""
         present, state = self.run.collector.rewards, self.run.state
         for name, weighted in self.known.items():
             if name in present:  # which may have been refreshed
@@ -42,7 +42,7 @@ class StageRewards:
 
 
 def reweighted(rewards: Mapping[str, Weighted], weights: Mapping[str, float] | None) -> dict[str, Weighted]:
-    """Rewards with the weights of a stage; those that it does not name have none, and are logged."""
+    """Rewards with a stage's weights; unnamed ones have none, and are logged."""
     if weights is None:
         return dict(rewards)
     return {n: w if w.watch else replace(w, weight=float(weights.get(n, 0.0))) for n, w in rewards.items()}

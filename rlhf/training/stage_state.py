@@ -73,7 +73,7 @@ class StageComponents:
         if isinstance(critic, CriticTrainer):
             critic.model.to(device_of(run.policy.model))
         if isinstance(critic, PrivilegedCritic):
-            critic.meet(tasks)
+            critic.set_references(tasks)
         source = stage.sampler.start(tasks, run.seed)
         hooks: Sequence[StageHook] = hooks_of(run, stage, tasks, critic)
         if run.lookahead is not None:  # the first, as it has to hear at once what the source has learned
@@ -92,7 +92,7 @@ class StageComponents:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether something that is renewed between steps is half done, and no state to save."""
+        """True while something renewed between steps is half done, with no state to save."""
         return any(hook.is_incomplete for hook in self.hooks)
 
     def stage_at(self, run: Run, number: int) -> PolicyGradient:
@@ -103,12 +103,12 @@ class StageComponents:
         return self.stage if loss is self.stage.loss else replace(self.stage, loss=loss)
 
     def expected(self, step: Step) -> Sequence[Values] | None:
-        """Return what the first hook that has values expects of the states of a step; None without any."""
+        """Expected values of a step's states from the first hook that has them; None without any."""
         return next((found for hook in self.hooks if (found := hook.expected(step)) is not None), None)
 
     @property
     def ahead(self) -> RolloutsAhead | None:
-        """What plays groups while others are trained; None where attempts and updates take turns."""
+        """Rollouts ahead of training; None where attempts and updates alternate."""
         return next((hook for hook in self.hooks if isinstance(hook, RolloutsAhead)), None)
 
     async def work(self, function: Callable[..., T], *args: Any) -> T:

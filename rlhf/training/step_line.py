@@ -12,7 +12,7 @@ _KL = ("loss/kl_ref", "loss/approx_kl")
 
 
 def step_line(metrics: Mapping[str, Any]) -> str:
-    """Success with its 95% interval, return, loss, KL and speed; what a step did not compute is left out."""
+    """Progress line: success with its 95% interval, return, loss, KL and speed, where computed."""
     success, n = metrics["rollout/success"], metrics["rollout/n_episodes"] - metrics["rollout/n_failures"]
     within = "({:.0%}-{:.0%})".format(*share_interval(success * n, n)) if n > 0 else "(nothing to count)"
     parts = [f"success {success:.0%} {within}", f"return {metrics['rollout/return_mean']:+.2f}"]

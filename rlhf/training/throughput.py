@@ -95,7 +95,7 @@ class ModelFlops:
 
     @classmethod
     def of(cls, model: Any) -> ModelFlops | None:
-        """Return those of a causal language model, with adapters or without; None where its weights are not all used.
+        """FLOPs of a causal language model, with or without adapters; None where its weights are not all used.
 
         So it is of a mixture of experts, of which each token meets a few.
         """
@@ -123,7 +123,7 @@ class ModelFlops:
 
 
 def _of_linear(path: str, module: nn.Module) -> float:
-    """FLOPs of a linear layer for a token; 0 of what is none, and of adapters of roles but for the shared one."""
+    """FLOPs of a linear layer per token; 0 for other modules, and adapters of roles but the shared one."""
     if not isinstance(module, nn.Linear) or re.search(r"lora_[AB]\.(?!default$)", path):
         return 0.0
     # Sizes, and no number of elements: weights in 4 bits are packed, and DeepSpeed takes some to pieces.
@@ -162,7 +162,7 @@ class Meter:
                 self.done += self.flops(lengths, n_targets)
 
     def rates(self, seconds: float) -> dict[str, float]:
-        """Return what is logged of what came in since the last call, which took so long; each process has a GPU."""
+        """Throughput metrics since the last call, over `seconds`; each process has a GPU."""
         (n_tokens, done), self._last = self._last, (self.n_tokens, self.done)
         seconds = max(seconds, 1e-9)
         found = {"train/tokens_per_s": (self.n_tokens - n_tokens) / seconds}

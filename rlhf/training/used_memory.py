@@ -13,7 +13,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def used_memory() -> dict[str, float]:
-    """Return memory now and at its highest since the process began, in 1e9 bytes; of a GPU what tensors took of it."""
+    """Current and peak memory of the process, in 1e9 bytes; of a GPU, tensors only."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
     found = {"memory/rss_gb": psutil.Process().memory_info().rss / 1e9, "memory/peak_gb": peak / 1e9}
     if torch.cuda.is_available():

@@ -182,7 +182,7 @@ def test_tokens_that_n_share_weigh_as_the_root_of_n(ids_GK, rewards):
     ("parents", "leaves"), [([], [0]), ([0, 0], [1]), ([-1, 2, 0], [1]), ([-1, -1], [1]), ([-1, 0], [2]), ([-1], [-1])]
 )
 def test_what_is_no_tree_is_refused(parents, leaves):
-    with pytest.raises(DataError, match="this is no tree"):
+    with pytest.raises(DataError, match="not a tree"):
         members(parents, leaves)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.contrib.bandit import Bandit, BanditEpisode, Levers, chance, play, thompson, ucb
+from environments.contrib.bandit import Bandit, BanditEpisode, Levers, Seen
 from environments.contrib.matrix_game import CHOICES, SCRIPTS, Match, MatrixGame, MatrixGameEpisode, value
+from rlhf.data import Task
 
 LEVERS = Levers(("blue", "red"), ((0.2, 0.8),), noise=7)
 
@@ -51,6 +54,43 @@ def test_the_best_lever_leads_by_the_gap(guests: int, gap: float, levers: int, s
     for means in found.means:
         best, second, *_ = sorted(means, reverse=True)
         assert best - second == pytest.approx(gap, abs=0.0011) and min(means) >= 0.049 and best <= 0.951
+
+
+#: From what was seen, how many levers there are, whose turn it is, and chance, to a lever.
+Player = Callable[[Seen, int, int, random.Random], int]
+
+
+def ucb(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
+    """UCB1 (Auer et al. 2002): each lever once, then the one with the largest mean + sqrt(2 ln n / pulls of it)."""
+    paid = [seen.get((guest, lever), []) for lever in range(n_levers)]
+    if [] in paid:
+        return paid.index([])
+    n = sum(map(len, paid))
+    return max(range(n_levers), key=lambda i: sum(paid[i]) / len(paid[i]) + math.sqrt(2 * math.log(n) / len(paid[i])))
+
+
+def thompson(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
+    """Thompson sampling with Beta(1, 1): the lever of the largest sampled mean; payments are cut to [0, 1]."""
+
+    def drawn(lever: int) -> float:
+        paid = [min(max(x, 0.0), 1.0) for x in seen.get((guest, lever), [])]
+        return rng.betavariate(1 + sum(paid), 1 + len(paid) - sum(paid))
+
+    return max(range(n_levers), key=drawn)
+
+
+def chance(seen: Seen, n_levers: int, guest: int, rng: random.Random) -> int:
+    """Any lever, each as likely."""
+    return rng.randrange(n_levers)
+
+
+def play(world: Bandit, task: Task, player: Player) -> BanditEpisode:
+    """Let a player play a task to its end; its randomness depends on the task's seed."""
+    episode, levers, rng = world.start(task), world.instance(task), random.Random(task.seed)
+    while not episode.over:
+        lever = player(episode.seen, world.levers, levers.guest(episode.n_pulled), rng)
+        episode.do(f"pull {levers.names[lever]}")
+    return episode
 
 
 def test_what_the_page_says_of_reference_play() -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("mcp")
 from environments.contrib.remote.mcp_tools import McpTools, read
 from rlhf.data import Task
 from rlhf.errors import EnvError
+from rlhf.processes import free_port
 
 SERVER = '''
 import os, sys, time
@@ -74,9 +75,7 @@ def over_pipes(folder: Path, **keys: Any) -> McpTools:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, str(folder / "server.py"), str(port)], stderr=subprocess.DEVNULL)
     for _ in range(300):
         with socket.socket() as probe:

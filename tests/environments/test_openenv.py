@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from environments.contrib.remote.openenv import OpenEnv
 from environments.games.key_door import Keyhole
 from rlhf.data import Outcome, SamplingParams
 from rlhf.errors import EnvError
+from rlhf.processes import free_port
 from rlhf.serving.contrib.openenv import Server
 
 
@@ -60,12 +60,6 @@ class Guessing(TheirEnvironment):  # type: ignore[misc]
     @property
     def state(self) -> State:
         return State(episode_id="", step_count=self.n)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -132,6 +132,7 @@ def test_the_gold_path_reaches_100_and_rewards_sum_to_it() -> None:
     assert [round(100 * r.reward) for r in results if r.reward] == [8, 9, 50, 8, 8, 17]
 
 
+@pytest.mark.extended
 def test_the_oracle_goes_on_from_where_it_can() -> None:
     task = first(PLANT)
     whole = PLANT.plan(task, ()) or ()
@@ -175,6 +176,7 @@ def test_an_ambiguous_request_is_answered_by_a_number() -> None:
     assert state.choices[:2] == ("0", "1") and State("The door is open.", 0, False, "").choices == ()
 
 
+@pytest.mark.extended
 def test_two_machines_and_one_that_has_played_give_the_same_transcripts() -> None:
     task = first(SHORT)
     alone = play_at_random(SHORT, task, seed=1)

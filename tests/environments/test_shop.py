@@ -210,7 +210,7 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match=r"items_shuffle.json or items_shuffle_1000.json"):
         Shop(data=tmp_path / "none").tasks("test")
     (tmp_path / "items_shuffle.json").write_text("{")
-    with pytest.raises(EnvError, match="this is no JSON"):
+    with pytest.raises(EnvError, match="invalid JSON"):
         Shop(data=tmp_path).tasks("test")
     with pytest.raises(ValueError, match="mean nothing beside data"):
         Shop(data=tmp_path, n_products=8)

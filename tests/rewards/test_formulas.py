@@ -197,12 +197,14 @@ def test_costs_are_weighed_between_two_bounds():
     assert (low, high) == pytest.approx((11, 29)) and cost_bounds([]) == (0, 0)
     assert thrift(400, low, high) == pytest.approx(0.5)  # 1 − (20 − 11)/18
     assert (thrift(0, low, high), thrift(10**6, low, high), thrift(7, 5, 5)) == (1, 0, 0.5)
-    part = CostAware(c=0.6, low=low, high=high)
+    part = CostAware(cost_weight=0.6, low=low, high=high)
     assert part.value(0.8, 400) == pytest.approx(0.62)  # .8 · .4 + .6 · .5
     assert part.value(0.0, 0) == 0  # cheap and wrong is wrong
     told = played((SEARCH[0], SEARCH[1] + "cost=150"), (SEARCH[0], SEARCH[1] + "Cost: 250.0"), ANSWER)
     assert part.spent(told) == 400
-    assert CostAware(c=0.6, low=low, high=high, form=Format(strict=False))(PARIS, told).value == pytest.approx(0.7)
+    assert CostAware(cost_weight=0.6, low=low, high=high, form=Format(strict=False))(
+        PARIS, told
+    ).value == pytest.approx(0.7)
     with pytest.raises(ValidationError, match="a group around the number"):
         CostAware(cost=r"\d+")
 
@@ -220,7 +222,7 @@ def test_part_marks_for_an_action():
 
     half = {"type": "click", "name": "red shoes of leather"}  # 2 of 4 words on either side: R .5
     assert value(half) == pytest.approx(501.0)  # .5 + .3 + .2 + 1000 · .5
-    assert value(half, least=0.75) == pytest.approx(1.0)  # R counts as 0
+    assert value(half, min_score=0.75) == pytest.approx(1.0)  # R counts as 0
     assert value(click, difficulty=1) == pytest.approx(2.0)
     assert value({"type": "terminate"}) == 0.5  # JSON, of another type
     assert value({"type": "terminate"}, wanted={"type": "terminate"}) == pytest.approx(1.1)  # .5 + .3 + .3
@@ -244,5 +246,5 @@ def test_letters_tell_the_language():
     assert in_script("Да, yes", "cyrillic") == pytest.approx(0.4)
     assert in_script("学校へ行く", "japanese") == 1 and in_script("学校へ行く", "han") == pytest.approx(0.6)
     assert in_script("42!", "greek") == 1  # no letters, nothing wrong
-    assert LanguageConsistency(enough=0.8)(task(), played("abcd я")).value == 1  # 4 of 5
+    assert LanguageConsistency(min_share=0.8)(task(), played("abcd я")).value == 1  # 4 of 5
     assert LanguageConsistency(penalty=True)(task(), played("abcd я")).value == pytest.approx(-0.2)

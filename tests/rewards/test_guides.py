@@ -71,7 +71,7 @@ def test_a_guide_that_makes_actions_up_is_an_error_and_never_a_score() -> None:
         return guide(body, number) if len(texts) == 1 else completion(f"REACHED {mark}: 1 AT 99")
 
     with served(reply) as (url, _):
-        group = judged(Subgoals(url=url, model="m", tries=2), [attempt(KEY)])
+        group = judged(Subgoals(url=url, model="m", max_requests=2), [attempt(KEY)])
     assert not group.scores and "of 2 subgoals and 1 actions" in group.failures[0].message
 
 
@@ -93,5 +93,5 @@ def test_a_reply_is_judged_once_and_paid_when_it_is_new_to_the_attempt() -> None
 
 def test_feedback_that_cannot_be_had_is_an_error() -> None:
     with served(lambda body, _: completion("perhaps")) as (url, _):
-        group = judged(Feedback(url=url, model="m", tries=1), [attempt(KEY)])
+        group = judged(Feedback(url=url, model="m", max_requests=1), [attempt(KEY)])
     assert not group.scores and group.failures[0].outcome is Outcome.REWARD_ERROR

@@ -133,7 +133,7 @@ def test_a_policy_that_judges_itself_says_yes_no_or_nothing() -> None:
         reward = Grade(url=url, model="m", scale="yes_no", unreadable="wrong")
         assert values(reward, attempts("1", "2", "3")) == [1.0, 0.0, 0.0]
         assert len(requests) == 3
-        group = judged(Grade(url=url, model="m", scale="yes_no", tries=2), attempts("1", "2", "3"))
+        group = judged(Grade(url=url, model="m", scale="yes_no", max_requests=2), attempts("1", "2", "3"))
     # Else it is an error of the attempt that could not be judged, after another try, and of no other.
     assert [score.total for score in group.scores] == [1.0, 0.0]
     [failure] = group.failures
@@ -170,7 +170,7 @@ def test_principles_are_averaged_and_bounded() -> None:
         return sure if "it is a number" in shown(body)[2] else listed(("No", 0.7), ("Yes", 0.2))
 
     with served(reply) as (url, requests):
-        reward = Principles(url=url, model="m", principles=("it is a number", "it is odd"), most=3.0)
+        reward = Principles(url=url, model="m", principles=("it is a number", "it is odd"), max_difference=3.0)
         assert values(reward, attempts("4")) == pytest.approx([(3.0 - 1.252763) / 2], abs=1e-6)
     assert len(requests) == 2
 
@@ -265,7 +265,7 @@ def test_a_server_in_trouble_is_asked_again_and_a_malformed_answer_too() -> None
 )
 def test_a_judge_that_fails_is_an_error_and_never_a_score(reply: Callable[..., Any], says: str) -> None:
     with served(reply) as (url, _):
-        group = judged(Judge(url=url, model="m", tries=2), attempts("3", "1"))
+        group = judged(Judge(url=url, model="m", max_requests=2), attempts("3", "1"))
     assert not group.scores and [f.outcome for f in group.failures] == [Outcome.REWARD_ERROR] * 2
     assert all(says in f.message for f in group.failures)
 

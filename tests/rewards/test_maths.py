@@ -137,6 +137,7 @@ def test_a_suite_that_is_not_there_is_named() -> None:
         load("maths")
 
 
+@pytest.mark.extended
 def test_fewer_errors_than_bare_math_verify_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("math_verify")
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -30,6 +30,7 @@ from tests.rollout.garbage import Endless
 from tests.rollout.small_world import INLINE, THREADS, Corridor, Plain, tokenizer
 from tests.rollout.trouble import Troubled
 from tests.standing import standing
+from tests.tiers import tiered
 
 LIMITS = Limits(step_timeout_s=20.0, start_timeout_s=20.0, episode_timeout_s=60.0, max_retries=0)
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,7 +287,7 @@ def test_an_answer_of_a_worker_process_stands_in_nobodys_way() -> None:
     assert "StepResult.reply is too long" in stood.result[1].detail and stood.longest_s < 0.2
 
 
-@pytest.mark.parametrize("ends", ["hangs", "closes its channel", "dies"])
+@pytest.mark.parametrize("ends", tiered(["hangs", "closes its channel", "dies"], "dies"))
 def test_the_end_of_a_worker_process_stands_in_nobodys_way(ends: str) -> None:
     limits = replace(LIMITS, step_timeout_s=1.0, max_retries=1)
     environment = Processes(environment=Endless(properties=THREADS, ends=ends), n_workers=2)

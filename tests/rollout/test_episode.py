@@ -352,7 +352,7 @@ async def _times_out(history, policy):
         (_says_text, "returned str, expected rlhf.data.Action"),
         (_forgets_generations, "1 of 1 generations are missing from Action.generations"),
         (_says_a_number, "Action.text is no text"),
-        (_renders_nothing, "nothing comes before the first reply"),
+        (_renders_nothing, "the prompt before the first reply is empty"),
         (_times_out, "TimeoutError"),
     ],
 )

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rlhf.data import Outcome, SamplingParams
 from rlhf.inference.scripted import ScriptedEngine
-from rlhf.rollout.group import Progress, run_groups
+from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.progress import Progress
 from rlhf.rollout.renderer import Renderer
 from tests.rollout.small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
 from tests.rollout.trouble import Troubled, blocks, raises, waits

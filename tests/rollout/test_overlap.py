@@ -12,8 +12,8 @@ from agents.chat import ChatAgent
 from rlhf.data import SamplingParams
 from rlhf.errors import EngineError
 from rlhf.inference.scripted import ScriptedEngine
-from rlhf.rollout.group import Progress
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.progress import Progress
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import Weighted

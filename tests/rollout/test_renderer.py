@@ -187,7 +187,10 @@ def test_a_demonstrated_reply_is_what_the_policy_would_sample():
         (lambda: Renderer(tokenizer("{{ messages[0].content }}")), "drops what the assistant says"),
         (lambda: Renderer(tokenizer("{{ raise_exception('no') }}")), "must take user and assistant"),
         (lambda: Renderer(tokenizer(THINKING), chat_template_kwargs={"enable_thinkin": False}), "enable_thinking"),
-        (lambda: Renderer(tokenizer("{% for m in messages %}{{ m.content }};{% endfor %}", None)), "nothing ends"),
+        (
+            lambda: Renderer(tokenizer("{% for m in messages %}{{ m.content }};{% endfor %}", None)),
+            "no stop token ends",
+        ),
     ],
 )
 def test_an_unusable_template_is_refused_at_once(make, message):

@@ -12,7 +12,7 @@ from rewards.code.sandboxed_reward import sandbox_record
 from rewards.code.unit_tests import UnitTests
 from rewards.sandbox.probe import reached
 from rewards.verified import Verified
-from rlhf.build.train import programs_record, write_record
+from rlhf.build.record import programs_record, write_record
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.rollout.scoring import Weighted

@@ -26,6 +26,7 @@ from rlhf.errors import RewardError
 from rlhf.rollout.scoring import Weighted, score_group
 from tests.sandbox.attacks import in_command_lines
 from tests.standing import standing
+from tests.tiers import tiered
 
 BOUNDS = Bounds(cpu_s=2.0, wall_s=4.0, memory_mb=256)
 ADD = {"asserts": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(a=2, b=2) == 4"]}
@@ -333,7 +334,7 @@ def test_an_assertion_is_reckoned_outside(text: str, calls: list[str], values: l
         ("assert f(1) ** 9 == 1", "values, comparisons and calls"),
         ("assert f(1 + g(1)) == 1", "calls as whole arguments"),
         ("assert f('a' + 'b') == 1", "arguments that are plain values"),
-        ("assert f(", "this is no Python"),
+        ("assert f(", "invalid Python"),
     ],
 )
 def test_an_assertion_that_cannot_be_judged_outside_is_refused(text: str, says: str) -> None:
@@ -382,8 +383,9 @@ def collides(n: int) -> str:
     return f"m = (1 << 61) - 1\nmany = [i * m for i in range({n})]\ndef odd():\n    return many\ndef f():\n    return 1"
 
 
+@pytest.mark.extended
 def test_what_takes_too_long_to_compare_fails_its_tests_and_stands_nobody_in_the_way() -> None:
-    stood = standing(lambda: judged_in_a_group(collides(15_000), ["assert set(odd()) == {0}", "assert f() == 1"]))
+    stood = standing(lambda: judged_in_a_group(collides(40_000), ["assert set(odd()) == {0}", "assert f() == 1"]))
     assert stood.result.value == 0 and "too long" in stood.result.why
     assert stood.longest_s < 0.2
 
@@ -427,7 +429,7 @@ def test_a_program_that_takes_all_of_a_rewards_time_is_wrong_and_ended() -> None
     )
     reward = Weighted("tests", 1.0, UnitTests(wall_s=60.0))
     task = Task("t", reference=json.dumps(ADD))
-    group = asyncio.run(score_group(task, [attempt(0, program)], {"tests": reward}, timeout_s=2.0))
+    group = asyncio.run(score_group(task, [attempt(0, program)], {"tests": reward}, timeout_s=5.0))
     assert not group.failures and [score.total for score in group.scores] == [0.0]
     deadline = time.monotonic() + 10
     while in_command_lines(token) and time.monotonic() < deadline:
@@ -435,7 +437,7 @@ def test_a_program_that_takes_all_of_a_rewards_time_is_wrong_and_ended() -> None
     assert not in_command_lines(token)
 
 
-@pytest.mark.parametrize("stops", ["time.sleep(60)", "while True: pass"])
+@pytest.mark.parametrize("stops", tiered(["time.sleep(60)", "while True: pass"], "time.sleep(60)"))
 def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(stops: str) -> None:
     """It would leave its group, and escape its low score, if that could cut the reward short."""
     program = f"import time\ndef add(a, b):\n    if a % 2 == 0:\n        {stops}\n    return a + b"
@@ -452,6 +454,7 @@ def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(
     )
 
 
+@pytest.mark.extended
 def test_waiting_for_a_core_is_not_time_of_the_reward() -> None:
     program = "import time\ndef add(a, b):\n    time.sleep(9)"
     reward = Weighted("tests", 1.0, UnitTests(wall_s=1.0))

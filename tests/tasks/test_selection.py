@@ -237,7 +237,7 @@ def test_a_value_that_does_not_fit_its_rule_is_refused(keys: dict[str, object], 
         (Selection((0, 1), factors=(1.0,)), "do not fit"),
         (Selection((0,), factors=(-1.0,)), "do not fit"),
         (Selection((0,), factors=(math.nan,)), "do not fit"),
-        (Selection((0,), n_more=-1), "less than nothing"),
+        (Selection((0,), n_more=-1), "negative number of tasks"),
     ],
 )
 def test_what_a_selection_cannot_mean_is_refused(selection: Selection, says: str) -> None:

@@ -171,7 +171,7 @@ def test_it_reads_states_and_turns_off_the_prefixes(groups: list[ScoredGroup], k
 
 def test_the_advantage_is_the_lower_q_less_the_lower_v_of_the_updated_critic(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
-    seen = critic.look(groups)
+    seen = critic.predict(groups)
     for made, values, credit in zip(groups, seen.values, credit_of(ArCHer(), groups, seen.values), strict=True):
         values.check(made)
         for t, credit_NT, cut in zip(made.trajectories, credit.tokens_GNT, values.cut_G, strict=True):
@@ -220,7 +220,7 @@ def test_the_gradient_is_that_of_the_definition(groups: list[ScoredGroup], boots
                         v_errors.append((n["after"][j] - then[k + 1]["actions"][j].detach()).square())
     q_loss, v_loss = (2 * torch.stack(errors).mean() for errors in (q_errors, v_errors))
     (q_loss + v_loss).backward()  # type: ignore[no-untyped-call]
-    figures = critic.look(groups).figures
+    figures = critic.predict(groups).figures
     for (name, a), (_, b) in zip(critic.model.kept(), plain.model.kept(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-3, msg=lambda text, n=name: f"{n}: {text}")
     assert figures["critic/q_loss"] == pytest.approx(q_loss.item(), rel=1e-3)
@@ -233,7 +233,7 @@ def test_what_its_updates_move(groups: list[ScoredGroup], kind: str) -> None:
     critic = critic_of(made, replace(KINDS[kind], updates_per_step=2, tau=0.25))
     of_policy, before = parameters(made.model), {n: p.detach().clone() for n, p in critic.model.named_parameters()}
     assert set(critic.copy) == {name for name, _ in critic.model.kept()}
-    critic.look(groups)
+    critic.predict(groups)
     assert torch.equal(parameters(made.model), of_policy)
     moved = {name for name, p in critic.model.named_parameters() if not torch.equal(p, before[name])}
     heads, backbone = ({n for n in moved if n.startswith("head.") == is_head} for is_head in (True, False))
@@ -247,12 +247,12 @@ def test_the_copy_follows_by_tau(groups: list[ScoredGroup]) -> None:
     # After one update: c + τ (p − c), with p after the update.
     critic = critic_of(policy(), ArcherCritic(updates_per_step=1, tau=0.25))
     before = {name: values.clone() for name, values in critic.copy.items()}
-    critic.look(groups)
+    critic.predict(groups)
     for name, p in critic.model.kept():
         torch.testing.assert_close(critic.copy[name], before[name] + 0.25 * (p.detach() - before[name]))
         assert not torch.equal(critic.copy[name], before[name])
     swift = critic_of(policy(), ArcherCritic(updates_per_step=1, tau=1.0))
-    swift.look(groups)
+    swift.predict(groups)
     assert all(torch.equal(swift.copy[name], p) for name, p in swift.model.kept())
 
 
@@ -260,7 +260,7 @@ def test_it_learns_what_a_turn_is_worth(groups: list[ScoredGroup]) -> None:
     # The same step again and again: Q of a turn comes to what followed it, V to less of it where states repeat.
     critic = critic_of(policy(), ArcherCritic(updates_per_step=20, bootstrap=False, tau=0.5), awake=False)
     groups = groups[:2]
-    seen = [critic.look(groups) for _ in range(4)]
+    seen = [critic.predict(groups) for _ in range(4)]
     logged = [one.figures for one in seen]
     assert logged[0]["critic/explained_variance"] == 0.0 and logged[0]["critic/value_mean"] == 0.0
     assert logged[-1]["critic/explained_variance"] > 0.3
@@ -280,7 +280,7 @@ def test_it_learns_what_a_turn_is_worth(groups: list[ScoredGroup]) -> None:
 def test_q_is_learnt_from_earlier_steps_and_v_from_the_present_one(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy(), ArcherCritic(updates_per_step=1, batch_size=2))
     early, late = ([e for e in episodes_of(part, bootstrap=True) if e] for part in (groups[:3], groups[3:]))
-    critic.look(groups[:3])
+    critic.predict(groups[:3])
     critic.buffer.add(late)
     drawn = [critic._drawn(late, np.random.default_rng(i)) for i in range(40)]
     for shares in drawn:
@@ -297,7 +297,7 @@ def test_q_is_learnt_from_earlier_steps_and_v_from_the_present_one(groups: list[
 def test_a_step_without_tokens_changes_nothing() -> None:
     critic = critic_of(policy())
     before = critic.state_dict()["model"]["head.q1.0.weight"].clone()
-    seen = critic.look([group(trajectory(generation([0], [])))])
+    seen = critic.predict([group(trajectory(generation([0], [])))])
     assert seen.figures == {} and seen.values[0].tokens_GNT == (((),),) and critic.n_updates == 0
     assert not critic.buffer.kept and torch.equal(critic.state_dict()["model"]["head.q1.0.weight"], before)
 
@@ -345,13 +345,13 @@ def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     settings = replace(KINDS[kind], updates_per_step=3, batch_size=2, capacity=12)
     critic = critic_of(made, settings, awake=False)
     for part in (groups[:2], groups[1:3]):
-        critic.look(part)
+        critic.predict(part)
     folder = store.save(tmp_path, State(0, "policy_gradient", 2, False, 0), made, None, {"critic": critic})
     stage = critic._stage
     again = ArcherTrainer(critic.settings, critic.settings.build(copy.deepcopy(made), tmp_path, 0), stage, 0)
     store.load_trainer(folder, None, {"critic": again})
     for part in (groups[2:], groups[:3]):
-        first, second = (c.look(part) for c in (critic, again))
+        first, second = (c.predict(part) for c in (critic, again))
         assert first.figures == second.figures and first.values == second.values
     assert torch.equal(parameters(critic.model), parameters(again.model))
     assert all(torch.equal(values, again.copy[name]) for name, values in critic.copy.items())

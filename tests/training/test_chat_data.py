@@ -179,7 +179,7 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
     "a column that is not there": (
         [{"question": "a", "reply": "b"}], {"prompt": "qestion"}, ("data.prompt", "qestion", "did you mean 'question'?")
     ),
-    "no known column": ([{"mesages": []}], {}, ("line 1", "no chat", "'mesages': did you mean 'messages'?")),
+    "no known column": ([{"mesages": []}], {}, ("line 1", "do not form a chat", "'mesages': did you mean 'messages'?")),
     "a lacking column": (
         [{"prompt": "a", "completion": "b"}, {"prompt": "a", "complation": "b"}], {},
         ("line 2", "lacks a column", "did you mean 'complation'?"),
@@ -289,7 +289,7 @@ def test_attempts_of_another_policy_are_imitated(tmp_path: Path, least: float | 
         if (r.trajectory.solved if least is None else r.score is not None and r.score.total >= least)
     ]  # fmt: skip
     policy = {**runs.BASE["policy"], "hidden_size": 48, "vocab_size": 320}
-    second = recipe(tmp_path / "b", {"from_run": str(tmp_path / "first"), "least": least}, policy=policy)
+    second = recipe(tmp_path / "b", {"from_run": str(tmp_path / "first"), "min_score": least}, policy=policy)
     done = runs.run(second, tmp_path / "b" / "run")
     n = runs.curve(done.folder, "supervised/n_demonstrations")[0]
     different = {(r.task_id, tuple(t.action.said for t in r.trajectory.turns)) for r in worth}
@@ -341,7 +341,7 @@ def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> Non
     ({"path": "a.jsonl", "from_run": "runs/a"}, {}, "path of a file, or from_run"),
     ({"path": "a.jsonl", "messages": "m", "prompt": "p"}, {}, "name one of the two"),
     ({"path": "a.jsonl", "text": "t", "prompt": "p"}, {}, "text is learnt as it is"),
-    ({"path": "a.jsonl", "least": 1.0}, {}, "data.least"),
+    ({"path": "a.jsonl", "min_score": 1.0}, {}, "data.min_score"),
     ({"from_run": "runs/a", "prompt": "p"}, {}, "data.prompt"),
     ({"path": "a.jsonl"}, {"n_demonstrations": 7}, "n_demonstrations"),
     ({"path": "a.jsonl"}, {"split": "dev"}, "split"),

@@ -180,7 +180,7 @@ def test_a_state_of_another_version(folder: Path, text: str) -> None:
     newest = folder / "run" / "checkpoints" / NEWEST
     (newest / "files.json").unlink()  # by which it would be known as changed
     (newest / "state.json").write_text(text)
-    assert "this is not a readable checkpoint" in refused(folder)
+    assert "the checkpoint is not readable" in refused(folder)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 2000, -10], ids=["empty", "half", "end"])

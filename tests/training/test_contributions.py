@@ -62,7 +62,7 @@ def by_definition(critic: ContributionTrainer, ids: tuple[int, ...]) -> torch.Te
 def test_gradient_and_contributions_are_those_of_the_definition(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
     plain, errors = copy.deepcopy(critic), []
-    seen = critic.look(groups)
+    seen = critic.predict(groups)
     for made, values in zip(groups, seen.values, strict=True):
         values.check(made)
         for t, score, actions_NT in zip(made.trajectories, made.scores, values.actions_GNT or (), strict=True):
@@ -80,16 +80,16 @@ def test_gradient_and_contributions_are_those_of_the_definition(groups: list[Sco
 
 def test_it_learns_in_its_warm_up_and_then_stays(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy(), awake=False, warmup_steps=2, epochs=15)
-    first, second = (critic.learn(critic.look(groups), [], np.random.default_rng(0), step) for step in (0, 1))
+    first, second = (critic.learn(critic.predict(groups), [], np.random.default_rng(0), step) for step in (0, 1))
     assert first["critic/explained_variance"] == 0.0 and first["critic/value_mean"] == 0.0
     assert second["critic/sum_loss"] < 0.3 * first["critic/sum_loss"] and second["critic/n_updates"] == 30.0
-    seen, before = critic.look(groups), parameters(critic.model)
+    seen, before = critic.predict(groups), parameters(critic.model)
     told = critic.learn(seen, [], np.random.default_rng(0), 2)
     assert told["critic/explained_variance"] > 0.5 and "critic/sum_loss" not in told
     assert torch.equal(parameters(critic.model), before) and critic.n_updates == 30
     assert any(x for c in credit_of(Progress(contributions="critic"), groups, seen.values) for x in flat(c.tokens_GNT))
     goes_on = critic_of(policy(), awake=False, warmup_steps=0, frozen=False)
-    goes_on.learn(goes_on.look(groups), [], np.random.default_rng(0), 7)
+    goes_on.learn(goes_on.predict(groups), [], np.random.default_rng(0), 7)
     assert goes_on.n_updates == 1
 
 
@@ -102,14 +102,14 @@ def test_the_policy_is_none_of_its_business(groups: list[ScoredGroup], keys: dic
     made = policy()
     before = parameters(made.model)
     critic = critic_of(made, **keys)
-    critic.learn(critic.look(groups), [], np.random.default_rng(0), 0)
+    critic.learn(critic.predict(groups), [], np.random.default_rng(0), 0)
     assert torch.equal(parameters(made.model), before) and critic.n_updates == 1
 
 
 def test_a_step_without_tokens_teaches_nothing() -> None:
     critic = critic_of(policy())
     made = [group(trajectory(generation([0], [])))]
-    seen = critic.look(made)
+    seen = critic.predict(made)
     assert seen.values[0].actions_GNT == (((),),) and not seen.episodes
     logged = critic.learn(seen, [], np.random.default_rng(0), 0)
     assert logged["critic/n_updates"] == 0.0 and "critic/value_mean" not in logged

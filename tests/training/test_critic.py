@@ -106,14 +106,14 @@ def test_what_a_value_should_have_been() -> None:
 def learnt_rows(critic: CriticTrainer, groups: list[ScoredGroup], credits: list[Credit]) -> list[Sample]:
     """The rows that the critic is trained on."""
     samples, _ = make_samples(groups, credits, critic._stage.layout)
-    return _with_returns(critic.look(groups), samples, bootstrap=critic.settings.bootstrap)
+    return _with_returns(critic.predict(groups), samples, bootstrap=critic.settings.bootstrap)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["trajectory", "generation"])
 def test_values_are_those_of_the_prefixes(groups: list[ScoredGroup], kind: str, layout: Any) -> None:
     critic = critic_of(policy(), KINDS[kind], layout=layout, max_tokens_per_microbatch=300)
-    seen = critic.look(groups)
+    seen = critic.predict(groups)
     for made, values in zip(groups, seen.values, strict=True):
         values.check(made)
         for attempt, values_NT, cut in zip(made.trajectories, values.tokens_GNT, values.cut_G, strict=True):
@@ -128,7 +128,7 @@ def test_values_are_those_of_the_prefixes(groups: list[ScoredGroup], kind: str, 
 
 def test_a_critic_that_has_seen_nothing_expects_nothing(groups: list[ScoredGroup]) -> None:
     for settings in KINDS.values():
-        seen = critic_of(policy(), settings, awake=False).look(groups)
+        seen = critic_of(policy(), settings, awake=False).predict(groups)
         assert {x for v in seen.values for rows in v.tokens_GNT for row in rows for x in row} == {0.0}
 
 
@@ -162,7 +162,7 @@ def step_of(
     critic: CriticTrainer, groups: list[ScoredGroup], step: int = 0
 ) -> tuple[dict[str, float], ValuePredictions]:
     """Values, credit, and the critic's updates, as in a step of a run."""
-    seen = critic.look(groups)
+    seen = critic.predict(groups)
     credits = credit_of(GAE(), groups, seen.values)
     samples, _ = make_samples(groups, credits, critic._stage.layout)
     return critic.learn(seen, samples, np.random.default_rng(0), step), seen
@@ -194,7 +194,7 @@ def test_the_gradient_is_that_of_the_definition(groups: list[ScoredGroup], kind:
     # Σ ½ (V − G)² / N over sampled tokens and over places after generations whose next token is known, without packing.
     critic = critic_of(policy(), KINDS[kind], max_tokens_per_microbatch=budget)
     plain = copy.deepcopy(critic)
-    credits = credit_of(GAE(), groups, plain.look(groups).values)
+    credits = credit_of(GAE(), groups, plain.predict(groups).values)
     errors = []
     for made, credit in zip(groups, credits, strict=True):
         assert credit.returns_GNT is not None
@@ -229,7 +229,7 @@ def test_values_that_moved_as_far_as_they_may_stop_there(groups: list[ScoredGrou
     def moved(clip: float | None) -> tuple[float, float]:
         critic = critic_of(policy(), Critic(clip=clip), awake=False, epochs=30)
         logged, before = step_of(critic, groups)
-        after = critic.look(groups)
+        after = critic.predict(groups)
         pairs = zip(before.rows, after.rows, strict=True)
         far = [np.abs(a.values - b.values).max() for a, b in pairs if a.values is not None and b.values is not None]
         return max(far), logged["critic/clipped_share"]
@@ -283,7 +283,7 @@ def test_dropout_of_a_policy_that_is_not_trained_is_off(groups: list[ScoredGroup
 
 def test_no_returns_are_an_error_and_no_tokens_are_none(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
-    seen = critic.look(groups)
+    seen = critic.predict(groups)
     credits = [replace(c, returns_GNT=None) for c in credit_of(GAE(), groups, seen.values)]
     samples, _ = make_samples(groups, credits)
     with pytest.raises(TrainingError, match="GAE gave credit without returns"):
@@ -296,7 +296,7 @@ def test_no_returns_are_an_error_and_no_tokens_are_none(groups: list[ScoredGroup
 
 def test_values_and_returns_stay_with_their_tokens(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
-    credits = credit_of(GAE(), groups, critic.look(groups).values)
+    credits = credit_of(GAE(), groups, critic.predict(groups).values)
     samples, _ = make_samples(groups, credits)
     given = [list(row) for c in credits for rows in c.returns_GNT or () for row in rows if row]
     flat = [x for s in samples if s.returns is not None for x in s.returns[s.mask].tolist()]
@@ -312,7 +312,7 @@ def test_values_and_returns_stay_with_their_tokens(groups: list[ScoredGroup]) ->
 
 def test_demonstrations_say_nothing_of_what_the_policy_may_expect(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
-    seen = critic.look(groups)
+    seen = critic.predict(groups)
     samples, _ = make_samples(groups, credit_of(GAE(), groups, seen.values))
     shown = samples[0].sequence
     marked = [replace(s, off_policy=s.mask) if s.sequence == shown else s for s in samples]
@@ -328,7 +328,7 @@ def test_demonstrations_say_nothing_of_what_the_policy_may_expect(groups: list[S
 
 def test_without_bootstrap_a_limit_is_an_end(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy(), Critic(bootstrap=False))
-    seen = critic.look(groups)
+    seen = critic.predict(groups)
     assert {cut for v in seen.values for cut in v.cut_G} == {0.0}
     rows = learnt_rows(critic, groups, credit_of(GAE(), groups, seen.values))
     assert sum(r.n_policy_tokens for r in rows) == sum(t.n_tokens for g in groups for t in g.trajectories)

@@ -58,7 +58,7 @@ def train(critic: Critic, kind: Any) -> Seen:
     trainer = kind.start(made, stage.optimizer, N_STEPS * stage.epochs * stage.minibatches)
     found = []
     for step in range(N_STEPS):
-        seen = live.look(groups)
+        seen = live.predict(groups)
         samples, _ = make_samples(groups, credit_of(stage.advantage, groups, seen.values))
         values: dict[str, float] = {}
         n_least = trainer.n_processes

@@ -246,6 +246,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_exactly(
     assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(whole))
 
 
+@pytest.mark.extended
 def test_a_process_that_fails_tells_the_other_why(tmp_path: Path) -> None:
     broken = "TorchTrainer.update = lambda *a, **k: (_ for _ in ()).throw(RuntimeError('the reason'))"
     path = dying(tmp_path / "recipe", f"from rlhf.training.backends.torch import TorchTrainer; {broken}")

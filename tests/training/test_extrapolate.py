@@ -236,14 +236,14 @@ def test_of_a_run_all_checkpoints_are_taken(trained: Path, weak: Path, tmp_path:
     ("arguments", "message"),
     [
         (["{run}", "--out", "{run}"], "the folder exists"),
-        (["{run}/checkpoints", "--out", "new"], "this run has no checkpoint|this is no checkpoint of a run"),
+        (["{run}/checkpoints", "--out", "new"], "this run has no checkpoint|not a checkpoint of a run"),
         (["nowhere", "--out", "new"], "no such folder"),
         (["{run}x", "--out", "new"], "did you mean '.*/run'"),
         (["{c}-000002", "{c}-000004", "--out", "new"], "--target"),
         (["{c}-000002", "{c}-000004", "--target", "1", "--success", ".5", "--out", "new"], "1 for 2 checkpoints"),
         (["{c}-000002", "--target", "1", "--out", "new"], "there is no line"),
-        (["{run}", "--start", "nowhere", "--out", "new"], "there is nothing to go from"),
-        (["{c}-000000", "--out", "new"], "nothing has changed"),
+        (["{run}", "--start", "nowhere", "--out", "new"], "no start checkpoint to extrapolate from"),
+        (["{c}-000000", "--out", "new"], "no weight has changed"),
     ],
 )
 def test_what_cannot_be_extrapolated_is_said(
@@ -264,5 +264,5 @@ def test_a_run_that_stopped_at_its_begin_has_no_way_to_go_along(weak: Path, tmp_
     shutil.copytree(weak / begin, short / begin)
     for more in ([], ["--target", "0.9", "--success", "0.1"]):
         done = run(short, *more, "--out", tmp_path / "new")
-        assert done.exit_code == 2 and "nothing has changed" in done.output, done.output
+        assert done.exit_code == 2 and "no weight has changed" in done.output, done.output
     assert [path.name for path in tmp_path.iterdir()] == ["short"]

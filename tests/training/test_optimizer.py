@@ -55,14 +55,14 @@ def test_an_update_beside_the_schedule_has_the_rate_before_it_and_takes_none() -
     weight = torch.nn.Parameter(torch.ones(1))
     settings = AdamW(lr=1.0, schedule="linear")
     stepper, made = Stepper(settings, settings.build([weight]), 4), []
-    for beside in (True, False, True, False, True, True, False, False, True):
+    for off_schedule in (True, False, True, False, True, True, False, False, True):
         weight.grad = torch.ones(1)
-        stepper.step(beside=beside)
+        stepper.step(off_schedule=off_schedule)
         [group] = stepper.optimizer.param_groups
         made.append(group["lr"])
         assert stepper.lr == group["lr"]
     assert made == [1.0, 1.0, 1.0, 0.75, 0.75, 0.75, 0.5, 0.25, 0.25]
-    assert (stepper.n_updates, stepper.n_beside) == (9, 5)
+    assert (stepper.n_updates, stepper.n_off_schedule) == (9, 5)
 
 
 def test_only_what_is_trained_reaches_the_optimizer() -> None:

@@ -23,6 +23,7 @@ from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.preference_training import _rows, reference_logps
 from rlhf.training.stages.trl_trainers import load_trl, train_dpo
 from tests import test_resume as resume
+from tests.tiers import tiered
 from tests.training import runs, tiny, words
 from tests.training.test_attempts import OUTCOME, START
 
@@ -185,7 +186,7 @@ def learn(start: Path, folder: Path, stages: list[dict[str, Any]], **changes: An
     return runs.run(runs.write(folder, stages, **changes), folder / "run")
 
 
-@pytest.mark.parametrize("level", ["trajectory", "state", "parting"])
+@pytest.mark.parametrize("level", tiered(["trajectory", "state", "parting"], "state"))
 def test_preferring_the_better_one_raises_success(start: Path, tmp_path: Path, level: str) -> None:
     done = learn(start, tmp_path, [STAGE | {"pairs": STAGE["pairs"] | {"level": level}}])
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.8, done.result

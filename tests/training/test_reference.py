@@ -20,6 +20,7 @@ from rlhf.training.checkpoints.store import every
 from rlhf.training.contrib.reference_reset import ReferenceReset, ResetClock
 from rlhf.training.policy.model import Lora
 from tests import test_resume as resume
+from tests.tiers import tiered
 from tests.training import runs, tiny, words
 
 # --- when ------------------------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_the_optimizer_begins_anew_or_goes_on(tmp_path: Path) -> None:
     assert {float(s["step"]) for s in found[False].values()} == {float(first)}
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", tiered([None, LORA], LORA), ids=["full", "lora"])
 @pytest.mark.parametrize("reset", [{"patience": 2}, {"max_kl": KL}], ids=["patience", "kl"])
 def test_a_stopped_run_equals_an_uninterrupted_one(
     tmp_path: Path, lora: dict[str, Any] | None, reset: dict[str, Any]

@@ -49,7 +49,7 @@ def test_every_probability_is_in_one_bin_and_the_error_is_a_share(rows: list[tup
 
 def test_what_is_no_probability_is_refused() -> None:
     for said, happened in (([0.4], [True]), ([1.1], [True]), ([math.nan], [True]), ([0.6], [])):
-        with pytest.raises(DataError, match="no probabilities"):
+        with pytest.raises(DataError, match="invalid probabilities"):
             bins_of(said, happened, ["a"], success_estimate, least=0.5)
 
 

@@ -19,7 +19,7 @@ WITHIN = {"kind": "combine", "parts": {"new": {"reward": MEMORY}, "short": {"rew
 
 
 def recipe(folder: Path, **changes: Any) -> Path:
-    rewards = {**runs.BASE["rewards"], "total": WITHIN, "told": {**MEMORY, "of": "words", "nearest": 2}}
+    rewards = {**runs.BASE["rewards"], "total": WITHIN, "told": {**MEMORY, "success_reward": "words", "nearest": 2}}
     return resume.recipe(folder, "grpo", None, **{"rewards": rewards, **changes})
 
 
@@ -48,8 +48,16 @@ def test_a_run_that_was_stopped_remembers_what_one_that_ran_on_does(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "where", "says"),
     [
-        ({"rewards": {"words": {"kind": "environment"}, "new": {**MEMORY, "of": "word"}}}, "rewards.new.of", "words"),
-        ({"rewards": {"words": {"kind": "environment"}, "new": {**MEMORY, "of": "new"}}}, "rewards.new.of", "another"),
+        (
+            {"rewards": {"words": {"kind": "environment"}, "new": {**MEMORY, "success_reward": "word"}}},
+            "rewards.new.success_reward",
+            "words",
+        ),
+        (
+            {"rewards": {"words": {"kind": "environment"}, "new": {**MEMORY, "success_reward": "new"}}},
+            "rewards.new.success_reward",
+            "another",
+        ),
         ({"stages": [resume.SUPERVISED]}, "rewards.total.parts.new.reward", "policy_gradient"),
         (
             {"rewards": {"words": {"kind": "environment"}, "new": {**MEMORY, "explore": 0.0, "warmup_steps": 5}}},

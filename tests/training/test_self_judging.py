@@ -110,7 +110,7 @@ class Likes(AsksModel):
         [listed] = await self.all_of([lambda asker: asker.first_token(question)])
         return Verdict(listed[0][1])
 """
-RENEWAL: dict[str, Any] = {"every": 2, "truth": "truth", "tasks": 4, "group_size": 3, "least": 0.0}
+RENEWAL: dict[str, Any] = {"every": 2, "truth": "truth", "tasks": 4, "group_size": 3, "min_accuracy": 0.0}
 STAGE = resume.POLICY_GRADIENT | {"judge_refresh": RENEWAL}
 
 
@@ -156,7 +156,7 @@ def test_a_stopped_run_equals_one_that_was_not(start: str, tmp_path: Path) -> No
 
 def test_a_policy_that_judges_badly_does_not_become_the_judge(start: str, tmp_path: Path) -> None:
     grade = {"kind": "grade", "path": start, "scale": "yes_no", "unreadable": "wrong", "max_tokens": 4}
-    stage = STAGE | {"judge_refresh": RENEWAL | {"least": 0.6, "reward": "graded"}}
+    stage = STAGE | {"judge_refresh": RENEWAL | {"min_accuracy": 0.6, "reward": "graded"}}
     done = runs.run(recipe(tmp_path, start, [stage], graded=grade), tmp_path / "run")
     # It says nothing that can be read: every verdict is 0, all pairs are ties, and ½ is less than .6.
     assert runs.curve(done.folder, "judge/audit_accuracy") == [0.5, 0.5]
@@ -183,7 +183,7 @@ def test_an_audit_needs_a_right_and_a_wrong_attempt_at_a_task(start: str, tmp_pa
         ({"truth": "own"}, ["judge_refresh.truth"]),
         ({"truth": "truht"}, ["judge_refresh.truth", "did you mean 'truth'?"]),
         ({"split": "valid"}, ["judge_refresh.split", "dev"]),
-        ({"least": 60}, ["judge_refresh.least"]),
+        ({"min_accuracy": 60}, ["judge_refresh.min_accuracy"]),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(start: str, tmp_path: Path, settings: Any, says: list[str]) -> None:

@@ -44,7 +44,7 @@ def test_the_soft_mean_of_continuations_is_as_worked_by_hand() -> None:
     assert soft_mean([0, 0], 3) == 0.0 and soft_mean([1, 1], 3) == 1.0
     assert soft_mean([0.3], 5) == pytest.approx(0.3)
     for rewards, eta in (([], 1.0), ([1.0], -1.0)):
-        with pytest.raises(DataError, match="no such mean"):
+        with pytest.raises(DataError, match="soft mean is not defined"):
             soft_mean(rewards, eta)
 
 

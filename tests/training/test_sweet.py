@@ -35,7 +35,7 @@ def critic_of(made: Policy, *, moved: bool = True, **settings: Any) -> SweetTrai
     keys = {"batch_size": 1000, "epochs": 1, "optimizer": AdamW(lr=1e-2, max_grad_norm=None), **settings}
     stage = PolicyGradient(advantage=SWEET(), max_tokens_per_microbatch=300)
     critic = SweetCritic(**keys).start(stage, made, None, 0)
-    critic.meet(TASKS)
+    critic.set_references(TASKS)
     if moved:
         generator = torch.Generator().manual_seed(1)
         for _, parameter in critic.model.kept():
@@ -85,7 +85,7 @@ def ratios(critic: SweetTrainer, live: Any, frozen: Any, told: str, g: Any) -> t
 def test_gradient_and_advantages_are_those_of_the_definition(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
     plain, frozen = copy.deepcopy(critic), policy().model
-    seen, losses = critic.look(groups), []
+    seen, losses = critic.predict(groups), []
     for made, values in zip(groups, seen.values, strict=True):
         values.check(made)
         told = f"Known in hindsight: the answer {made.task_id[-1]}\n\n"
@@ -117,26 +117,26 @@ def test_it_learns_which_attempts_were_better_and_leaves_the_policy_alone(
     made = policy()
     before = parameters(made.model)
     critic = critic_of(made, moved=False, beta=1.0, epochs=12, **keys)
-    first = critic.look(groups)
+    first = critic.predict(groups)
     assert {x for v in first.values for row in v.actions_GNT or () for turn in row for x in turn} == {0.0}
     logged = critic.learn(first, [], np.random.default_rng(0), 0)
     assert logged["critic/pair_accuracy"] == 0.5 and logged["critic/n_pairs"] > 3
-    again = critic.look(groups)
+    again = critic.predict(groups)
     assert again.figures["critic/pair_accuracy"] > 0.9
     assert torch.equal(parameters(made.model), before)
 
 
 def test_frozen_it_learns_in_its_warm_up_and_then_stays(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy(), frozen=True, warmup_steps=1)
-    critic.learn(critic.look(groups), [], np.random.default_rng(0), 0)
+    critic.learn(critic.predict(groups), [], np.random.default_rng(0), 0)
     before = parameters(critic.model)
-    told = critic.learn(critic.look(groups), [], np.random.default_rng(0), 1)
+    told = critic.learn(critic.predict(groups), [], np.random.default_rng(0), 1)
     assert "critic/pair_loss" not in told and torch.equal(parameters(critic.model), before) and critic.n_updates == 1
 
 
 def test_what_it_is_told_changes_what_it_says(groups: list[ScoredGroup]) -> None:
-    critics = [critic_of(policy(), told=told) for told in ("", "{reference} ")]
-    one, other = (critic.look(groups).values[0].actions_GNT for critic in critics)
+    critics = [critic_of(policy(), privileged_text=told) for told in ("", "{reference} ")]
+    one, other = (critic.predict(groups).values[0].actions_GNT for critic in critics)
     assert one != other
     # A task that begins in the middle of one of the split is told of the whole of it.
     assert critics[1]._prefix("echoes/3@2").tolist() == critics[1]._prefix("echoes/3").tolist() != []
@@ -145,24 +145,24 @@ def test_what_it_is_told_changes_what_it_says(groups: list[ScoredGroup]) -> None
 def test_tasks_that_it_could_not_be_told_of_are_refused() -> None:
     critic = critic_of(policy())
     with pytest.raises(TrainingError, match="tasks without one") as caught:
-        critic.meet([Task("a", reference="x"), Task("b")])
-    assert caught.value.where == "critic.told" and "such as b" in str(caught.value.got)
+        critic.set_references([Task("a", reference="x"), Task("b")])
+    assert caught.value.where == "critic.privileged_text" and "such as b" in str(caught.value.got)
     with pytest.raises(TrainingError, match="not of the stage's split"):
-        critic.look([group(trajectory(generation([0], [5]), task_id="elsewhere/1"))])
-    critic_of(policy(), told="").meet([Task("b")])
+        critic.predict([group(trajectory(generation([0], [5]), task_id="elsewhere/1"))])
+    critic_of(policy(), privileged_text="").set_references([Task("b")])
 
 
 def test_a_step_without_pairs_or_tokens_teaches_nothing() -> None:
     critic = critic_of(policy())
-    seen = critic.look([group(trajectory(generation([0], []), task_id="echoes/0"))])
+    seen = critic.predict([group(trajectory(generation([0], []), task_id="echoes/0"))])
     assert seen.values[0].actions_GNT == (((),),) and not seen.attempts
     logged = critic.learn(seen, [], np.random.default_rng(0), 0)
     assert logged["critic/n_updates"] == logged["critic/n_pairs"] == 0.0 and "critic/pair_accuracy" not in logged
 
 
 def test_keys_without_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"where \{reference\} goes"):
-        SweetCritic(told="Think hard.")
+    with pytest.raises(ValueError, match=r"lacks \{reference\}"):
+        SweetCritic(privileged_text="Think hard.")
     with pytest.raises(ValueError, match="there are none"):
         SweetCritic(frozen=True, warmup_steps=0)
 

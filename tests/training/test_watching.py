@@ -119,7 +119,7 @@ def test_means_gap_and_correlation_as_worked_by_hand() -> None:
     # Trained 1, 1, 0, 0; watched 1, 0, 0, and one that could not be judged. Over the three: means 2/3 and 1/3.
     # Correlation: deviations (1/3, 1/3, −2/3) and (2/3, −1/3, −1/3): products 2/9 − 1/9 + 2/9 = 1/3; both squares sum
     # to 2/3, so 1/3 / 2/3 = .5.
-    watches = Watches({"exact": Watch(of="right")})
+    watches = Watches({"exact": Watch(compare_with="right")})
     figures, cautions = watches.learn([group([1, 1, 0, 0], [1, 0, 0, None])], "step 1 of x")
     assert figures == pytest.approx(
         {
@@ -209,7 +209,7 @@ def mentioned(answer: str, reference: str) -> float:
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 200, "epochs": 4, "optimizer": {"lr": 5.0e-3}, "batch_size": 16}
 IMPROVE = {"kind": "policy_gradient", "tasks_per_step": 8, "group_size": 8, "optimizer": {"lr": 5.0e-3}}
 HACKABLE = {"mentioned": {"kind": "./guess.py:mentioned"}}
-WATCHED = {"exact": {"kind": "exact_match", "watch": {"of": "mentioned", "window": 10}}}
+WATCHED = {"exact": {"kind": "exact_match", "watch": {"compare_with": "mentioned", "window": 10}}}
 
 
 def write(folder: Path, rewards: dict[str, Any], steps: int) -> Path:
@@ -266,7 +266,7 @@ def recipe(folder: Path, rewards: dict[str, Any], steps: int = 30) -> Any:
 def test_a_recipe_says_it_in_one_word_and_is_written_back(tmp_path: Path) -> None:
     loaded = recipe(tmp_path, HACKABLE | {"exact": {"kind": "exact_match", "watch": True}})
     assert loaded.rewards["exact"].watch == Watch() and set(loaded.trained_rewards) == {"mentioned"}
-    assert values_of(loaded)["rewards"]["exact"]["watch"] == {"of": None, "window": 20, "stop": False}
+    assert values_of(loaded)["rewards"]["exact"]["watch"] == {"compare_with": None, "window": 20, "stop": False}
     assert recipe_of(values_of(loaded), name="x", base=tmp_path).rewards == loaded.rewards
     off = recipe(tmp_path / "off", HACKABLE | {"exact": {"kind": "exact_match", "watch": False, "weight": 0.5}})
     assert off.rewards["exact"].watch is None and off.rewards["exact"].weight == 0.5
@@ -288,8 +288,10 @@ EXACT = {"kind": "exact_match"}
         (HACKABLE | {"exact": {**EXACT, "watch": "yes"}}, "rewards.exact.watch", "write watch: true"),
         (HACKABLE | {"exact": {**EXACT, "watch": {"windw": 9}}}, "rewards.exact.watch.windw", "did you mean 'window'?"),
         (HACKABLE | {"exact": {**EXACT, "watch": {"window": 3}}}, "rewards.exact.watch.window", "at least 8"),
-        (HACKABLE | {"exact": {**EXACT, "watch": {"of": "mentoned"}}}, "rewards.exact.watch.of", "'mentioned'?"),
-        (HACKABLE | {"exact": {**EXACT, "watch": {"of": "exact"}}}, "rewards.exact.watch.of", "one that is trained on"),
+        (HACKABLE | {"exact": {**EXACT, "watch": {"compare_with": "mentoned"}}},
+         "rewards.exact.watch.compare_with", "'mentioned'?"),
+        (HACKABLE | {"exact": {**EXACT, "watch": {"compare_with": "exact"}}},
+         "rewards.exact.watch.compare_with", "one that is trained on"),
         (HACKABLE | {"same": {**HACKABLE["mentioned"], "watch": True}}, "rewards.same", "not held out"),
         (
             HACKABLE | {"a": {**EXACT, "watch": True}, "b": {**EXACT, "watch": {"window": 9}}},

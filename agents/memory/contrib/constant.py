@@ -52,7 +52,7 @@ class ConstantMemory(Plain):
 
 
 def _taken_in(past: Sequence[Exchange]) -> Sequence[Exchange]:
-    """`past` up to the last reply with an action, and what was observed since then as one observation."""
+    """`past` up to the last reply with an action, with later observations joined into one."""
     n_read = next((n for n in range(len(past) - 1, 0, -1) if past[n - 1].action), 0)
     first, last = past[n_read], past[-1]
     if first is last:

@@ -32,7 +32,7 @@ class DiffHistory(Plain):
     asks: ClassVar[bool] = False
 
     turns: Annotated[int, Field(ge=0)] | None = None
-    """How many of the last turns are shown; all where none is given. The first that is shown is whole."""
+    """Number of last turns shown; all where none is given. The first that is shown is whole."""
 
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
         """Show the first observation and differences."""

@@ -47,7 +47,7 @@ class Managed(Plain):
     n_shown: Annotated[int, Field(ge=1)] = 60
     """Memories that the policy is shown when it acts; likewise."""
     show_opening: bool = True
-    """Whether the policy is shown the opening too. One that says something to remember may be out of date later."""
+    """Show the policy the opening too. One that says something to remember may be out of date later."""
     max_operations: Annotated[int, Field(ge=1)] = 8
     """Most operations of one reply."""
     max_chars: Annotated[int, Field(ge=1)] = 300
@@ -56,7 +56,7 @@ class Managed(Plain):
         'What is to be remembered? Answer in JSON: {"op": "ADD", "text": "..."}, {"op": "UPDATE", "id": 1, "text": '
         '"..."}, {"op": "DELETE", "id": 1}, {"op": "NOOP"}, or a list of these.'
     )
-    """What the manager is asked, after the memories and the newest observation."""
+    """Prompt of the manager, after the memories and the newest observation."""
 
     async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
         """Let the manager take in the newest observation, then show what fits it."""

@@ -1,4 +1,4 @@
-"""Facts of a text world as triplets: how rules read them in an observation, and how they are found again."""
+"""Facts of a text world as triplets: extraction by rules, and retrieval."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Extractor(Protocol):
         ...
 
     def replaces(self, new: Sequence[str], old: Sequence[str]) -> bool:
-        """Whether `old` is out of date once `new` is known."""
+        """True if `old` is out of date once `new` is known."""
         ...
 
 
@@ -82,7 +82,7 @@ class Pattern:
         return [tuple(match[name] or "" for name in _GROUPS) for match in found]
 
     def replaces(self, new: Sequence[str], old: Sequence[str]) -> bool:
-        """Whether both say of one subject something that is said of it once at a time."""
+        """True if both are single-valued facts of one subject."""
         if new[0] != old[0] or tuple(new) == tuple(old):
             return False
         single = {relation.lower() for relation in self.single}
@@ -90,7 +90,7 @@ class Pattern:
 
 
 def fact(parts: object) -> Fact | None:
-    """The fact of three texts; None where they are none: not three, empty, or longer than a name is. Commas go."""
+    """Fact of three texts; None unless there are three, non-empty and short. Commas go."""
     if not isinstance(parts, list | tuple) or len(parts) != len(_GROUPS):
         return None
     cleaned = [
@@ -151,6 +151,6 @@ def nearest_episodes(told: Mapping[int, Iterable[Fact]], found: Sequence[Fact], 
 
 
 def applied(facts: Iterable[Fact], new: Sequence[Fact], old: Iterable[Fact]) -> list[Fact]:
-    """The facts, oldest first, after an observation said that some are new and others are out of date."""
+    """Facts, oldest first, after an observation added `new` and outdated `old`."""
     gone = {*old, *new}
     return [*(one for one in facts if one not in gone), *dict.fromkeys(new)]

@@ -1,4 +1,4 @@
-"""A graph of facts about a text world that grows with every observation, in an episode and from one to the next.
+"""Graph of facts about a text world, extended by every observation, across episodes.
 
 Source: AriGraph, arXiv 2407.04363.
 """
@@ -95,19 +95,19 @@ class Graph:
     extractor: Extractor | None = None
     """Rules that read facts, with a `kind` and its keys; null asks the policy, once before every action."""
     teach: bool = False
-    """Whether the policy is asked all the same, and the rules only say what demonstrations answer."""
+    """Ask the policy all the same, and use the rules for demonstrations only."""
     k: Annotated[int, Field(ge=1)] = 6
     """Facts that are found by the words of the observation, and that the policy is shown when it is asked for new."""
     depth: Annotated[int, Field(ge=0)] = 1
-    """How far from these other facts are taken."""
+    """Depth of the search from these to further facts."""
     width: Annotated[int, Field(ge=1)] = 4
     """Most facts that are taken at each thing on the way."""
     n_observations: Annotated[int, Field(ge=0)] = 1
     """Earlier observations that are shown."""
     max_tokens: Annotated[int, Field(ge=1)] = 200
     """Longest text that is shown before an action."""
-    own: bool = False
-    """Whether a task is shown what earlier attempts at itself left, which a test task never has."""
+    include_same_task: bool = False
+    """Include what earlier attempts at the same task left, which a test task never has."""
     max_facts: Annotated[int, Field(ge=2)] = 2000
     """Most facts of the store; of more the oldest go."""
     max_observations: Annotated[int, Field(ge=2)] = 500
@@ -120,7 +120,7 @@ class Graph:
         'What does the observation tell? Answer in JSON: {"facts": [["subject", "relation", "object"]], "outdated": '
         "[1]}, where outdated are numbers of known facts that are true no more."
     )
-    """What the policy is asked, after what is known and the observation."""
+    """Prompt for facts, after what is known and the observation."""
 
     def __post_init__(self) -> None:
         """Refuse teaching without rules."""
@@ -129,7 +129,7 @@ class Graph:
 
     @property
     def asks_in_turns(self) -> bool:
-        """Whether the policy is asked for facts."""
+        """True if the policy is asked for facts."""
         return self.extractor is None or self.teach
 
     def recollect(self, store: Store, history: History) -> Recollection:
@@ -192,11 +192,11 @@ class Graph:
         world = _World()
         if store is not None:
             stored, mine = _Stored.of(store), {history.task.id}
-            by_id = {i: one for i, (one, tasks) in stored.facts.items() if self.own or tasks != mine}
+            by_id = {i: one for i, (one, tasks) in stored.facts.items() if self.include_same_task or tasks != mine}
             world.facts = {one: number for number, one in by_id.items()}
             for entry, numbers in stored.told:
                 told = [by_id[number] for number in numbers if number in by_id]
-                if told and (self.own or entry.origin.task not in mine):
+                if told and (self.include_same_task or entry.origin.task not in mine):
                     world.told.append((entry.text, entry.id, told))
         texts = (history.opening, *(turn.reply for turn in history.turns))
         for text, turn in zip(texts, history.turns, strict=False):
@@ -253,7 +253,7 @@ class Graph:
 
 
 def _keep(store: Store, of: Trajectory, split: str, max_chars: int) -> int:
-    """Store what an attempt was told, in the place of what its task left before; return how many facts went."""
+    """Store an attempt's facts in place of its task's earlier ones; returns the number of dropped facts."""
     origin = Origin(of.task_id, split)
     facts: list[Fact] = []
     gone: set[Fact] = set()
@@ -294,7 +294,7 @@ def _drop_silent(store: Store) -> None:
 
 
 def _told(notes: Mapping[str, str]) -> tuple[list[Fact], list[Fact]]:
-    """Return the facts that an observation told, as its turn has it: new ones, and those out of date."""
+    """New and outdated facts of an observation, by its turn's notes."""
     found = json.loads(notes[FACTS])
     return [Fact(*parts) for parts in found["new"]], [Fact(*parts) for parts in found["old"]]
 

@@ -1,4 +1,4 @@
-"""Notes that the policy writes of its attempts, links between them, and what a new one changes in the old ones.
+"""Linked notes written by the policy on its attempts, each of which may revise older ones.
 
 Source: A-MEM, arXiv 2502.12110.
 """
@@ -86,12 +86,12 @@ class Notes:
         'Write a note that helps with later tasks, as JSON: {"content": "...", "context": "...", "keywords": ["..."], '
         '"tags": ["..."]}'
     )
-    """What is asked for a note, after the attempt."""
+    """Prompt for a note, after the attempt."""
     ask_links: str = (
         'What of the others belongs to the new note, or is to change? Answer in JSON: {"links": [1], "updates": '
         '[{"id": 1, "context": "...", "tags": ["..."]}]}'
     )
-    """What is asked for links and changes, after the new note and its neighbours."""
+    """Prompt for links and changes, after the new note and its neighbours."""
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Choose notes for a task that begins; those of the task itself are left out."""
@@ -116,7 +116,7 @@ class Notes:
     async def learn_asking(
         self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
     ) -> Mapping[str, float]:
-        """Ask for a note of one attempt at each task, then for its links and for changes of its neighbours."""
+        """Ask for a note on one attempt at each task, its links, and changes of its neighbours."""
         counts = _Counts()
         for chosen in self._chosen(store, groups):
             said = await asked(policy, f"{transcript(chosen, self.max_transcript)}\n\n{self.ask}")
@@ -131,7 +131,7 @@ class Notes:
         return self._figures(store, counts)
 
     def _chosen(self, store: Store, groups: Sequence[ScoredGroup]) -> list[Trajectory]:
-        """One attempt of each task that has something new to tell: a solution where there is one."""
+        """Informative attempt of each task: a solution where there is one."""
         return news(groups, {e.origin.task: bool(e.fields["solved"]) for e in store.entries(_NOTE)})
 
     def _write(self, store: Store, of: Trajectory, note: _Note, split: str) -> int:

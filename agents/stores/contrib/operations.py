@@ -26,12 +26,12 @@ _MOST_CHARS = 20_000
 
 
 class BadOperation(ValueError):
-    """A reply is no operation, or one that cannot be carried out; the message is for the manager to read."""
+    """Invalid operation in a reply; the message is for the manager to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change.
+    """Change of a memory.
 
     Attributes:
         op: `ADD`, `UPDATE`, `DELETE` or `NOOP`.
@@ -86,7 +86,7 @@ class Bank:
 
 
 def written(operations: Sequence[Operation]) -> str:
-    """How operations are said: one as an object, several as a list. `parsed` reads it back."""
+    """Text of operations: one as an object, several as a list. `parsed` reads it back."""
     plain = [operation.plain for operation in operations]
     return json.dumps(plain[0] if len(plain) == 1 else plain, ensure_ascii=False)
 

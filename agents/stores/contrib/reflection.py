@@ -20,7 +20,7 @@ from agents.stores.asking import actions_of, asked, how_it_ended, json_object, l
 from agents.stores.contrib.rerank import Array, Weights, draw, gradient, scores, vector
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection, n_shown, recalled
-from agents.stores.search import in_common, words_of
+from agents.stores.search import in_common, tokenize
 from agents.stores.store import Store
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
@@ -39,7 +39,7 @@ class _Counts:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Reflection:
-    """Shows summaries of earlier attempts by topic, in an order that is learnt from which of them were used.
+    """Reflective memory: summaries by topic, in an order learnt from their use.
 
     Prospective: after a step the policy (role `memory`) or a rule writes summaries of one attempt at each task that has
     something new to tell, each with a topic; a summary is merged into the entry it continues, or becomes an entry.
@@ -52,7 +52,7 @@ class Reflection:
     k: Annotated[int, Field(ge=1)] = 4
     """Most summaries that are shown."""
     candidates: Annotated[int, Field(ge=1)] = 20
-    """Those that they are drawn from: the nearest to the opening in words (BM25)."""
+    """Number of candidates: the nearest to the opening in words (BM25)."""
     tau: Annotated[float, Field(ge=0)] = 0.2
     """τ of the draw: the higher, the more others than the best are tried. The draw is the task's own: all attempts of a
     step at it are shown the same. 0 shows the best."""
@@ -66,10 +66,10 @@ class Reflection:
     seed: int = 0
     """Of the draws."""
     used: Literal["cited", "words"] = "cited"
-    """What counts as used: what the policy cites as [m1], which no action holds; or what an action shares a word with
-    that neither the opening nor an observation had said."""
+    """Evidence of use: what the policy cites as [m1], which no action holds; or what an action shares a word with that
+    neither the opening nor an observation had said."""
     writer: Literal["policy", "rule"] = "policy"
-    """Who writes the summaries. A rule writes one: what was done, and how it ended."""
+    """Writer of the summaries. A rule writes one: what was done, and how it ended."""
     merge_at: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The rule merges a summary into the entry whose topic has at least this share of words in common."""
     neighbours: Annotated[int, Field(ge=0)] = 3
@@ -80,15 +80,15 @@ class Reflection:
     """Most entries; of more the oldest go."""
     max_chars: Annotated[int, Field(ge=20)] = 300
     """Longest summary; a merged one keeps its end."""
-    own: bool = False
-    """Whether a task is shown summaries that it has a part in, which a test task never has."""
+    include_same_task: bool = False
+    """Include summaries that the same task had a part in, which a test task never has."""
     max_transcript: Annotated[int, Field(ge=20)] = 2000
     """Characters of an attempt that the policy is asked about: its end, where it is longer."""
     ask: str = (
         'Summarise by topic what helps with later tasks, as JSON: {"topics": [{"topic": "...", "summary": "..."}]}. '
         'Add "id": 1 to merge a summary into a known one, whose text it then replaces.'
     )
-    """What is asked, after the neighbours and the attempt."""
+    """Prompt for summaries, after the neighbours and the attempt."""
     cite: str = "Cite what you use of this, as [m1]."
     """Said behind the summaries where `used` is `cited`; empty for a policy that was trained to cite."""
 
@@ -99,14 +99,14 @@ class Reflection:
 
     @property
     def asks_policy(self) -> bool:
-        """Whether the policy writes the summaries."""
+        """True if the policy writes the summaries."""
         return self.writer == "policy"
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Draw summaries for a task that begins."""
         tasks, task = store.tasks(), history.task.id
         found = [hit.entry for hit in store.search(history.opening, len(tasks), kind=_TOPIC)] if tasks else []
-        among = [e for e in found if self.own or task not in tasks[e.id]][: self.candidates]
+        among = [e for e in found if self.include_same_task or task not in tasks[e.id]][: self.candidates]
         if not among:
             return Recollection()
         order = self._drawn(store, history.opening, among, task)
@@ -142,7 +142,7 @@ class Reflection:
     async def learn_asking(
         self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
     ) -> Mapping[str, float]:
-        """Learn what was used, then ask for summaries of one attempt at each task that has something new to tell."""
+        """Learn from use, then ask for summaries of one informative attempt at each task."""
         figures, counts = self._look_back(store, groups), _Counts()
         for of in self._news(store, groups):
             told = transcript(of, self.max_transcript)
@@ -160,7 +160,7 @@ class Reflection:
         return figures | self._finish(store, groups, counts)
 
     def _read(self, one: object, known: Mapping[int, Entry]) -> tuple[str, str, Entry | None]:
-        """Topic, summary, and the entry that it goes into; empty where there is none, or it names an unknown id."""
+        """Topic, summary, and the entry that it updates; empty if absent or of an unknown id."""
         if not isinstance(one, dict):
             return "", "", None
         number = one.get("id")
@@ -237,9 +237,9 @@ class Reflection:
     def _used(self, of: Trajectory, by_id: Mapping[int, Entry], found: Recollection) -> set[int]:
         if self.used == "cited":
             return {int(n) for turn in of.turns for n in turn.action.notes.get(CITED, "").split()}
-        known = words_of(" ".join([of.opening, *(turn.reply for turn in of.turns)]))
-        said = {*words_of(" ".join(actions_of(of)))}.difference(known)
-        return {n for n in found.entries if n in by_id and not said.isdisjoint(words_of(by_id[n].text))}
+        known = tokenize(" ".join([of.opening, *(turn.reply for turn in of.turns)]))
+        said = {*tokenize(" ".join(actions_of(of)))}.difference(known)
+        return {n for n in found.entries if n in by_id and not said.isdisjoint(tokenize(by_id[n].text))}
 
 
 def weights_of(store: Store, dim: int) -> Weights:

@@ -1,4 +1,4 @@
-"""A re-ranker of entries that learns from which of them were used: scores, a draw, and the gradient of REINFORCE.
+"""Re-ranker of entries trained by REINFORCE on their use: scores, sampling, gradient.
 
 Pure functions. Vectors are hashed bags of words, so that nothing is loaded and equal texts are equal vectors anywhere.
 
@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.stores.search import words_of
+from agents.stores.search import tokenize
 
 Array = NDArray[np.float64]
 
@@ -44,9 +44,9 @@ class Weights:
 
 
 def vector(text: str, dim: int) -> Array:
-    """`[D]` how often each word is there, each word at a place and with a sign of its own, of length 1; 0 for none."""
+    """Hashed bag of words `[D]`, signed and of length 1; 0 for no words."""
     found = np.zeros(dim)
-    for word in words_of(text):
+    for word in tokenize(text):
         code = crc32(word.encode("utf-8", "ignore"))
         found[code % dim] += 1.0 if code >> 31 else -1.0
     length = float(np.linalg.norm(found))
@@ -54,7 +54,10 @@ def vector(text: str, dim: int) -> Array:
 
 
 def scores(weights: Weights, query: Array, entries: Array) -> Array:
-    """`[K]` s_i = q′ · m′_i with q′ = q + W_q q and m′_i = m_i + W_m m_i, of a query `[D]` and entries `[K, D]`."""
+    """Scores `[K]` of entries `[K, D]` for a query `[D]`.
+
+    s_i = q′ · m′_i with q′ = q + W_q q and m′_i = m_i + W_m m_i.
+    """
     found: Array = (entries + entries @ weights.entry.T) @ (query + weights.query @ query)
     return found
 
@@ -71,17 +74,6 @@ def draw(values: Sequence[float], k: int, tau: float, seed: str) -> list[int]:
     return sorted(range(len(values)), key=lambda i: (-perturbed[i], i))[:k]
 
 
-def log_prob(values: Sequence[float], order: Sequence[int], tau: float) -> float:
-    """Log-prob of drawing `order`: Σ_j log softmax(s / τ)_j among what is left, in nats."""
-    total, left = 0.0, list(range(len(values)))
-    for chosen in order:
-        parts = np.array([values[i] / tau for i in left])
-        top = float(parts.max())
-        total += values[chosen] / tau - top - float(np.log(np.exp(parts - top).sum()))
-        left.remove(chosen)
-    return total
-
-
 def gradient(
     weights: Weights,
     query: Array,
@@ -92,7 +84,7 @@ def gradient(
     tau: float,
     baseline: float,
 ) -> Weights:
-    """Gradient of REINFORCE: Σ_j (Σ_{l≥j} (R_l − b)) ∇ log p_j, an unbiased estimate of ∇ E[Σ_l R_l].
+    """REINFORCE gradient Σ_j (Σ_{l≥j} (R_l − b)) ∇ log p_j, an unbiased estimate of ∇ E[Σ_l R_l].
 
     A draw has no part in the rewards of those before it, so each counts what came with it and after it.
 

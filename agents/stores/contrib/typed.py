@@ -1,4 +1,4 @@
-"""Four kinds of memory with rules of their own: what always holds, what happened, what is so, how things are done.
+"""Typed memory: core, episodic, semantic and procedural, each with its own rules.
 
 The last three are those that agents have taken over from psychology (CoALA, arXiv 2309.02427); the core is always in
 the prompt (MemGPT, arXiv 2310.08560).
@@ -67,7 +67,7 @@ class Episodic:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Semantic:
-    """Memory of facts: said by the policy of an attempt, or read by rules in what was observed; found by words."""
+    """Semantic memory of facts, from the policy or by rules, retrieved by words."""
 
     extractor: Extractor | None = None
     """Rules that read facts, with a `kind` and its keys; null asks the policy."""
@@ -100,7 +100,7 @@ class _Counts:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Typed:
-    """Shows the core, then how-tos, facts and episodes that fit the opening; each kind may be left out by null.
+    """Typed memory: shows the core, then matching how-tos, facts and episodes; null omits a kind.
 
     After a step the policy is asked once (role `memory`) about one attempt at each task: for operations on the core,
     for facts, and for a how-to where the task was solved. What of a reply cannot be read changes nothing and is
@@ -114,11 +114,11 @@ class Typed:
     semantic: Semantic | None = Field(default_factory=Semantic)
     """Facts."""
     procedural: Procedural | None = Field(default_factory=Procedural)
-    """How-tos."""
-    asks: bool = True
-    """Whether the policy is asked; else the core stays as it began, and how-tos are lists of actions."""
-    own: bool = False
-    """Whether a task is shown what earlier attempts at itself left, which a test task never has."""
+    """Procedural memory: how-tos."""
+    ask_policy: bool = True
+    """Ask the policy; else the core stays as it began, and how-tos are lists of actions."""
+    include_same_task: bool = False
+    """Include what earlier attempts at the same task left, which a test task never has."""
     max_transcript: Annotated[int, Field(ge=20)] = 2000
     """Characters of an attempt that the policy is asked about: its end, where it is longer."""
 
@@ -126,21 +126,25 @@ class Typed:
         """Refuse kinds that nobody would ever write to."""
         if not any((self.core, self.episodic, self.semantic, self.procedural)):
             raise ValueError("core, episodic, semantic and procedural are all null, expected at least one")
-        if not self.asks and self.semantic is not None and self.semantic.extractor is None:
-            raise ValueError("asks is false and semantic has no extractor, expected one of them: nobody says a fact")
-        if not self.asks and self.core is not None and not self.core.begin:
-            raise ValueError("asks is false and core.begin is empty, expected lines, or core: null: it stays as it is")
+        if not self.ask_policy and self.semantic is not None and self.semantic.extractor is None:
+            raise ValueError(
+                "ask_policy is false and semantic has no extractor, expected one of them: nobody says a fact"
+            )
+        if not self.ask_policy and self.core is not None and not self.core.begin:
+            raise ValueError(
+                "ask_policy is false and core.begin is empty, expected lines, or core: null: it stays as it is"
+            )
 
     @property
     def asks_policy(self) -> bool:
-        """Whether there is anything to ask."""
+        """True if there is anything to ask."""
         says_facts = self.semantic is not None and self.semantic.extractor is None
-        return self.asks and (self.core is not None or self.procedural is not None or says_facts)
+        return self.ask_policy and (self.core is not None or self.procedural is not None or says_facts)
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Choose of each kind what fits a task that begins."""
         tasks = store.tasks()
-        mine = frozenset() if self.own else frozenset({history.task.id})
+        mine = frozenset() if self.include_same_task else frozenset({history.task.id})
         lines: list[str] = []
         entries: list[int] = []
         if self.core is not None:
@@ -257,7 +261,7 @@ class Typed:
         store.keep_newest(_SEMANTIC, limits.max_entries)
 
     def _how_to(self, store: Store, of: Trajectory, split: str, counts: _Counts | None, said: object = None) -> None:
-        """Keep how a task was solved, in the place of a longer solution; `counts` where the policy could have said."""
+        """Store a task's solution, replacing a longer one; `counts` where the policy could have written it."""
         if self.procedural is None or not of.solved:
             return
         actions = actions_of(of)
@@ -293,7 +297,7 @@ def recent_and_like(known: Sequence[Entry], opening: str, rule: Episodic) -> lis
 
 
 def _likest(known: Sequence[Entry], k: int, opening: str, name: str) -> list[Entry]:
-    """The entries whose field has most words in common with an opening, none where it has none; then the newer."""
+    """Entries with most words in common with an opening, newer first; none if it has no words."""
     scored = [(in_common(opening, entry.fields[name]), entry) for entry in reversed(known)]
     return [entry for score, entry in sorted(scored, key=lambda pair: -pair[0])[:k] if score > 0]
 

@@ -38,7 +38,7 @@ class Found:
 
 
 def is_there() -> bool:
-    """Whether the variable is set."""
+    """True if the variable is set."""
     return bool(os.environ.get(VARIABLE))
 
 

@@ -49,7 +49,7 @@ class ALFWorld:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises. Raises MissingPackageError when alfworld is not installed."""
+        """Properties of the environment. Raises MissingPackageError when alfworld is not installed."""
         version = version_of("alfworld", EXTRA)
         made = f"games generated from the assets of alfworld {version}, which are not ALFWorld's"
         return Properties(
@@ -85,7 +85,7 @@ class ALFWorld:
         return ALFWorldEpisode(loaded(self._files(task)[0]), self.max_steps)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Actions that reach the goal after `taken` within the step limit, carried out before they are given; or None.
+        """Actions that reach the goal after `taken` within the step limit, tried out first; or None.
 
         See `environments.contrib.alfworld.oracle`: a script that reads the facts, and looks for nothing.
         """
@@ -154,7 +154,7 @@ class ALFWorld:
 
 
 class ALFWorldEpisode:
-    """One attempt at a game.
+    """Attempt at a game.
 
     The key of a state covers all that changes in the game, in every receptacle, and leaves out what was looked at.
     """

@@ -128,7 +128,7 @@ def _pddl() -> Any:
 
 @cache
 def _make_quicker() -> None:
-    """Keep what the engine parses and translates: symbols of texts, questions to the facts, the last few problems."""
+    """Cache the engine's parsed texts, translated symbols, fact queries and last problems."""
     texts = import_from("textworld.envs.pddl.textgen", "textworld", EXTRA)
     rule = import_from("textworld.logic", "textworld", EXTRA).Rule
     planner = import_from("fast_downward", "fast-downward-textworld", EXTRA)
@@ -138,7 +138,7 @@ def _make_quicker() -> None:
 
 
 def _kept_copies(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `parse`, but each text is parsed once; the engine notes in the symbols where they are used."""
+    """Cached `parse`, whose results are copied, as the engine modifies the symbols."""
     kept = lru_cache(maxsize=4096)(lambda text, rule_name: parse(text, rule_name=rule_name))
 
     def copied(text: str, rule_name: str, **_: Any) -> Any:

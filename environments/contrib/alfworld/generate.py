@@ -1,4 +1,4 @@
-"""New games in the form of ALFWorld's, made from the assets of the package alfworld: they are not ALFWorld's games.
+"""Generated games in ALFWorld's form from the package's assets; they are not ALFWorld's games.
 
 The package carries the domain, the grammar of its texts, the goals, tables of what fits where, and the receptacles of
 120 scenes; the games themselves are a download. A game made here puts things into the receptacles of a scene at random,
@@ -70,7 +70,7 @@ class Made:
 
 @dataclass(frozen=True)
 class _Draw:
-    """What one seed makes of a scene: ids in the package's form, before they are names of the problem."""
+    """Random draw of a scene: ids in the package's form, before they are named."""
 
     task_type: str
     scene: int
@@ -235,7 +235,7 @@ def _problem(seed: int, facts: Sequence[tuple[str, ...]], goal: str) -> str:
 
 @cache
 def _scene(number: int) -> tuple[Mapping[str, tuple[int, ...]], Sequence[str]]:
-    """Receptacles of a scene with where one stands to use them, and the kinds of things that it has."""
+    """Receptacles of a scene with the places to use them, and its kinds of objects."""
     folder = _folder() / "gen" / "layouts"
     points = json.loads((folder / f"FloorPlan{number}-openable.json").read_text())
     # Half and quarter metres, as the names of locations count them.
@@ -247,14 +247,14 @@ def _scene(number: int) -> tuple[Mapping[str, tuple[int, ...]], Sequence[str]]:
 
 @cache
 def _fits() -> Mapping[str, frozenset[str]]:
-    """What each kind of receptacle may hold, without slices."""
+    """Kinds of objects that each kind of receptacle may hold, without slices."""
     table: Mapping[str, Iterable[str]] = _module("constants").VAL_RECEPTACLE_OBJECTS
     return {where: frozenset(kind for kind in kinds if not kind.endswith("Sliced")) for where, kinds in table.items()}
 
 
 @cache
 def _folder() -> Path:
-    """Where the package lies; it is not imported, which would make a folder and set an environment variable."""
+    """Folder of the package, found without an import, which would have side effects."""
     version_of("alfworld", EXTRA)
     found = importlib.util.find_spec("alfworld")
     if found is None or not found.submodule_search_locations:
@@ -264,7 +264,7 @@ def _folder() -> Path:
 
 @cache
 def _module(name: str) -> ModuleType:
-    """One of the package's tables, run by itself."""
+    """Table module of the package, executed alone."""
     spec = importlib.util.spec_from_file_location(f"_alfworld_{name}", _folder() / "gen" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

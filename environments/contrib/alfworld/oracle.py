@@ -27,7 +27,7 @@ _TREATED = {
 
 
 def names_of(ids: Iterable[str]) -> dict[str, str]:
-    """Names of things, as the package gives them: kinds with numbers, the highest to the first id in order.
+    """Names of things as the package gives them: numbered kinds, the highest to the first id in order.
 
     `drawer_bar__plus_00_dot_95_bar_...` is `drawer 3`; what is in a sink is its basin.
     """
@@ -171,7 +171,7 @@ class _Script:
         return self.state.types.get(one) == self.goal.object_type
 
     def _parent(self) -> str:
-        """Where to: the receptacle that holds most of what is wanted already, the first of equals."""
+        """Destination: the receptacle with most of the wanted objects already, the first on ties."""
         where = self.state.of_type(self.goal.parent_type)
         return max(where, key=lambda one: (len(self._placed(one)), -where.index(one)), default="")
 

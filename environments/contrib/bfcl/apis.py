@@ -1,4 +1,4 @@
-"""The eight programming interfaces of BFCL's multi-turn tasks, and whether two sets of them are in the same state.
+"""The eight APIs of BFCL's multi-turn tasks, and the comparison of their states.
 
 Each episode has objects of its own, and methods are looked up by name among those that are public: no text of a model
 is evaluated. What a few methods change for the whole process (the precision of numbers) is put back after each call.
@@ -76,7 +76,7 @@ class Apis:
         return dict(zip(inspect.signature(self._methods[name]).parameters, positional, strict=False))
 
     def same_state(self, other: Apis) -> bool:
-        """Whether all public attributes of all objects are equal to those of `other`."""
+        """True if all public attributes of all objects are equal to those of `other`."""
         for name, mine in self._objects.items():
             theirs = other._objects[name]
             if any(getattr(mine, a, None) != value for a, value in vars(theirs).items() if not a.startswith("_")):
@@ -109,7 +109,7 @@ class Apis:
 
 
 def missing(told: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether an answer of `wanted` is not among `told`, each counted as often as it comes."""
+    """True if an answer of `wanted` is not among `told`, counted with multiplicity."""
     return bool(Counter(wanted) - Counter(told))
 
 

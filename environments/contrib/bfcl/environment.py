@@ -56,7 +56,7 @@ _TURN_IS_OVER = "Done."
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class BFCL:
-    """One category of the multi-turn tasks, or all four; 200 tasks each, none of them to train on."""
+    """BFCL multi-turn tasks of one category, or all four; 200 tasks each, none for training."""
 
     category: Category | Literal["all"] = "base"
     """base; miss_func: functions that are needed come later; miss_param: the user forgets to say something;
@@ -66,7 +66,7 @@ class BFCL:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises. Raises MissingPackageError when bfcl-eval is not installed."""
+        """Properties of the environment. Raises MissingPackageError when bfcl-eval is not installed."""
         return Properties(
             deterministic=True,
             replayable=True,
@@ -79,7 +79,7 @@ class BFCL:
 
     @property
     def max_steps(self) -> int:
-        """The most steps of an episode: eight turns, and in each one step more than it may take."""
+        """Maximal steps of an episode: eight turns, each with one step more than its limit."""
         return 8 * (self.steps_per_turn + 1)
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -114,7 +114,7 @@ class BFCL:
         return BFCLEpisode(entry, answer, category == "long_context", self.steps_per_turn)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """The reference calls, one list a turn, and a word that ends the turn; None where they do not help any more.
+        """Reference calls, one list a turn, and the end of the turn; None where they no longer help.
 
         After other actions than these, the reference calls of the turn in progress and of those to come are tried.
         """
@@ -141,7 +141,7 @@ class BFCL:
 
 
 class BFCLEpisode:
-    """One conversation.
+    """Conversation of an episode.
 
     The key of a state covers all that the objects remember, the turn, how many steps of it are taken, and whether the
     turns before it were right.
@@ -202,7 +202,7 @@ class BFCLEpisode:
         )
 
     def _turn_is_right(self) -> bool:
-        """Whether state and answers are those of the reference calls; a turn without any is not judged."""
+        """True if state and answers match the reference calls; a turn without any is not judged."""
         reference = [_positional(text, self._wanted) for text in self._answer[self.turn]]
         if not reference:
             return True
@@ -210,7 +210,7 @@ class BFCLEpisode:
         return self._n_steps > 0 and self._apis.same_state(self._wanted) and not missing(self._told, wanted)
 
     def _question(self) -> str:
-        """What the user says in this turn; where functions come late, their descriptions."""
+        """User message of this turn; where functions come late, their descriptions."""
         late = self._entry.get("missed_function", {}).get(str(self.turn))
         if late is not None:
             prompts = import_from("bfcl_eval.constants.default_prompts", DISTRIBUTION, EXTRA)
@@ -233,7 +233,7 @@ def _positional(text: str, apis: Apis) -> Call:
 
 @lru_cache(maxsize=1024)
 def _reference(category: Category, number: int) -> tuple[tuple[str, ...], ...]:
-    """The actions of each turn: one list of calls unless there are none, and the end of the turn."""
+    """Actions of each turn: one list of calls, if any, and the end of the turn."""
     entry, answer = _entries(category)[number]
     apis = Apis(entry["involved_classes"], entry["initial_config"], long_context=False)
     turns = [[f"[{', '.join(str(_positional(text, apis)) for text in turn)}]"] if turn else [] for turn in answer]

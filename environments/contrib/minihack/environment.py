@@ -94,7 +94,7 @@ _HANGS = frozenset({"KeyRoom"})
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MiniHack(Seeded):
-    """One level as a text environment. A step takes a fraction of a millisecond."""
+    """MiniHack level as a text environment. A step takes a fraction of a millisecond."""
 
     level: str = "Room-Random-5x5"
     """Name of the level, with or without `MiniHack-` before and `-v0` after it."""
@@ -119,7 +119,7 @@ class MiniHack(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises. Raises MissingPackageError when minihack is not installed."""
+        """Properties of the environment. Raises MissingPackageError when minihack is not installed."""
         return Properties(
             deterministic=True,
             replayable=True,
@@ -133,7 +133,7 @@ class MiniHack(Seeded):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether the oracle solves most levels of the family."""
+        """True if the oracle solves most levels of the family."""
         return self._family in EXPLORED
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -157,7 +157,7 @@ class MiniHack(Seeded):
         return MiniHackEpisode(world, world.begin(task.seed), FAMILIES[self._family][0], self._limit, self.reward)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Actions that solve `task` after `taken` within the step limit, carried out before they are given; or None.
+        """Actions that solve `task` after `taken` within the step limit, tried out first; or None.
 
         See `environments.contrib.minihack.oracle` for what it cannot do.
         """
@@ -186,7 +186,7 @@ class MiniHack(Seeded):
 
 
 class MiniHackEpisode:
-    """One attempt at a level.
+    """Attempt at a level.
 
     The key of a state covers what is seen, remembered and carried; not what is out of sight, nor where the row of
     random numbers stands, so that monsters may go on in other ways from states of equal key.

@@ -99,7 +99,7 @@ class Cells:
         return "\n".join("".join(line).rstrip() for line in lines)
 
     def things(self, at: tuple[int, int]) -> str:
-        """The nearest of each kind of thing by distance from `at`, and how many more there are of it."""
+        """Nearest thing of each kind by distance from `at`, with the count of others."""
         found: dict[str, list[tuple[int, int, int, int]]] = {}
         for x, y, what in zip(self.columns, self.rows, self.meanings, strict=True):
             if what in _NOT_TOLD:
@@ -166,7 +166,7 @@ class View:
 
 
 class World:
-    """The package's world of one level, played from as many seeds as wanted, by one thread at a time."""
+    """Package world of a level, replayable from any seed, by one thread at a time."""
 
     def __init__(self, level: str) -> None:
         """Load a level. Raises MissingPackageError."""
@@ -208,7 +208,7 @@ class World:
         return View("" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", float(reward), True, won)
 
     def numbers(self, view: View) -> Mapping[str, int]:
-        """What may be said now, and the package's number for it."""
+        """Valid actions with the package's numbers."""
         if not view.asks:
             return self.keys
         return {way: self.keys[way] for way in WAYS} if "direction" in view.message else self._answers
@@ -242,7 +242,7 @@ class World:
 
 
 class _Uncopied(np.ndarray[Any, Any]):
-    """What all cells show, in words: 130 KB.
+    """Screen descriptions of all cells, 130 KB, shared rather than copied.
 
     Before a step the package copies twice what was seen, this too, and does not read it there; that takes time, and
     room in the processor's caches which other games need.

@@ -1,4 +1,4 @@
-"""The oracle of MiniHack: it explores what is seen, and goes to the staircase down by a shortest way.
+"""MiniHack oracle: explores, and takes a shortest way to the staircase down.
 
 It knows no more than an agent does. Where the staircase is not in sight it walks to the nearest cell that has not been
 entered and borders on the unknown; closed doors are walked into, which opens them, and kicked where they are locked and
@@ -20,7 +20,7 @@ _MOST_TRIES, _MOST_KICKS, _MOST_SEARCHES = 4, 12, 15
 
 
 def solve(world: World, view: View, most: int) -> list[str] | None:
-    """Names of at most `most` actions that solve the level from `view` on, carried out in `world`; or None."""
+    """At most `most` actions that solve the level from `view`, carried out in `world`; or None."""
     explorer = _Explorer(world, view)
     while not explorer.view.over and len(explorer.actions) < most:
         if not explorer.advance():

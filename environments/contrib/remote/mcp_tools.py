@@ -57,7 +57,7 @@ class McpTools:
     """JSON lines with `question`, and if there is one `answer`; `id` and `split` (`train`, `dev`, `test`) may be given:
     without a split, every tenth question is for `dev`, the next for `test`, and the others for `train`."""
     command: tuple[str, ...] = ()
-    """What starts the server, which then speaks over standard input and output."""
+    """Command that starts the server, which then speaks over standard input and output."""
     url: str = ""
     """Address of a running server instead, such as `http://127.0.0.1:8000/mcp`."""
     variables: Mapping[str, str] = Field(default_factory=dict)
@@ -79,7 +79,7 @@ class McpTools:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises: no more than is known of a stranger's server."""
+        """Properties of the environment: conservative, for an unknown server."""
         return Properties(thread_safe=True, splits=_SPLITS, package=f"mcp {version('mcp')}")
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -103,7 +103,7 @@ class McpTools:
         return McpEpisode(self, task, session)
 
     def server(self) -> Any:
-        """What the package's client is given."""
+        """Server argument of the package's client."""
         from mcp import StdioServerParameters
 
         if self.url:
@@ -112,7 +112,7 @@ class McpTools:
 
 
 class McpEpisode:
-    """One attempt at a question: each action is a call."""
+    """Attempt at a question: each action is a call."""
 
     def __init__(self, settings: McpTools, task: Task, session: _Session) -> None:
         self._settings, self._session, self._reference = settings, session, task.reference
@@ -121,7 +121,7 @@ class McpEpisode:
         self.opening = StepResult(str(task.info["ask"]))
 
     async def step(self, action: str) -> StepResult:
-        """Make a call; one that cannot be read costs a step, and so does one that the server refuses."""
+        """Make a call; an unreadable or refused one costs a step too."""
         if self._over:
             raise after_end("McpTools step", action)
         self._n_steps += 1
@@ -160,7 +160,7 @@ def read(action: str, names: set[str]) -> tuple[str, dict[str, Any]] | str:
 
 
 class _Session:
-    """A client of the server in a task of its own: what is entered in a task has to be left in it."""
+    """Client of the server in its own task, as context managers must exit where they entered."""
 
     def __init__(self, settings: McpTools) -> None:
         self._settings = settings
@@ -192,7 +192,7 @@ class _Session:
             ) from error
 
     async def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """What the tool says, and whether the call was a valid one. Raises EnvError where the server is gone."""
+        """Tool result, and whether the call was valid. Raises EnvError where the server is gone."""
         if self._task is None or self._task.done():
             raise EnvError("the MCP server is gone", where="McpTools step", got=f"a call of {name}")
         answer: asyncio.Future[tuple[str, bool]] = asyncio.get_running_loop().create_future()
@@ -262,7 +262,7 @@ def _definition(tool: Any) -> dict[str, Any]:
 
 
 def _tools(settings: McpTools) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a server, which is asked once; from a thread, for whoever asks may have an event loop already."""
+    """Tools of a server, fetched once in a thread, as the caller may have an event loop."""
     key = (settings.command, settings.url, *sorted(settings.variables.items()))
     with _asking:
         if key not in _known:
@@ -320,7 +320,7 @@ def _place(settings: McpTools) -> str:
 
 
 def _first(error: BaseException | None) -> str:
-    """What went wrong first, of an error or of a group of them."""
+    """First cause of an error or a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if error is not None else "it ended"

@@ -39,7 +39,7 @@ class OpenEnv(Seeded):
     observation_field: str = "text"
     """Field of its observation that the agent reads; empty shows the whole observation in JSON."""
     reset: Mapping[str, Any] = Field(default_factory=dict)
-    """What `reset` is given beside `seed`, `split` and `episode_id`, or in their place."""
+    """Arguments of `reset` beside, or instead of, `seed`, `split` and `episode_id`."""
     success_from: float = 1.0
     """Reward of the last step from which an episode counts as solved, where the observation has no field `success`."""
     max_steps: Annotated[int, Field(ge=1)] = 50
@@ -49,7 +49,7 @@ class OpenEnv(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises: no more than is known of a stranger's server."""
+        """Properties of the environment: conservative, for an unknown server."""
         return Properties(thread_safe=True, splits=tuple(FIRST_SEED), package=f"OpenEnv server {self.url}")
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -71,7 +71,7 @@ class OpenEnv(Seeded):
 
 
 class OpenEnvEpisode:
-    """One session with the server."""
+    """Session with the server."""
 
     def __init__(self, settings: OpenEnv, connection: _Connection, first: Mapping[str, Any]) -> None:
         self._settings, self._connection, self._n_steps = settings, connection, 0

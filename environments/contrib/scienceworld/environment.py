@@ -1,4 +1,4 @@
-"""The 30 tasks of ScienceWorld (Wang et al., arXiv 2203.07540): school science in a house of ten rooms.
+"""ScienceWorld's 30 science tasks in a house of ten rooms (Wang et al., arXiv 2203.07540).
 
     ScienceWorld(task="find-plant")
 
@@ -74,20 +74,20 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ScienceWorld:
-    """One of the tasks, or all of them. Each game runs in a Java virtual machine of its own."""
+    """ScienceWorld task, or all of them. Each game runs in a Java virtual machine of its own."""
 
     task: str = "all"
     """Name of a task, or `all`: then the first variation of each comes first, then the second of each, and so on."""
     simplifications: tuple[str, ...] = ("easy",)
-    """What is made simpler: `easy`, or some of teleportAction, selfWateringFlowerPots, openContainers, openDoors and
-    noElectricalAction, or nothing."""
+    """Simplifications: `easy`, or some of teleportAction, selfWateringFlowerPots, openContainers, openDoors and
+    noElectricalAction, or none."""
     n_variations: Annotated[int, Field(ge=1)] | None = None
     """At most so many variations of each task in each split, the first ones; null is all."""
     max_steps: Annotated[int, Field(ge=1)] = 100
     """The episode is cut after so many steps."""
     list_actions: bool = True
-    """Whether valid actions are listed: some hundreds, which takes four times as long as the step. Without an agent
-    that is shown them, set it to false."""
+    """List valid actions: some hundreds, which takes four times as long as the step. Without an agent that is shown
+    them, set it to false."""
 
     @field_validator("task")
     @classmethod
@@ -118,7 +118,7 @@ class ScienceWorld:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises. Raises MissingPackageError when scienceworld is not installed."""
+        """Properties of the environment. Raises MissingPackageError when scienceworld is not installed."""
         return Properties(
             deterministic=True,
             replayable=True,
@@ -130,7 +130,7 @@ class ScienceWorld:
 
     @property
     def max_episodes(self) -> int:
-        """How many episodes may be alive at a time in one process: each holds 200 to 400 MB."""
+        """Maximal number of episodes alive in one process: each holds 200 to 400 MB."""
         return 4
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -196,7 +196,7 @@ class ScienceWorld:
 
 
 class ScienceWorldEpisode:
-    """One attempt at a task.
+    """Attempt at a task.
 
     The key of a state covers every object of the house with its properties, what was accomplished, and the score.
     """

@@ -46,7 +46,7 @@ def plan(task: str, variation: int, simplifications: str, taken: Sequence[str], 
 
 @lru_cache(maxsize=4096)
 def gold_path(task: str, variation: int, simplifications: str) -> tuple[str, ...] | None:
-    """Return the simulator's way from the start, as far as it is needed; None where it does not reach 100 points."""
+    """Simulator's solution as far as needed; None where it does not reach 100 points."""
     folder = cache_folder("scienceworld") / release() / task / f"{variation}-{simplifications or 'full'}"
     try:
         kept = json.loads((folder / "gold.json").read_text())

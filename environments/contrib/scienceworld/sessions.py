@@ -62,7 +62,7 @@ class State:
 
     @property
     def over(self) -> bool:
-        """Whether the task has ended."""
+        """True if the task has ended."""
         return self.completed or self.score < 0
 
     @property

@@ -43,7 +43,7 @@ _MOST_DRAWS, _TRIES, _ENOUGH, _LONGEST = 100, 32, 4, 200
 
 @plain_dataclass(frozen=True)
 class Start:
-    """Random draw of a task: the seed, the seat that is played, the other's luck, and the beginning."""
+    """Random draw of a task: the seed, the seat that is played, the other's seed, and the beginning."""
 
     seed: int
     seat: int
@@ -53,13 +53,13 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TextArena(Drawn):
-    """One game of TextArena, against chance, against a player who moves at random, or with both seats to play."""
+    """TextArena game: single-player, against a random player, or with both seats to play."""
 
     game: str = "TicTacToe-v0"
     """Name of the game in the package, without `-raw` or `-train` at its end."""
     opponent: Literal["random", "self"] = "random"
-    """Who has the other seat of a game for two: a player who picks among all possible moves, and the task draws which
-    seat is whose; or `self`, and both seats are played, each move by the seat that `StepResult.seat` names."""
+    """Opponent in a two-player game: `random`, which picks among all possible moves, and the task draws which seat is
+    whose; or `self`, and both seats are played, each move by the seat that `StepResult.seat` names."""
     invalid_moves: Annotated[int, Field(ge=0)] = 1
     """Invalid moves in a row that are forgiven; one more loses the game. The package forgives one."""
     max_steps: Annotated[int, Field(ge=1)] = 40
@@ -89,7 +89,7 @@ class TextArena(Drawn):
 
     @property
     def family(self) -> Family:
-        """What is known of the game."""
+        """Description of the game."""
         return GAMES[self.game]
 
     @property
@@ -99,7 +99,7 @@ class TextArena(Drawn):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; games of which no list of actions is known have no oracle."""
+        """Properties of the environment; games without a known action list have no oracle."""
         return replace(
             super().properties,
             oracle=self.family.actions is not None,
@@ -111,7 +111,7 @@ class TextArena(Drawn):
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there is an oracle."""
+        """True if there is an oracle."""
         return self.family.actions is not None
 
     def draw(self, rng: random.Random) -> Start:
@@ -128,7 +128,7 @@ class TextArena(Drawn):
         raise failed or EnvError("no seed begins this game", where=self.game)
 
     def content(self, instance: Start) -> str:
-        """How the game begins, where that is all there is to draw; else the seeds."""
+        """Beginning of the game, where that is all there is to draw; else the seeds."""
         return instance.begins or repr(instance)
 
     def start(self, task: Task) -> TextArenaEpisode:
@@ -136,7 +136,7 @@ class TextArena(Drawn):
         return TextArenaEpisode(self, self.instance(task))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the shortest of some ways to go on at random that solve the task; None where none of them does."""
+        """Shortest of some random continuations that solve the task; None if none does."""
         found: list[list[str]] = []
         for i in range(_TRIES):
             play, path = _Play(self, self.instance(task)), list[str]()
@@ -156,7 +156,10 @@ class TextArena(Drawn):
 
 
 class TextArenaEpisode:
-    """One game. The key of a state tells the state of the game, who is to move, and what chance has in store."""
+    """Game of an episode.
+
+    The key of a state tells the state of the game, who is to move, and what chance has in store.
+    """
 
     def __init__(self, settings: TextArena, start: Start) -> None:
         self._settings, self._play = settings, _Play(settings, start)
@@ -192,7 +195,7 @@ class TextArenaEpisode:
 
 
 class _Play:
-    """A game of the package with its own chance, and the other player's moves where that one moves at random."""
+    """Game of the package with its own random generator, and the opponent's random moves."""
 
     def __init__(self, settings: TextArena, start: Start) -> None:
         self._settings, self._chance = settings, Chance(start.seed)
@@ -211,12 +214,12 @@ class _Play:
 
     @property
     def over(self) -> bool:
-        """Whether the episode has ended."""
+        """True if the episode has ended."""
         return self.done or self.n_steps >= self._settings.max_steps
 
     @property
     def solved(self) -> bool:
-        """Whether the seat that is played, or the first, has earned enough."""
+        """True if the seat that is played, or the first, has earned enough."""
         return self.done and self.earned(self._own or 0) >= self._settings.solved_at
 
     def earned(self, seat: int) -> float:
@@ -237,7 +240,7 @@ class _Play:
         return valid
 
     def news(self) -> str:
-        """What is to be read since the last time: of boards only the newest, and at the end why it is one."""
+        """Unread observations: of boards only the newest, and at the end the reason for it."""
         state = self._game.state
         seat = self.seat if self._own is None else self._own
         told, state.observations[seat] = state.observations[seat], []
@@ -278,6 +281,6 @@ class _Play:
         return not (state.error_count or state.game_info[mover].get("invalid_move"))
 
     def _others(self) -> None:
-        """Let the other player move until the seat that is played is asked, or the game is over."""
+        """Play the opponent's moves until the played seat is asked, or the game is over."""
         while self._own is not None and not self.done and self.seat != self._own:
             self._move(self._luck.choice(self.actions() or ("[pass]",)))

@@ -72,7 +72,7 @@ def _steps(game: Any) -> Iterable[str]:
 
 
 def _slides(game: Any) -> Iterable[str]:
-    """Directions in which a tile moves or merges; sliding left is what the others are after turning the board."""
+    """Directions in which a tile moves or merges, each checked as a left slide of the turned board."""
     board = game.state.game_state["board"]
     columns = [list(column) for column in zip(*board, strict=True)]
     lines = {
@@ -151,7 +151,7 @@ _LOCK = threading.Lock()
 
 
 class Chance:
-    """Chance of one episode: within `with chance:` what is drawn from the shared generator of Python is its own.
+    """Random generator of an episode: within `with chance:` it replaces Python's shared one.
 
     The generator is given back as it was found. Of several episodes one draws at a time.
     """

@@ -1,4 +1,4 @@
-"""Games made by TextWorld (Cote et al., arXiv 1806.11532): cooking, finding coins and treasure, and a small house.
+"""TextWorld games (Cote et al., arXiv 1806.11532): cooking, coins, treasure, and a small house.
 
     TextWorld(game="cooking", params={"recipe": 1, "take": 1, "cook": True})
 
@@ -51,14 +51,14 @@ _OF_THE_PACKAGE: Mapping[str, str] = {"train": "train", "dev": "valid", "test": 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TextWorld(Seeded):
-    """One of the games. A step takes 2 to 4 ms; the first attempt at a task generates its game, in 2 to 4 s."""
+    """TextWorld game. A step takes 2 to 4 ms; the first attempt at a task generates its game, in 2 to 4 s."""
 
     game: Name = "cooking"
     """Name of the game."""
     params: Mapping[str, Value] = Field(default_factory=dict)
     """Generation parameters that differ from the defaults; `PARAMETERS` has names, values and defaults."""
     instructions: Literal["steps", "goal"] = "steps"
-    """Whether the task is told step by step, where the game does so, or only its last step is."""
+    """Instructions: step by step, where the game does so, or the last step alone."""
     max_steps: Annotated[int, Field(ge=1)] = 100
     """The episode is cut after so many steps."""
     n_dev: SplitSize = 200
@@ -97,7 +97,7 @@ class TextWorld(Seeded):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises. Raises MissingPackageError when textworld is not installed."""
+        """Properties of the environment. Raises MissingPackageError when textworld is not installed."""
         return Properties(
             deterministic=True,
             replayable=True,
@@ -129,7 +129,7 @@ class TextWorld(Seeded):
         return TextWorldEpisode(play, self.max_steps, self.reward)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Actions that win `task` after `taken` within the step limit, tried out before they are given; or None.
+        """Actions that win `task` after `taken` within the step limit, tried out first; or None.
 
         From the start and along it, this is the walkthrough that the generator keeps. From elsewhere it is what the
         package plans, which knows no way where the inventory is limited (`drop`).
@@ -171,7 +171,7 @@ class TextWorld(Seeded):
 
 
 class TextWorldEpisode:
-    """One attempt at a game.
+    """Attempt at a game.
 
     The key of a state covers every fact that holds, in all rooms, and the points: not what was done to get there.
     """

@@ -86,12 +86,12 @@ class State:
 
     @property
     def over(self) -> bool:
-        """Whether the game has ended."""
+        """True if the game has ended."""
         return self.won or self.lost
 
 
 class Play:
-    """One game, played from its start as often as wanted, by one thread at a time."""
+    """Game that can be replayed from its start, by one thread at a time."""
 
     def __init__(self, game: Game, *, plans: bool = False) -> None:
         """Load `game`; with `plans`, the package follows its quests, which costs time at every step."""
@@ -131,7 +131,7 @@ class Play:
 
     @property
     def usable(self) -> bool:
-        """Whether the interpreter still runs."""
+        """True if the interpreter still runs."""
         return self._latest is not None
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Play:
 
 
 def readable(words: str) -> bool:
-    """Whether `words` may go to the interpreter: one line of plain letters, one action, and no command of its own."""
+    """True if `words` may go to the interpreter: a one-line action of plain letters, no meta-command."""
     if not words or len(words) > _MOST_LETTERS or _TEXT.fullmatch(words) is None or _SEVERAL.search(words):
         return False
     first = words.lower().replace(",", " ").split()
@@ -158,7 +158,7 @@ def readable(words: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """Take away the banner, the status line with its prompt, the menu after the end, and needless blank lines."""
+    """Text without banner, status line, prompt, final menu and needless blank lines."""
     text = _STATUS_LINE.sub("", text.replace("\r", ""))
     text = _AFTER_THE_END.sub("", text)
     text = _BANNER_LINE.sub("", text)

@@ -54,7 +54,7 @@ def release() -> str:
 
 
 def game(challenge: str, settings: Mapping[str, Any], grammar: Mapping[str, bool], seed: int) -> Game:
-    """Return the game of a seed, generated now unless it was before; safe in several processes at once.
+    """Game of a seed, generated on first use; safe in several processes at once.
 
     Some seeds allow no game (treasure hunter): then the next of a fixed row of seeds of its own is tried.
 
@@ -82,7 +82,7 @@ def game(challenge: str, settings: Mapping[str, Any], grammar: Mapping[str, bool
 
 
 def _read(folder: Path) -> Game | None:
-    """Read a game; None where there is none, or where it is not what was noted when it was made."""
+    """Stored game; None where there is none, or it differs from what was recorded."""
     try:
         note = json.loads((folder / "note.json").read_text())
         if any(_digest(folder / name) != note["files"][name] for name in _FILES):
@@ -144,7 +144,7 @@ def _generate(challenge: str, settings: Mapping[str, Any], grammar: Mapping[str,
 
 
 def fingerprint(told: Mapping[str, Any]) -> str:
-    """Hash of what a game is: its map, things, texts and quests, in an order of its own."""
+    """Hash of a game's map, objects, texts and quests, in canonical order."""
     kept = {name: value for name, value in told.items() if name in ("world", "quests", "infos", "objective")}
     if "world" in kept:
         kept["world"] = sorted(json.dumps(fact, sort_keys=True) for fact in kept["world"])

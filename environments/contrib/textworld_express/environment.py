@@ -78,7 +78,7 @@ PARAMETERS: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TextWorldExpress:
-    """One of the games. A step takes a fraction of a millisecond."""
+    """TextWorldExpress game. A step takes a fraction of a millisecond."""
 
     game: Game
     """Name of the game."""
@@ -87,9 +87,9 @@ class TextWorldExpress:
     max_steps: Annotated[int, Field(ge=1)] = 50
     """The episode is cut after so many steps."""
     describe_task: bool = True
-    """Whether the first observation begins with the task in a sentence or two."""
+    """Begin the first observation with the task in a sentence or two."""
     oracle_reads: bool = True
-    """Whether the oracle reads maps, cookbooks and instructions, which it does not need, but its imitators do."""
+    """Let the oracle read maps, cookbooks and instructions, which its imitators need, though it does not."""
 
     def __post_init__(self) -> None:
         known = PARAMETERS[self.game]
@@ -114,7 +114,7 @@ class TextWorldExpress:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises. Raises MissingPackageError when textworld-express is not installed."""
+        """Properties of the environment. Raises MissingPackageError when textworld-express is not installed."""
         return Properties(
             deterministic=True,
             replayable=True,
@@ -127,7 +127,7 @@ class TextWorldExpress:
         )
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of `train`, `dev` or `test`: the package's seeds of the split, 1000 of them, in its order.
+        """Tasks of `train`, `dev` or `test`: the package's seeds of the split, 1000 of them, in its order.
 
         Where the parameters allow no game for some seeds, all are tried out once per process (about 0.3 s), and those
         are left out.
@@ -159,7 +159,7 @@ class TextWorldExpress:
             raise
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Actions that solve `task` after `taken` within the step limit, tried out before they are given; or None.
+        """Actions that solve `task` after `taken` within the step limit, tried out first; or None.
 
         The same in every process, and the shortest way from deed to deed; see `oracle.py`.
         """
@@ -196,7 +196,7 @@ class TextWorldExpress:
 
     @property
     def _some_seeds_fail(self) -> bool:
-        """Whether the package may find no game: no way as long as wanted, or too many things for one room."""
+        """True if the package may find no game: no path of that length, or too many objects for a room."""
         value = {name: default for name, (_, _, default) in PARAMETERS[self.game].items()} | dict(self.params)
         if self.game == "mapreader":
             return value["maxDistanceApart"] > 2 or value["numLocations"] < 3
@@ -210,7 +210,7 @@ class TextWorldExpress:
 
 
 class TextWorldEpisode:
-    """One attempt at a game.
+    """Attempt at a game.
 
     The key of a state covers what is seen and carried here, the score, and how rooms were left that have changed since
     they were first seen. What lies in a container that was closed again is not covered.

@@ -43,7 +43,7 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Walkthrough:
-    """Steps of a solution, in order, and the way from room to room: `exits[room][direction]` is the next room."""
+    """Solution steps in order, and the map: `exits[room][direction]` is the next room."""
 
     deeds: tuple[Deed, ...]
     exits: Mapping[str, Mapping[str, str]]
@@ -78,7 +78,7 @@ def plan(
 
 
 def purpose(game: str, parameters: str, seed: int, split: Split, rest: Sequence[str]) -> str:
-    """Return what the first of the actions `rest`, which solve a game, are for; the same words until that is done.
+    """Purpose of the first of the actions `rest`, which solve a game; constant until it is achieved.
 
     Args:
         game: name of the game.
@@ -98,7 +98,7 @@ def purpose(game: str, parameters: str, seed: int, split: Split, rest: Sequence[
 
 
 def _made_of(thing: str, actions: Sequence[str]) -> Iterator[str]:
-    """What is done with an ingredient once it is taken, without its name."""
+    """Yield the operations on an ingredient after it is taken, without its name."""
     for verb, _, rest in (action.partition(" ") for action in actions):
         if verb != "take" and f"{rest} ".startswith(f"{thing} "):
             yield f"{verb}{rest.removeprefix(thing)}"
@@ -160,12 +160,12 @@ def _follow(session: Session, explorer: _Player, seed: int, split: Split) -> lis
 
 
 def _only_to_read(action: str, state: State) -> bool:
-    """Whether `action` takes what can be read where it lies."""
+    """True if `action` takes what can be read where it lies."""
     return action.startswith("take ") and f"read {action[5:]}" in state.actions
 
 
 def _container(action: str, inside: Mapping[str, str]) -> str:
-    """Name what must be open for `action`, given what was told of each container when it was opened."""
+    """Container to open for `action`, by what was seen in each when it was opened."""
     verb, _, thing = action.partition(" ")
     if verb == "put":
         return thing.rpartition(" in ")[2]
@@ -198,7 +198,7 @@ def _solve(
 
 
 def _strike(todo: dict[float, Deed], action: str, room: str, deeds: Mapping[float, Deed]) -> None:
-    """Update what is left to do, by its place in the order, after `action` was done in `room`."""
+    """Update the remaining deeds, by their order, after `action` was done in `room`."""
     done = min((i for i, deed in todo.items() if deed.action == action), default=None)
     if done is not None:
         del todo[done]
@@ -275,7 +275,7 @@ class _Player:
         return None
 
     def nearest(self, todo: Mapping[float, Deed]) -> float:
-        """Choose the deed that can be done with the fewest steps; nothing is put away before it is taken."""
+        """Deed reachable with the fewest steps; nothing is put away before it is taken."""
         waiting = {deed.action.removeprefix("take ") for deed in todo.values() if deed.action.startswith("take ")}
         ready = [i for i in todo if todo[i].action.removeprefix("put ").rpartition(" in ")[0] not in waiting]
         return min(ready, key=lambda i: (len(self.route(todo[i]) or ()), todo[i].action))

@@ -61,7 +61,7 @@ class State:
 
     @property
     def over(self) -> bool:
-        """Whether the game has ended."""
+        """True if the game has ended."""
         return self.success or self.failure
 
 
@@ -115,7 +115,7 @@ class Session:
 
 
 class _SharingSession(Session):
-    """Plays a game whose things exist once in the whole machine, so that a new game takes them out of older ones.
+    """Session of a game whose objects are shared in the machine, so that a new game invalidates older ones.
 
     A game that lost its things is played again up to where it was, before its next step.
     """
@@ -250,7 +250,7 @@ def give_back(session: Session) -> None:
 
 
 def close_jvm() -> None:
-    """End the machine of this process; episodes in play fail, and the next one starts a new machine."""
+    """Close this process's JVM; episodes in play fail, and the next one starts a new JVM."""
     _POOL.close()
 
 

@@ -53,7 +53,7 @@ def recipes(
 
 
 def _saying(words: Sequence[str], rows: list[dict[str, str]], noun: str) -> list[dict[str, str]]:
-    """Those rows in which all words stand, in any of their cells."""
+    """Rows whose cells contain all words."""
 
     def text(row: Mapping[str, str]) -> str:
         return " ".join(value for name, value in row.items() if name != "path").casefold()
@@ -170,7 +170,7 @@ def _print_trajectories(run: Path, records: list[Any], tokens: bool) -> None:
 
 
 def _show_failures(folder: Path, query: Query, limit: int, *, as_json: bool) -> None:
-    """Show attempts that ended by the failure of a part: they have a message in place of turns."""
+    """Print attempts that ended by the failure of a part, with the message in place of turns."""
     from rlhf.evaluation.store import read_failures
     from rlhf.viewer.terminal import failure_table
 
@@ -204,7 +204,7 @@ def _show_failures(folder: Path, query: Query, limit: int, *, as_json: bool) -> 
 
 
 def _counted(folder: Path, query: Query, n_read: int, limit: int) -> tuple[int, str]:
-    """How many attempts are like this; where none is, what to say instead. Reads no more than it needs for that.
+    """Count of matching attempts, and what to say where there are none. Reads no more than it needs for that.
 
     Raises:
         RecipeError: nothing is stored of the step, the task or the attempt asked for.
@@ -274,7 +274,7 @@ def _refuse_no_run(run: Path) -> None:
 
 
 def _refuse_unknown(index: Index, query: Query) -> None:
-    """Raise RecipeError where nothing is stored of a step, a task or an attempt, whatever else is asked for."""
+    """Raise RecipeError for a step, task or attempt that is not stored."""
     if not index.rows:
         return
     steps, tasks = index.steps, list(dict.fromkeys(row["task_id"] for row in index.rows))

@@ -57,7 +57,7 @@ def refuse_absent(on: Path) -> None:
     beside = sorted(path for path in on.parent.glob("*.jsonl") if path.is_file())
     near = closest(on.name, [path.name for path in beside])
     raise RecipeError(
-        "there is nothing of this name",
+        "no file or folder of this name",
         where=f"--on {on}",
         got="no such file or folder",
         expected="the folder of a run or an evaluation, or a file of answers that ends in .jsonl",
@@ -109,7 +109,7 @@ def _cases(file: Path) -> list[Case]:
 
 def _no_answer(file: Path, line: int, got: str, hint: str = "") -> DataError:
     return DataError(
-        "this is no answer",
+        "not an answer",
         where=f"{file}, line {line}",
         got=got,
         expected='{"answer": "...", "reference": "...", "right": true}, with an id and a category if you like',

@@ -38,7 +38,7 @@ def extrapolate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep of what training changed its first singular direction, and go along it: further than the run did, if asked.
+    """Extrapolate training along the first singular direction of each weight's change.
 
     One checkpoint (of a run: its newest) gives its own change, --alpha times. With --target, the line through several
     checkpoints against their success; of a run these are all that were kept of its last stage (keep_checkpoints).
@@ -71,7 +71,7 @@ def extrapolate(
 
 
 def _checkpoints(targets: Sequence[str], *, several: bool) -> list[Path]:
-    """The checkpoints that are named; of a run, its newest, or all that were kept of its last stage."""
+    """Named checkpoints; of a run its newest, or all that its last stage kept."""
     from rlhf.training.checkpoints.store import every
 
     if len(targets) > 1 or not (Path(targets[0]) / "recipe.yaml").is_file():
@@ -89,7 +89,7 @@ def _checkpoint(target: str) -> Path:
     _, folder = recipe_and_checkpoint(target, None) if Path(target).is_dir() else (None, None)
     if folder is None:
         raise CheckpointError(
-            "this is no checkpoint of a run",
+            "not a checkpoint of a run",
             where=target,
             got="another folder" if Path(target).is_dir() else "no such folder",
             expected="a folder in checkpoints/ of a run",
@@ -147,7 +147,7 @@ def _write(
     found = [maths.directions(before, maths.weights_of(maths.merged(_policy(c, c)))) for c in checkpoints]
     if not any(direction.norm for direction in found[-1].values()):
         raise CheckpointError(
-            "there is no way to go along: nothing has changed",
+            "no direction to extrapolate: no weight has changed",
             where=str(checkpoints[-1]),
             got=f"the weights of {begin}",
             expected="a checkpoint after the first update of its stage",
@@ -171,7 +171,7 @@ def _policy(folder: Path, checkpoint: Path) -> Policy:
 
     if not folder.is_dir():
         raise CheckpointError(
-            "there is nothing to go from",
+            "no start checkpoint to extrapolate from",
             where=str(folder),
             got="no such folder",
             expected="the begin of the stage, or a model folder",

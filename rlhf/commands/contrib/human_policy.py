@@ -1,4 +1,4 @@
-"""The place of a policy in a game that a person plays: they see what it would see, and reply as it does."""
+"""Human player in place of a policy: sees its prompts and replies as it would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHECK = "run `rlhf check agent`"
 
 
 def seat_of(said: str) -> Seat:
-    """The place of a policy in the agent that `--agent` names: a kind, or a mapping with a kind and keys.
+    """Seat of the policy in the agent that `--agent` names: a kind, or a mapping with keys.
 
     The kind `chat` without keys lists the possible actions.
 
@@ -63,7 +63,7 @@ class Game(Protocol):
         ...
 
     def called(self, value: Any) -> Any:
-        """What a call gives; one that waits is waited for."""
+        """Result of a call, awaited if it is awaitable."""
         ...
 
 
@@ -84,7 +84,7 @@ class Seat:
         self._lists, self._seats = list[tuple[str, ...]](), list[str]()
 
     def ask(self, game: Game) -> tuple[str, ...] | None:
-        """The actions that the agent takes; None where it asks for a reply, after what is new of its prompt is printed.
+        """Actions taken by the agent; None where it asks for a reply, once its new prompt is printed.
 
         A reply that the agent cannot read is a turn that says so.
 

@@ -67,7 +67,7 @@ class Measured:
 
 
 def measured(values: Mapping[str, Any], split: str, n: int, *, limit_s: float = 600.0) -> Measured:
-    """Play `n` random and `n` oracle episodes on the first tasks of a split; tasks come again where there are fewer.
+    """Play `n` random and `n` oracle episodes on the first tasks of a split, cycling if fewer.
 
     Args:
         values: the environment, as a recipe writes it.

@@ -82,7 +82,7 @@ def _store_of(folder: Path) -> Path:
 
 
 def _other_agent(folder: Path) -> str:
-    """The kind of the agent of the run that `folder` is, or lies in, where that is none that remembers."""
+    """Kind of the agent of the run at or around `folder`, where that agent has no memory."""
     from rlhf.recipe.text import parse
 
     run = folder if (folder / RECIPE).is_file() else run_around(folder)
@@ -106,7 +106,7 @@ def _refuse_unknown_task(task: str | None, known: set[str]) -> None:
 
 
 def _chosen(store: Store, every: list[Entry], kind: str | None, search: str | None) -> list[Entry]:
-    """Those of all entries that are asked for: those that fit `search` best, else the newest first."""
+    """Selected entries: those that match `search` best, else the newest first."""
     kinds = sorted({entry.kind for entry in every})
     if kind is not None and kinds and kind not in kinds:
         raise RecipeError(

@@ -111,7 +111,7 @@ def _task_of(environment: Any, split: str, wanted: str) -> Task:
 
 @dataclass
 class Game:
-    """One episode, from the opening to its end or the player's.
+    """Interactive episode, from the opening to its end or the player's.
 
     Attributes:
         environment: that is played.
@@ -137,7 +137,7 @@ class Game:
 
     @property
     def over(self) -> bool:
-        """Whether the environment has ended the episode."""
+        """True if the environment has ended the episode."""
         return self.now.terminated or self.now.truncated
 
     def play(self) -> None:
@@ -160,7 +160,7 @@ class Game:
                 self.called(episode.close())
 
     def record(self) -> dict[str, Any]:
-        """What was played, in plain values."""
+        """Record of the episode, in plain values."""
         return {
             "task": self.task.id,
             "actions": self.taken,
@@ -174,7 +174,7 @@ class Game:
     # --- what the player types -------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[str, ...] | None:
-        """The next action, or all that one reply to an agent has; None where the player ends the game."""
+        """Next action, or all actions of one agent reply; None where the player ends the game."""
         while True:
             if self.seat is not None and (actions := self.seat.ask(self)) is not None:
                 return actions
@@ -196,7 +196,7 @@ class Game:
                 return (action,)
 
     def _answered(self, word: str, rest: str) -> bool:
-        """Whether the line was a question about the game, which is answered then."""
+        """True if the line was a question about the game, which is then answered."""
         if word == "actions":
             self._offer(rest.strip(), most=None)
         elif rest:
@@ -218,7 +218,7 @@ class Game:
 
     @property
     def _sign(self) -> str:
-        """What stands before a place in the list: a sign where actions are numbers too, which are then themselves."""
+        """Prefix of list numbers, needed where actions are numbers themselves."""
         return "#" if any(_NUMBER.fullmatch(one.strip(_BRACKETS)) for one in self.now.admissible_actions) else ""
 
     def _read(self, line: str) -> str | None:
@@ -300,7 +300,7 @@ class Game:
         return sum(result.reward for result in self.results[1:])
 
     def called(self, value: Any) -> Any:
-        """What a call of the environment gives; one that waits runs on the loop."""
+        """Result of an environment call; an awaitable one runs on the loop."""
         return self.runner.run(_waited(value)) if inspect.isawaitable(value) else value
 
 
@@ -317,7 +317,7 @@ def _answer(result: Any, what: str) -> StepResult:
 
 
 def _line() -> str | None:
-    """The next line, None at their end; a piped one is echoed, so that what is printed reads as the game it was."""
+    """Next input line, None at the end; piped lines are echoed."""
     say("> ", end="")
     line = sys.stdin.readline()
     if not line:

@@ -79,7 +79,7 @@ def score(
 
 
 def _named(targets: Sequence[str]) -> list[tuple[str, str]]:
-    """The targets with names of their own: the last word of each, and a number behind it where it is not the first."""
+    """Targets with unique names: the last word of each, numbered where it repeats."""
     names: list[tuple[str, str]] = []
     for target in targets:
         kind = _values(target).get("kind", target)
@@ -110,7 +110,7 @@ def _refuse_out(out: Path | None, run: Path) -> None:
     inside = run.resolve() in out.resolve().parents
     if inside or out.exists():
         raise RecipeError(
-            "what is stored is never changed" if inside else "this file exists",
+            "stored trajectories are read-only" if inside else "this file exists",
             where=f"--out {out}",
             got="a file within the run" if inside else "a file or folder that is there",
             expected="a new file elsewhere",
@@ -124,7 +124,7 @@ def _refuse_against(against: str, stored: Stored) -> None:
     names = stored_names(stored.records)
     if against not in names:
         raise RecipeError(
-            "nothing of this name is stored",
+            "no stored value of this name",
             where="--against",
             got=against,
             expected=", ".join(names),

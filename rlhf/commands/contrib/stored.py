@@ -68,7 +68,7 @@ class Stored:
         return cls(folder, records)
 
     def make_tasks(self) -> None:
-        """Make the tasks again, as far as that is possible; what stands in the way is kept as `problem`."""
+        """Rebuild the tasks as far as possible; an obstacle is kept as `problem`."""
         try:
             for environment, splits in _environments(self.folder):
                 for split in splits:
@@ -80,7 +80,7 @@ class Stored:
             self.problem = f"the environment has no task of that id any more, for {missing} of them"
 
     def task(self, task_id: str) -> Task:
-        """The task of an attempt; where it cannot be made again, one that has its id and nothing else."""
+        """Task of an attempt; where it cannot be rebuilt, one with its id alone."""
         from rlhf.data import Task
 
         return self._known(task_id) or Task(task_id)

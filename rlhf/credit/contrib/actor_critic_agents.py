@@ -1,4 +1,4 @@
-"""Credit of a critic of proposals: it is paid for being right, and not for what the actor makes of it."""
+"""Credit for a critic of proposals: paid for correct reviews, not for the actor's outcome."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reviews(Wrapper):
     above: float | None = None
     """Score above which an attempt counts as successful; null goes by what the environment calls solved."""
     outcome: Annotated[float, Field(ge=0)] = 0.0
-    """How much of what `inner` gives the critic's tokens get besides."""
+    """Coefficient of `inner`'s advantage on the critic's tokens."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """ε."""
 
@@ -79,7 +79,7 @@ class Reviews(Wrapper):
 
 
 def reviews(trajectory: Trajectory, is_right: bool) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Give for each review of an attempt the numbers of its generations, several where it is in pieces, and x.
+    """Yield the generation numbers of each review of an attempt, and its reward x.
 
     Args:
         trajectory: of an agent of kind `critic`.

@@ -14,7 +14,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class BiLevelGAE(FromValues):
-    """GAE with γ_H over turns gives H_k; GAE with γ over the tokens of turn k ends in it: A = H_k at its last token.
+    """Bi-level GAE: over turns with γ_H, then over the tokens of each turn with γ.
+
+    A = H_k at the last token of turn k, the turn-level advantage, in which the token-level recursion ends.
 
         H_k = δ_k + γ_H λ H_{k+1},  δ_k = r_k + γ_H V_{k+1} − V_k      V_k: before the last sampled token of turn k
         A_t = δ_t + γ λ A_{t+1},    δ_t = γ V_{t+1} − V_t              before the last token of a turn

@@ -18,7 +18,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DurationAware(Wrapper):
-    """Ã = min(Δt / mean Δt, `max_weight`) · A, with Δt the seconds of a turn, its mean over all turns of the step.
+    """Advantage weighted by turn duration: Ã = min(Δt / mean Δt, `max_weight`) · A.
+
+    Δt is the seconds of a turn, its mean over all turns of the step.
 
     Where attempts are collected as they end, quick actions are sampled more often, in proportion to 1 / Δt; the weight
     undoes it. Where a step waits for all of its attempts nothing needs undoing.

@@ -16,7 +16,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GRPOLead:
-    """A_i = w(ρ) a_i where a_i > 0, else w(1 − ρ) a_i; a_i = (R'_i − mean R') / (std R' + ε), ρ the share of right.
+    """Difficulty-weighted GRPO (GRPO-LEAD).
+
+    A_i = w(ρ) a_i where a_i > 0, else w(1 − ρ) a_i; a_i = (R'_i − mean R') / (std R' + ε), ρ the share of right.
 
     R'_i = R_i exp(−α z_i) for a right trajectory, z_i being its number of sampled tokens in deviations from the mean of
     the right ones, and `wrong_score` for the others. w(ρ) = A + (B − A) / (1 + exp(k (ρ − ρ₀))) falls from B for tasks

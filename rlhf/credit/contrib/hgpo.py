@@ -1,4 +1,4 @@
-"""HGPO: compare turns played from the same state after the same recent history, at several depths at once."""
+"""HGPO: hierarchy of groups, turns compared at equal states and histories of several depths."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def _alike(group: ScoredGroup, depth: int) -> list[list[tuple[int, int]]]:
 
 
 def _weighted_mean(items: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of the values that are not 0, by their weights; 0 where there are none."""
+    """Mean of the non-zero values by their weights; 0 where there are none."""
     kept = [(weight, value) for weight, value in items if value]
     return math.fsum(w * x for w, x in kept) / math.fsum(w for w, _ in kept) if kept else 0.0

@@ -17,7 +17,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HRPO:
-    """A_{i,k} = (R_i − mean R) / (std R + ε) + w r_{i,k}, where r is what one of the rewards says of turn k.
+    """GRPO advantage plus a per-turn reward term (HRPO).
+
+    A_{i,k} = (R_i − mean R) / (std R + ε) + w r_{i,k}, where r is what one of the rewards says of turn k.
 
     r is absolute: it is not compared with anything, so equal scores and a lone trajectory leave w r. The named reward
     gives values per turn (`Verdict.per_turn`), such as a cost of each agent added to a team; with weight 0 in the

@@ -1,4 +1,4 @@
-"""KTAE: tokens that occur in right attempts and not in wrong ones get more credit, and the other way round."""
+"""KTAE: token-level advantage from the association of token ids with correct attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class KTAE(Wrapper):
-    """Ã_t = A_t + κ of the token's id, from which attempts of the group it occurs in; A of `inner`.
+    """Key-token advantage estimation: Ã_t = A_t + κ, with A of `inner`.
+
+    κ of the token's id comes from which attempts of the group it occurs in.
 
     Of a right and b wrong attempts that contain the id, c and d that do not:
 
@@ -44,7 +46,7 @@ class KTAE(Wrapper):
     gain_weight: Annotated[float, Field(ge=0)] = 1.0
     """w₂, the weight of the information gain."""
     k1: Annotated[float, Field(gt=0)] = 2.0
-    """How slowly x and y saturate as an id becomes frequent."""
+    """Saturation constant k1 of x and y in an id's frequency; larger saturates later."""
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5
     """β, how much they make up for one side having sampled more tokens."""
     correct_above: float | None = None
@@ -78,7 +80,10 @@ class KTAE(Wrapper):
         return replace(credit, tokens_GNT=tokens)
 
     def kappa(self, right: Sequence[Sequence[int]], wrong: Sequence[Sequence[int]]) -> dict[int, float]:
-        """Return κ of every id in the `[G][tokens]` of right and of wrong attempts; empty where there is none."""
+        """Return κ of every id, from its counts in right and wrong attempts, `[G][tokens]` each.
+
+        It is empty where there are no right, or no wrong attempts.
+        """
         n_right, n_wrong = (sum(map(len, attempts)) for attempts in (right, wrong))
         if not n_right or not n_wrong:
             return {}
@@ -105,7 +110,10 @@ class KTAE(Wrapper):
 
 
 def fisher_p(a: int, b: int, c: int, d: int) -> float:
-    """Return p of Fisher's two-sided exact test of the table ((a, b), (c, d)): of all tables no likelier than it."""
+    """P value of Fisher's two-sided exact test of the table ((a, b), (c, d)).
+
+    It sums over all tables no likelier than this one.
+    """
     n, row, column = a + b + c + d, a + b, a + c
 
     def ways(k: int) -> int:
@@ -116,7 +124,7 @@ def fisher_p(a: int, b: int, c: int, d: int) -> float:
 
 
 def information_gain(a: int, b: int, c: int, d: int) -> float:
-    """Return, in bits, how much less uncertain the column of the table ((a, b), (c, d)) is once the row is known."""
+    """Information gain, in bits, of the columns of ((a, b), (c, d)) by its rows."""
     n = a + b + c + d
     return _entropy(a + c, b + d) - (a + b) / n * _entropy(a, b) - (c + d) / n * _entropy(c, d)
 

@@ -1,4 +1,4 @@
-"""LightningRL: an agent's calls of the policy are samples of their own, each with the score of its trajectory."""
+"""LightningRL: every policy call is a sample, with the score of its trajectory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Lightning:
-    """A_i = (R_i − mean R) / (std R + ε) on every call of trajectory i; statistics per trajectory, or per call.
+    """LightningRL advantage: A_i = (R_i − mean R) / (std R + ε) on every call of trajectory i.
+
+    Statistics are per trajectory, or per call.
 
     Per trajectory it is GRPO, whatever an agent's calls are: planner or executor, with prompts that extend each other
     or not. `statistics: call` counts each trajectory once per call, as a trainer does that takes calls for single-turn
@@ -30,7 +32,7 @@ class Lightning:
     min_group: ClassVar[int] = 2
 
     statistics: Literal["trajectory", "call"] = "trajectory"
-    """Whether a trajectory counts once in mean and deviation, or once per call of the policy."""
+    """Unit of mean and deviation: each trajectory once, or each policy call once."""
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6

@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LitePPO:
-    """A_i = (R_i − mean R of its group) / (std R of the step + ε), the same for every token of trajectory i.
+    """Lite PPO: group mean, step-wide deviation: A_i = (R_i − mean R of its group) / (std R of the step + ε).
+
+    It is the same for every token of trajectory i.
 
     The deviation is that of the scores of all trajectories of the step, each counted once. Equal scores in a group and
     a lone trajectory give exactly 0, though both count in the deviation.

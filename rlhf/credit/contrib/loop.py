@@ -16,7 +16,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LOOP:
-    """A_i = R_i − mean of the other R_j, as RLOO has it, and 0 where |A_i| < `min_advantage`.
+    """LOOP: leave-one-out advantage of RLOO, and 0 where |A_i| < `min_advantage`.
+
+    A_i = R_i − mean of the other R_j.
 
     The authors leave such trajectories out of the update; here they keep their place in the reduction's denominators,
     unless their whole group is 0 (`filters.drop_zero_advantage`). The rest of LOOP is a PPO loss of several epochs,

@@ -17,7 +17,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Progress:
-    """A_{i,k} = Σ_{l≥k} (r_{i,l} − mean r) / (std r + ε) with r = c + β g, statistics over all turns of the group.
+    """Turn-level advantage from progress rewards: A_{i,k} = Σ_{l≥k} (r_{i,l} − mean r) / (std r + ε).
+
+    r = c + β g, with statistics over all turns of the group.
 
     c_{i,k} is the score of turn k: what a reward that spreads its value over the turns (`Verdict.per_turn`), such as a
     learned estimator of contributions, gives it by its weight, which is the α of the paper. The plain final reward
@@ -39,7 +41,7 @@ class Progress:
     takes_critic: ClassVar[str] = "contributions"
 
     contributions: Literal["score", "critic"] = "score"
-    """Who says what each turn contributed: a reward that judges turns, or a critic that learns to."""
+    """Source of a turn's contribution: a reward that scores turns, or a learned critic."""
     grounding: Annotated[float, Field(ge=0)] = 0.5
     """β, what a turn earns whose action was carried out."""
     ddof: Literal[0, 1] = 1
@@ -49,7 +51,7 @@ class Progress:
 
     @property
     def needs_values(self) -> bool:
-        """Whether a critic says what turns contributed."""
+        """True if a critic gives the contributions of turns."""
         return self.contributions == "critic"
 
     @property
@@ -90,7 +92,7 @@ def by_turn(trajectory: Trajectory, values_NT: Sequence[Sequence[float]]) -> tup
 
 
 def grounded(trajectory: Trajectory, contributions_K: Sequence[float], beta: float) -> list[float]:
-    """Return `[K]`, c + β where the action was carried out and on the last turn, else c."""
+    """Contributions `[K]`, plus β on executed actions and on the last turn."""
     last = len(trajectory.turns) - 1
     return [
         c + beta * (turn.valid or k == last)

@@ -1,4 +1,4 @@
-"""Credit of games that one policy plays for several seats: each seat is judged by what it earned itself."""
+"""Self-play credit: each seat of a game is credited with its own rewards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Side:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Seats:
-    """The credit of `inner` for each seat alone, which is compared with the same seat in the group's other attempts.
+    """Self-play advantage: `inner` for each seat alone, compared with that seat in the group's other attempts.
 
     A turn's reward is that of the seat that had the turn. To the others it is worth
 
@@ -66,7 +66,7 @@ class Seats:
     inner: AdvantageEstimator = Field(default_factory=GRPO)
     """Estimator for the turns of one seat."""
     others: Literal["opposite", "same", "own"] = "opposite"
-    """What the reward of a turn is to the seats that did not have it."""
+    """Sign with which the other seats get the reward of a turn."""
 
     def __post_init__(self) -> None:
         """Refuse an estimator that needs a critic, whose values are of the whole episode."""
@@ -77,7 +77,7 @@ class Seats:
             )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a game with one seat, but for an agent of kind `self_play`, which can be measured there."""
+        """Refuse a single-seat game, except with an agent of kind `self_play`, which measures its seats."""
         if not isinstance(context.recipe.agent, SelfPlay):
             yield from self.check_seats(context)
 
@@ -94,7 +94,7 @@ class Seats:
 
     @property
     def needs_values(self) -> bool:
-        """Whether it needs a critic: never."""
+        """True if it needs a critic: never."""
         return False
 
     @property
@@ -137,7 +137,7 @@ class Seats:
         return sides
 
     def _score(self, score: Score, seats_K: Sequence[str], rewards_K: Sequence[float], seat: str) -> Score:
-        """What the seat earned: by its own turns, and by those of the others that followed each."""
+        """Score of a seat: rewards of its own turns, and of the other seats' turns that follow each."""
         factor = {"opposite": -1.0, "same": 1.0, "own": 0.0}[self.others]
         earned: list[list[float]] = []
         early: list[float] = []
@@ -159,7 +159,7 @@ class Seats:
 
 
 def seat_of(turn: Turn) -> str:
-    """Who had a turn, by its note; where the agent could not leave any, by the role of what was sampled last."""
+    """Seat of a turn, by its note; without one, by the role of its last generation."""
     role = turn.generations[-1].role if turn.generations else ""
     return turn.action.notes.get(SEAT, role)
 

@@ -14,7 +14,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StepGRPO:
-    """A_{i,k} = (r_{i,k} − mean r_k) / (std r_k + ε) among the trajectories that have a turn k.
+    """Step-wise GRPO: A_{i,k} = (r_{i,k} − mean r_k) / (std r_k + ε), over trajectories with a turn k.
 
     Only what turn k itself earned counts, so the rewards must judge turns (`Verdict.per_turn`). With `last_apart` the
     last turns, which give the answer and get the rewards of whole trajectories, are compared with each other, whatever

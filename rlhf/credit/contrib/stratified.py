@@ -17,7 +17,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Stratified:
-    """A_i = α (R_i − mean_s) / (std_s + ε) + (1 − α) (R_i − mean) / (std + ε), for every token of trajectory i.
+    """Stratified advantage: a blend of normalisation within the stratum and within the group.
+
+    A_i = α (R_i − mean_s) / (std_s + ε) + (1 − α) (R_i − mean) / (std + ε), for every token of trajectory i.
 
     mean_s and std_s are over the stratum: the trajectories of the group with as many calls, of a search engine for
     instance. What tells the strata apart, mean_s − mean, reaches the gradient through the second term alone. A stratum
@@ -37,7 +39,7 @@ class Stratified:
     calls: str | None = None
     """Regular expression: a turn is a call if this is found in its action. null counts every turn."""
     width: Annotated[int, Field(ge=1)] = 1
-    """How many numbers of calls share a stratum: with 2, 0 and 1 do, 2 and 3 do."""
+    """Width of a stratum in numbers of calls: with 2, trajectories of 2 and 3 calls share one."""
     ddof: Literal[0, 1] = 0
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6

@@ -1,4 +1,4 @@
-"""SWEET: how good a turn was to a critic that is told more than the policy, against others in the same state."""
+"""SWEET: turn advantages of a critic with privileged information, compared within a state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SWEET:
-    """A_k − mean A over the turns of the group that began in the same state, the same for every token of turn k.
+    """SWEET-RL advantage: A_k − mean A over the group's turns from the same state.
+
+    It is the same for every token of turn k.
 
     A_k is what a critic (`critic: {kind: sweet}`) says of the turn (`Values.actions_GNT`): the mean log-ratio of its
     tokens. It has learnt from pairs of attempts, and knows the answer, which turns made the better one. Rewards act
@@ -37,7 +39,7 @@ class SWEET:
     min_group: ClassVar[int] = 1
 
     baseline: Literal["state", "none"] = "state"
-    """What is subtracted: the mean of the turns in the same state, or nothing."""
+    """Baseline to subtract: the mean of turns in the same state, or none."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`.

@@ -17,7 +17,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TaskNormalised(Wrapper):
-    """Ã_t = (A_t − mean A) / (std A + ε), over the sampled tokens of all tasks of one type in the step; A of `inner`.
+    """Advantage normalised within a task type: Ã_t = (A_t − mean A) / (std A + ε); A of `inner`.
+
+    Statistics run over the sampled tokens of all tasks of one type in the step.
 
     The type of a task is its id without the part after the last slash: `babyai-1.3.1/GoToObj/train` for
     `babyai-1.3.1/GoToObj/train/17`, so that environments, games and levels are types of their own. `id_parts` takes as
@@ -27,16 +29,16 @@ class TaskNormalised(Wrapper):
     """
 
     id_parts: Annotated[int, Field(ge=1)] | None = None
-    """How many parts of a task's id, between slashes and from the left, name its type; null is all but the last."""
+    """Number of leading parts of a task's id (between slashes) that name its type; null is all but the last."""
     subtract_mean: bool = True
-    """Whether to subtract the mean too; it moves groups without signal off 0."""
+    """Subtract the mean too; it moves groups without signal off 0."""
     ddof: Literal[0, 1] = 0
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the deviation."""
 
     def type_of(self, task_id: str) -> str:
-        """Return the type of a task; an id without slashes is a type of its own unless `id_parts` is given."""
+        """Type of a task; an id without slashes is its own type unless `id_parts` is given."""
         parts = task_id.split("/")
         return "/".join(parts[: self.id_parts or max(len(parts) - 1, 1)])
 

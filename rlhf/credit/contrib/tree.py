@@ -94,7 +94,7 @@ def members(parents_V: Sequence[int], leaves_G: Sequence[int]) -> list[list[int]
     is_tree = list(parents_V[:1]) == [-1] and all(0 <= p < v for v, p in enumerate(parents_V[1:], start=1))
     if not is_tree or not all(0 <= leaf < len(parents_V) for leaf in leaves_G):
         raise DataError(
-            "this is no tree",
+            "not a tree",
             where="rlhf.credit.contrib.tree",
             got=f"parents {list(parents_V)}, leaves {list(leaves_G)}",
             expected="-1 first, then for each node the number of one before it; leaves that are nodes",
@@ -109,7 +109,7 @@ def members(parents_V: Sequence[int], leaves_G: Sequence[int]) -> list[list[int]
 def node_values(
     parents_V: Sequence[int], leaves_G: Sequence[int], rewards_G: Sequence[float]
 ) -> tuple[list[float], list[int]]:
-    """Return `[V]` and `[V]`: the mean score of the attempts that pass each node, and how many do.
+    """Value and count of each tree node, `[V]` each: mean score of, and number of, attempts through it.
 
     A node that no attempt passes has the value of its parent.
     """
@@ -124,7 +124,7 @@ def node_values(
 def treerl_rewards(
     parents_V: Sequence[int], leaves_G: Sequence[int], rewards_G: Sequence[float], *, scaled: bool = True
 ) -> list[float]:
-    """Return `[V]`, ((V(s) − V(task)) + (V(s) − V(parent))) / sqrt(n(s)) of each node s; 0 of the task.
+    """TreeRL rewards `[V]`: ((V(s) − V(task)) + (V(s) − V(parent))) / sqrt(n(s)) of each node s; 0 of the task.
 
     V(s) is the mean score of the n(s) attempts that pass s, each minus the mean of the other attempts. Unless `scaled`
     it is minus the mean of all: the same, but for a factor G / (G − 1). Equal scores, up to rounding, give exactly 0.
@@ -160,7 +160,7 @@ def tree_grpo_advantages(
 
 
 def trees(parents_V: Sequence[int], leaves_G: Sequence[int]) -> list[list[int]]:
-    """Return the attempts of each tree: of each child of the task, and of each attempt that did nothing."""
+    """Attempts of each tree: of each child of the task, and of each attempt that did nothing."""
     passing = members(parents_V, leaves_G)
     grown = [passing[node] for node, parent in enumerate(parents_V) if parent == 0 and passing[node]]
     return grown + [[i] for i, leaf in enumerate(leaves_G) if leaf == 0]

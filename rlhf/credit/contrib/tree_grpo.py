@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TreeGRPO:
-    """A_i = (R_i − mean_tree) / (std_tree + ε) + (R_i − mean) / (std + ε), the same for every token of trajectory i.
+    """Tree-GRPO: A_i = (R_i − mean_tree) / (std_tree + ε) + (R_i − mean) / (std + ε).
+
+    It is the same for every token of trajectory i.
 
     The first term is over the trajectories of the same tree, the second over the group. A tree are trajectories whose
     first generations are the same (`rlhf.credit.contrib.tree`), whether a rollout branched them or they happened to

@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TreeRL:
-    """A_s = ((V(s) − V(task)) + (V(s) − V(parent))) / sqrt(n(s)), the same for every token of piece s of an attempt.
+    """TreeRL advantage of a tree segment s: ((V(s) − V(task)) + (V(s) − V(parent))) / sqrt(n(s)).
+
+    It is the same for every token of segment s of an attempt.
 
     V(s) is the mean score of the n(s) trajectories of the group that contain s, each score minus the mean of the
     others'. The pieces are those of the tree that trajectories make by what they share (`rlhf.credit.contrib.tree`),

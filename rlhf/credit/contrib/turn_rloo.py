@@ -1,4 +1,4 @@
-"""RLOO turn by turn: what is still to come, less what was still to come for the others."""
+"""Turn-level RLOO: return to go of a turn less that of the other trajectories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TurnRLOO:
-    """A_{i,k} = D_{i,k} − mean of D_{j,k} over the other trajectories j, with D_{i,k} = Σ_{l≥k} γ^{l−k} r_{i,l}.
+    """Turn-level RLOO: A_{i,k} = D_{i,k} − mean of D_{j,k} over the other trajectories j.
+
+    D_{i,k} = Σ_{l≥k} γ^{l−k} r_{i,l} is the return to go.
 
     A trajectory that has ended before turn k stands with its last turn, and one without turns with its score. What was
     earned before a turn is no part of its credit, and its baseline depends on the others alone, so with γ = 1 the

@@ -51,7 +51,7 @@ class Option:
 
 @plain_dataclass(frozen=True, slots=True)
 class _Level:
-    """Groups of one level, and where each of their rows stands in the group that they were cut from."""
+    """Groups of one level, with the places of their rows in the original group."""
 
     groups: list[ScoredGroup]
     places: list[list[list[_Place]]]  # group, trajectory, generation
@@ -91,8 +91,8 @@ class TwoLevel:
     compare: Literal["subgoal", "state", "all"] = "subgoal"
     """With which options of its group an option is compared."""
     horizon: Literal["episode", "option"] = "episode"
-    """Whether the executor is judged by the rest of the episode too, or within its subgoal alone. The latter needs
-    rewards on the way."""
+    """Horizon of the executor's credit: the rest of the episode, or its own subgoal. The latter needs rewards on the
+    way."""
     low_reward: str | None = None
     """Name of the reward, a key of `rewards`, whose values per turn the low level is trained on; null is the score."""
 
@@ -112,7 +112,7 @@ class TwoLevel:
 
     @property
     def needs_values(self) -> bool:
-        """Whether the estimator of a level needs a critic."""
+        """True if the estimator of a level needs a critic."""
         return any(e.needs_values for e in (self.high, self.low) if e is not None)
 
     @property
@@ -139,7 +139,10 @@ class TwoLevel:
         return [rows.credit(metrics if i == 0 else {}) for i, rows in enumerate(found)]
 
     def _high(self, group: ScoredGroup, options: Sequence[Option]) -> _Level:
-        """One group whose turns are options. Options without a plan go with the one after, or are left out."""
+        """Planner-level group, whose turns are options.
+
+        Options without a plan go with the one after, or are left out.
+        """
         rewards_GK = turn_rewards(group)
         trajectories: list[Trajectory] = []
         scores: list[Score] = []
@@ -281,7 +284,7 @@ def _zeros(group: ScoredGroup) -> list[list[tuple[float, ...]]]:
 
 
 def _own_returns(group: ScoredGroup, values: Values) -> list[list[tuple[float, ...]]]:
-    """What a critic is trained on where no level says anything, so that it is not drawn to 0 there.
+    """Critic targets where no level gives any, equal to its values so that it is not drawn to 0.
 
     A plan is worth what the critic says of the call after it, for an option may be cut in its value; anything else is
     worth what the critic says itself.
@@ -308,7 +311,7 @@ def _estimate(
     values: Sequence[Values | None],
     found: Sequence[_Rows],
 ) -> dict[str, float]:
-    """Fill in what `estimator` says of the groups of one level; returns its counters, and the groups of one."""
+    """Fill in the credit of one level's groups by `estimator`; returns its counters."""
     flat = [(k, group, places) for k, level in enumerate(levels) for group, places in _pairs(level)]
     flat = [(k, group, places) for k, group, places in flat if group.trajectories]
     if estimator is None or not flat:
@@ -336,7 +339,7 @@ def _needed(values: Values | None) -> Values:
 def _values_at(
     values: Values, places: Sequence[Sequence[_Place]], options: Sequence[Option], group: ScoredGroup, whole: bool
 ) -> Values:
-    """What a critic says of the rows at `places`; an option that another follows is cut where that one is planned.
+    """Critic values of the rows at `places`; an option cut by another ends where that one is planned.
 
     With `whole`, an option has what follows among its rewards: it is cut where its episode is.
     """
@@ -356,7 +359,7 @@ def _values_at(
 
 
 def _merged(many: Sequence[object]) -> dict[str, float]:
-    """Counters of several credits, added up; a mean or a deviation is left to the first that has it."""
+    """Summed counters of several credits; a mean or a deviation is the first that is given."""
     total: dict[str, float] = {}
     for metrics in many:
         for name, value in dict(metrics).items():  # type: ignore[call-overload]

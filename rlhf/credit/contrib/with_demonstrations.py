@@ -17,7 +17,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Guided:
-    """A_i = (R_i − mean R) / F, the same for every token of trajectory i; F is 1, or std R + ε.
+    """Advantage of groups with demonstrations: A_i = (R_i − mean R) / F, F = 1 or std R + ε.
+
+    It is the same for every token of trajectory i.
 
     Mean and deviation are over the whole group, as in the paper, or with `baseline: own` over the policy's own attempts
     alone, as in its code: a demonstration does then not lower what the attempts get. R = (0, 0, 1) and a demonstration
@@ -37,7 +39,7 @@ class Guided:
     min_group: ClassVar[int] = 2
 
     baseline: Literal["group", "own"] = "group"
-    """Whose scores the mean is of: those of all, or of the policy's own attempts."""
+    """Scores of the baseline: all of the group, or the policy's own attempts."""
     normalize_std: bool = False
     """Divide by the deviation."""
     ddof: Literal[0, 1] = 1

@@ -16,7 +16,7 @@ Level = Literal["fine", "look", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure that shows whether a run can be trusted.
+    """Figure that shows whether a run can be trusted.
 
     Attributes:
         name: what is looked at.
@@ -162,7 +162,8 @@ def _watched(run: RunData) -> Iterator[Finding]:
         trained = [x + y for x, y in zip(watched, gaps, strict=True)]
         ends = [(_mean(values[:n]), _mean(values[-n:])) for values in (trained, watched)]
         (trained_first, trained_last), (first, last) = ends
-        what = run.setting(f"rewards.{name}.watch.of")
+        keys = ("compare_with", "of")  # the second is how older runs have it
+        what = next((found for key in keys if (found := run.setting(f"rewards.{name}.watch.{key}"))), None)
         yield Finding(
             f"Watched reward {name}",
             f"alarm at {len(alarms)} of {len(watched)} steps" if alarms else "no alarm",
@@ -264,7 +265,7 @@ def _finite(run: RunData) -> Iterator[Finding]:
 
 
 def _chance(run: RunData) -> Iterator[Finding]:
-    """Whether first and last evaluation differ by more than chance: task by task, or, where none is stored, overlap."""
+    """Significance of the change from first to last evaluation: paired, else by overlap of intervals."""
     points = list(run.results.values())
     if len(points) < 2:
         return
@@ -282,7 +283,7 @@ def _chance(run: RunData) -> Iterator[Finding]:
 
 
 def compared(run: RunData) -> Paired | None:
-    """Compare first and last evaluation on the tasks both attempted; None where fewer than two such are stored."""
+    """Paired comparison of first and last evaluation; None with fewer than two common tasks."""
     names, folder = list(run.results), run.folder / "trajectories"
     if len(names) < 2:
         return None

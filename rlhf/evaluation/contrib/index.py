@@ -58,12 +58,12 @@ class Index:
         return sum(not row["is_failure"] if wanted is None else row["outcome"] == wanted for row in alike)
 
     def outcomes(self, query: Query) -> dict[str, int]:
-        """How many attempts ended in each way, of those that are like this but for their outcome; most first."""
+        """Counts of outcomes among attempts that match all else, most frequent first."""
         return dict(Counter(row["outcome"] for row in self._alike(query)).most_common())
 
     @property
     def steps(self) -> list[int]:
-        """That are stored, the first one first."""
+        """Stored steps, in order."""
         return sorted({row["step"] for row in self.rows})
 
     def said(self) -> str:

@@ -1,4 +1,4 @@
-"""Evaluations ranked: one board for each suite, only over the same tasks of the same environments; and their page."""
+"""Leaderboards: evaluations ranked per suite over the same tasks and environments; their page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Board:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def takes(self, suite: str, n_attempts: int, metric: str, tasks: frozenset[str], said: Mapping[str, str]) -> bool:
-        """Whether an evaluation is on the same."""
+        """True if an evaluation is on the same suite, tasks and settings."""
         alike = (self.suite, self.n_attempts, self.metric, self.tasks) == (suite, n_attempts, metric, tasks)
         return alike and all(self.said.get(task, opening) == opening for task, opening in said.items())
 
@@ -104,7 +104,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def write_leaderboard(path: Path, found: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the page of these boards: a chart and a table of each, without outside links; returns its path.
+    """Write the leaderboard page, a chart and table of each board, without external links; returns its path.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -131,7 +131,7 @@ def _is_known(value: float) -> bool:
 
 
 def _rank(metric: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Key that puts the best first: by the suite's metric, then by the other one, then by name."""
+    """Sort key, best first: the suite's metric, then the other one, then the name."""
     first, then = ("score", "success") if metric == "score" else ("success", "score")
     return lambda row: (-_known(row[first]), -_known(row[then]), row["policy"])
 
@@ -173,7 +173,7 @@ def _named(side: Side) -> tuple[str, str, str, int, str]:
 
 
 def _evaluation_of(run: Side) -> str:
-    """What a reader calls the evaluation of a run: `babyai/GoToObj/test, after training`."""
+    """Label of a run's evaluation: `babyai/GoToObj/test, after training`."""
     types = list(dict.fromkeys(a.type for a in run.attempts))
     what = ", ".join(types[:_TYPES]) + f" and {len(types) - _TYPES} more" * (len(types) > _TYPES)
     return f"{what}, {when(run.stage)}"

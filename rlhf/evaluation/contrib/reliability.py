@@ -30,7 +30,7 @@ def reliability_charts(run_folder: Path) -> Iterator[str]:
 
 
 def reliability_chart(values: Mapping[str, Any], title: str, *, width: int = 400, standalone: bool = False) -> str:
-    """Draw how often it was so, with 95% intervals, over how likely the model said it was; on the line both agree.
+    """Reliability diagram: observed frequency with 95% intervals over predicted probability.
 
     Args:
         values: `held_out.json` of a reward model.

@@ -1,4 +1,4 @@
-"""Stored attempts judged again by other rewards: what each says of them, beside what was said when they were made."""
+"""Rescoring of stored attempts by other rewards, compared with the stored scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = "again"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One attempt before and after.
+    """Attempt with its stored and its new score.
 
     Attributes:
         record: the stored attempt.
@@ -42,7 +42,7 @@ class Judgement:
 
 
 def stored_value(record: TrajectoryRecord, against: str) -> float | None:
-    """What was stored of an attempt: `score`, `success`, or the name of a reward, trained on or watched."""
+    """Stored value of an attempt: `score`, `success`, or a reward's name, trained on or watched."""
     if against == "success":
         return float(record.trajectory.solved)
     if record.score is None:
@@ -54,7 +54,7 @@ def stored_value(record: TrajectoryRecord, against: str) -> float | None:
 
 
 def stored_names(records: Iterable[TrajectoryRecord]) -> list[str]:
-    """What attempts can be compared by."""
+    """Names of stored values to compare by."""
     names = dict.fromkeys(n for r in records if r.score for n in (*r.score.parts, *r.score.watched))
     return ["score", "success", *names]
 
@@ -147,7 +147,7 @@ def flipped(judged: Sequence[Judgement], passes: float) -> list[Judgement]:
 
 
 def worst(judged: Sequence[Judgement]) -> list[Judgement]:
-    """Attempts to read first: those that could not be judged, then those that the environment contradicts, most first.
+    """Attempts to read first: failures of a reward, then contradictions of the environment, largest first.
 
     An attempt that was not solved is contradicted where it is worth more than a solved one, or no less than their mean,
     by how far it lies above that; one that was solved the other way round. Where all ended alike, these are all, the
@@ -176,7 +176,7 @@ def worst(judged: Sequence[Judgement]) -> list[Judgement]:
 
 
 def commonest_failure(judged: Sequence[Judgement]) -> tuple[str, int]:
-    """What went wrong most often, and how often anything did; an empty text where nothing did."""
+    """Most frequent reason of failure and its count; an empty text where nothing failed."""
     messages = Counter(j.why for j in judged if j.after is None)
     return (messages.most_common(1)[0][0], sum(messages.values())) if messages else ("", 0)
 

@@ -1,4 +1,4 @@
-"""One attention function for trainer and rollout engine: rows of any length side by side, no padding in linear layers.
+"""Attention shared by trainer and rollout engine, over packed rows without padding.
 
 All tokens of a call lie in one row `[1, T]`. Who attends to whom is said by a plan that travels to every attention
 layer in the forward keyword `packed_plan`; gradient checkpointing keeps it. Two plans exist: `RowPlan` here (training:
@@ -44,14 +44,14 @@ class AttentionPlan(Protocol):
     """Attention mask of one forward pass."""
 
     is_used: bool
-    """Whether a layer has asked; if none has after a forward pass, the model did not hand the plan on."""
+    """True once a layer has asked; if none has after a forward pass, the model ignored the plan."""
     by_layer: bool
-    """Whether it has to know which layer asks; compiled layers are one program where it has not."""
+    """True if it needs the layer's number; compiled layers share one program where it does not."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
     ) -> Tensor:
-        """Attention of one layer: query `[T, H, D]`, key and value `[T, G, D]`, result `[T, H, D]`."""
+        """Attention of a layer: query `[T, H, D]`, key and value `[T, G, D]`, result `[T, H, D]`."""
         ...
 
 
@@ -116,7 +116,7 @@ class RowPlan(PackedRows):
         return joined if self._aligned else _move(joined, self._inverse, self._gather, zero=self._dropped)
 
     def _mask(self, width: int, how: Variant, device: torch.device) -> Tensor | None:
-        """Mask of rows of one length, `[width, width]`; None where the kernel masks what comes later by itself."""
+        """Mask of equal-length rows, `[width, width]`; None where the kernel masks causally itself."""
         window = min(how.window or width, width)
         if how.is_fused and window == width:
             return None
@@ -128,7 +128,7 @@ class RowPlan(PackedRows):
 def _attend_rows(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Variant, scale: float, dropout: float
 ) -> Tensor:
-    """Causal attention of rows of one length: q `[R, H, L, D]`, k and v `[R, G, L, D]`."""
+    """Causal attention of equal-length rows: q `[R, H, L, D]`, k and v `[R, G, L, D]`."""
     if mask is not None and not how.is_fused:
         return attend_by_products(q, k, v, mask, how, scale, dropout)
     gqa = q.shape[1] != k.shape[1]
@@ -138,7 +138,7 @@ def _attend_rows(
 
 
 def shared_prefixes(token_ids: Ints, lengths: Ints) -> Ints:
-    """For each place of rows laid end to end, `[T]`, the place whose token is computed for it: itself, or one like it.
+    """Index of the computed token for each place of the rows end to end, `[T]`: its own, or an equal one's.
 
     Rows that begin alike share those tokens, if they are at least `SHORTEST_SHARED`: under causal attention what is
     computed of them is the same. In the order of a dictionary it is a row's neighbour that has most in common with it.
@@ -158,7 +158,7 @@ def shared_prefixes(token_ids: Ints, lengths: Ints) -> Ints:
 
 
 def _runs(places: Ints, tokens: Ints) -> list[tuple[int, int, int]]:
-    """Cut pairs of places and tokens into runs in which both go up by one: (first place, first token, length)."""
+    """Runs of places and tokens that both increase by one: (first place, first token, length)."""
     cuts = np.flatnonzero((np.diff(places) != 1) | (np.diff(tokens) != 1)) + 1
     runs = zip(np.split(places, cuts), np.split(tokens, cuts), strict=True)
     return [(int(p[0]), int(t[0]), len(p)) for p, t in runs if len(p)]
@@ -222,7 +222,7 @@ def _packed_attention(
     packed_plan: AttentionPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend in one layer, as transformers calls it; query `[1, H, T, D]`, result `[1, T, H, D]`."""
+    """Attention of a layer, as transformers calls it; query `[1, H, T, D]`, result `[1, T, H, D]`."""
     if packed_plan is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -238,7 +238,7 @@ def _packed_attention(
 
 
 def _make_known() -> None:
-    """Tell transformers of the function: once there is a model, as reading a recipe should not wait for model code."""
+    """Register the attention function with transformers, lazily, as a recipe needs no model code."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -371,7 +371,7 @@ def packed_forward(
 
 
 def _numbers(model: nn.Module, lengths: Sequence[int], adapters: Sequence[str] | None) -> Ints | None:
-    """Number of the adapter that reads each token, `[T]`; None where the shared one, or the only one, reads all."""
+    """Adapter number of each token, `[T]`; None where a single adapter reads all."""
     if adapters is None or not any(adapters):
         return None
     numbers = [number_of(model, name, "packed_forward, adapters") for name in adapters]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
-    """What a layer does to plain causal attention.
+    """Deviations of a layer from plain causal attention.
 
     Attributes:
         window: tokens that a token sees, itself included; None for all before it.
@@ -24,7 +24,7 @@ class Variant:
 
     @property
     def is_fused(self) -> bool:
-        """Whether torch's fused kernel computes it, with a mask for the window."""
+        """True if torch's fused kernel computes it, with a mask for the window."""
         return self.cap is None and self.sinks is None
 
 
@@ -32,7 +32,7 @@ PLAIN = Variant()
 
 
 def band(width: int, window: int, device: torch.device) -> Tensor:
-    """Causal mask of a window, bool `[width, width]`: token i sees j where i - window < j <= i.
+    """Causal sliding-window mask, bool `[width, width]`: token i sees j where i - window < j <= i.
 
     3 tokens, window 2: token 2 sees 1 and 2.
     """

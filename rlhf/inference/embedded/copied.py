@@ -1,4 +1,4 @@
-"""The embedded engine over a copy of the policy, for trainers that take the policy's own module to pieces.
+"""Embedded engine on a copy of the policy, for trainers that shard the policy's own module.
 
 It computes as the engine that shares the trainer's module does, and is sent every parameter at each delivery. Memory
 for a whole copy in every process is the price: for large models an engine of its own is the better choice.
@@ -39,7 +39,7 @@ class CopiedEngine(TransformersEngine):
 
     @torch.no_grad()
     def _verified(self, weights: PolicyWeights) -> str:
-        """Take in every parameter, and return the digest of what arrived if it is that of what was sent."""
+        """Load every parameter and return the digest of the received weights if it matches the sent one."""
         where = f"{type(self).__name__}.load, version {weights.version}"
         if weights.parameters is None or weights.form != "full":
             raise DeliveryError(

@@ -320,7 +320,7 @@ class TransformersEngine:
         return logits[:n_selected]
 
     def _read_by(self, segments: Segments, n_tokens: int) -> Ints | None:
-        """Number of the adapter that reads each token of a pass, `[n_tokens]`; None where the shared one reads all."""
+        """Adapter number of each token of a pass, `[n_tokens]`; None where the shared one reads all."""
         numbers = self._table.adapters(segments)
         if not numbers.any():
             return None
@@ -328,7 +328,7 @@ class TransformersEngine:
         return np.pad(numbers, (0, n_tokens - len(numbers)), mode="edge")
 
     def _sample(self, segments: Segments, logits: Tensor) -> None:
-        """One new token for each segment that samples, and answers to those that end."""
+        """Sample a token for each active segment, and answer the requests that end."""
         slots = segments.slots[segments.samples]
         tokens_, logprobs_ = sample(logits, self._table.sampling_rows(slots))
         tokens, logprobs = tokens_.cpu().numpy(), logprobs_.cpu().numpy()

@@ -48,7 +48,7 @@ def _round_up(n: int, step: int) -> int:
 
 
 class KVCache:
-    """Buffers `[S, G, length, D]` for keys and values of every layer, made when first written and grown by doubling.
+    """Key and value buffers of every layer, `[S, G, length, D]`, allocated on first write, grown by doubling.
 
     Args:
         max_slots: most sessions.
@@ -94,7 +94,7 @@ class KVCache:
                 x[target, :, :n_tokens] = x[source, :, :n_tokens]
 
     def buffers(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, `[S, G, length, D]`; new ones have the heads and dtype of `key` and `value`."""
+        """Keys and values of a layer, `[S, G, length, D]`; new ones match the heads and dtype of the arguments."""
         if layer not in self._layers:
             # Zeros, not empty memory: masked places are multiplied by 0, which a stray NaN would survive.
             k, v = (x.new_zeros(self._n_slots, x.shape[1], self._length, x.shape[2]) for x in (key, value))
@@ -226,7 +226,7 @@ def _spans(pieces: list[tuple[int, int, int, int]]) -> list[list[tuple[int, int,
 
 
 def _make_span(pieces: list[tuple[int, int, int, int]], device: torch.device) -> tuple[_Span, Ints, Ints]:
-    """Return the span of some pieces, the tokens in it `[n]` and where their results lie in it `[n]`."""
+    """Span of some pieces, the tokens in it `[n]`, and the places of their results in it `[n]`."""
     slots, starts, counts, firsts = np.array(pieces, np.int64).T
     first, last = int(slots[0]), int(slots[-1]) + 1
     width = 1 if counts.max() == 1 else _round_up(int(counts.max()), _QUERY_STEP)
@@ -246,7 +246,7 @@ def _make_span(pieces: list[tuple[int, int, int, int]], device: torch.device) ->
 
 
 def _windowed(span: _Span, window: int | None) -> Tensor:
-    """Mask of a span `[rows, width, n_keys]` in layers with a window; a query that nobody reads sees key 0."""
+    """Mask of a span `[rows, width, n_keys]` in windowed layers; a padding query sees key 0."""
     if window is None or window >= span.n_keys:
         return span.mask
     outside = np.arange(span.n_keys) <= span.seen[:, :, None] - window
@@ -255,7 +255,7 @@ def _windowed(span: _Span, window: int | None) -> Tensor:
 
 
 def _attend(span: _Span, query: Tensor, keys: Tensor, values: Tensor, scale: float, how: Variant) -> Tensor:
-    """Attention of one span: query `[rows * width, H, D]`, buffers `[S, G, length, D]`, result like the query."""
+    """Attention of a span: query `[rows * width, H, D]`, buffers `[S, G, length, D]`, result like the query."""
     n_rows, n_heads, n_groups = span.last - span.first, query.shape[1], keys.shape[1]
     shared = n_heads // n_groups  # query heads that read one key-value head
     n_queries = span.width * shared
@@ -284,7 +284,7 @@ def _attend(span: _Span, query: Tensor, keys: Tensor, values: Tensor, scale: flo
 def _attend_exactly(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, how: Variant = PLAIN, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attention whose rounding for one query depends on its own keys only, and as fast as the fused CPU kernel.
+    """Batch-invariant attention: a query's rounding depends on its own keys only; as fast as the fused CPU kernel.
 
     q `[B, M, D]`, k and v `[B, L, D]`, mask `[B, M or 1, L]`. A matrix product sums over the keys in blocks that BLAS
     chooses by L, which is the longest row's; blocks of a fixed size make the sum the same whatever L is, for what is

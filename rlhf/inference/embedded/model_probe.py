@@ -24,7 +24,7 @@ _TOLERANCE_16 = 0.25
 
 @torch.no_grad()
 def check_rows(model: nn.Module) -> None:
-    """Compare two short packed rows with plain forward passes of each, where the model's family is not tested.
+    """Compare two packed rows with plain forward passes, for untested model families.
 
     Raises:
         ModelError: they differ: something beside attention mixes tokens, or positions are not those given.
@@ -56,7 +56,7 @@ def check_rows(model: nn.Module) -> None:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Turn the dropout off that a model brings along: what is trained on shall be as likely as when it was sampled."""
+    """Disable the model's dropout, so that trained log-probs equal sampled ones."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -1,4 +1,4 @@
-"""Rows laid end to end: which tokens are computed, and where; the base of attention plans over whole rows.
+"""Layout of rows end to end: which tokens are computed, and where; base of attention plans.
 
 `T` is the places of all rows.
 """
@@ -55,7 +55,7 @@ class PackedRows:
 
 
 def on_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
-    """A tensor of `array` on `device`; to a GPU by way of pinned memory, so that nobody waits for what runs there."""
+    """Tensor of `array` on `device`, by pinned memory for a GPU so that the copy is asynchronous."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if torch.device(device).type != "cuda":
         return tensor.to(device)

@@ -47,13 +47,13 @@ def request_key(seed: int) -> np.uint64:
 
 
 def uniforms(keys: Keys, places: Ints) -> Floats:
-    """Uniform numbers in [0, 1) with 53 random bits: one for each (request key, place of the new token), `[N]`."""
+    """Uniform numbers in [0, 1) with 53 random bits, one for each (request key, token place), `[N]`."""
     bits = _mix(keys + (places.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(x: Keys) -> Keys:
-    """Finish a SplitMix64 step: a bijection of 64-bit integers in which each input bit flips half of the output."""
+    """SplitMix64 finaliser: a bijection of 64-bit integers in which each input bit flips half the output."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))

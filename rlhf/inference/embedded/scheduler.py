@@ -58,13 +58,13 @@ class EngineStats:
 
 
 def own_session(session: str, adapter: str) -> str:
-    """What a session is called where the adapter of a role reads it: what one has cached is of no use to another."""
+    """Session name under a role's adapter, whose cache no other adapter can use."""
     return f"{session} as {adapter}" if session and adapter else session
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of `generate`.
+    """Request of a `generate` call.
 
     Attributes:
         ids: int64 `[P]`, the prompt's.
@@ -160,11 +160,11 @@ class SlotTable:
         self._adapter = np.zeros(n_slots, np.int64)
 
     def slot_of(self, session: str) -> int | None:
-        """Where a session lives; None if nowhere, as for calls without a session."""
+        """Slot of a session; None if it has none, as for calls without a session."""
         return self._slot_of.get(session) if session else None
 
     def admit(self, waiting: Sequence[Request]) -> Iterator[tuple[Request, Copy | None]]:
-        """Give slots to requests in order of arrival, those that still own one first; yields who got one.
+        """Assign slots to requests in order of arrival, current owners first; yields each admitted one.
 
         A request stays out while its session runs another, while every slot is busy or held, or while a prefix that it
         shares is being computed for somebody else. The copy a request needs is to be made before the next one is drawn.
@@ -209,16 +209,16 @@ class SlotTable:
         return np.repeat(self._adapter[segments.slots], segments.counts)
 
     def sampling_rows(self, slots: Ints) -> SamplingRows:
-        """How to sample the next token of each slot."""
+        """Sampling parameters of each slot's next token."""
         uniform = uniforms(self._key[slots], self._known[slots] - self._prompt[slots])
         return SamplingRows(self._temperature[slots], self._top_p[slots], self._top_k[slots], uniform)
 
     def is_first(self, slots: Ints) -> npt.NDArray[np.bool_]:
-        """Whether the next token of each slot is the first of its generation."""
+        """True for slots whose next token is the first of their generation."""
         return np.asarray(self._known[slots] == self._prompt[slots])
 
     def wants_text(self, slots: Ints) -> npt.NDArray[np.bool_]:
-        """Whether the request of each slot has stop strings."""
+        """True for slots whose request has stop strings."""
         return np.asarray(self._wants_text[slots])
 
     def sampled(self, slot: int, n: int) -> list[int]:
@@ -243,7 +243,7 @@ class SlotTable:
         return slots[stopped], slots[full]
 
     def end(self, slot: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Make a busy slot idle, or free if its request has no session; returns the sampled ids and log-probs."""
+        """Release a busy slot (to its session, or free); returns the sampled ids and log-probs."""
         request = self.requests[slot]
         if request is None:
             raise KeyError(f"slot {slot} is not busy")
@@ -280,7 +280,7 @@ class SlotTable:
         return int(differs[0]) if len(differs) else n
 
     def _shared_prefix(self, request: Request, reused: int) -> tuple[int | None, int]:
-        """Find the slot that has, or is about to have, most of the prompt's beginning, if much more than `reused`."""
+        """Slot with the longest shared prompt prefix, if well beyond `reused`, and its length."""
         ids, n = request.ids, len(request.ids) - 1
         if n - reused < _MIN_SHARED:
             return None, 0
@@ -297,7 +297,7 @@ class SlotTable:
         return (int(rows[best]), int(shared[best])) if shared[best] - reused >= _MIN_SHARED else (None, 0)
 
     def _take_slot(self, source: int | None) -> int | None:
-        """Find a free slot, or that of the session idle for longest, `source` last of all; None if there is none."""
+        """Free slot, or the longest idle session's, `source` last; None if there is none."""
         for slot, name in enumerate(self._names):
             if name is None and not self.busy[slot]:
                 return slot

@@ -21,7 +21,7 @@ Held = Sequence[tuple[torch.nn.Parameter, torch.Tensor]]
 
 
 def held_by(model: Any, weights: Mapping[str, torch.Tensor]) -> Held:
-    """Return the parameters of `model` that `weights` name, each with its tensor on its device, in its format."""
+    """Parameters of `model` named by `weights`, each with its tensor on its device and in its format."""
     return [(p, weights[name].to(p)) for name, p in model.named_parameters() if name in weights]
 
 

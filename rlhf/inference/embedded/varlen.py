@@ -1,4 +1,4 @@
-"""Variable-length flash attention over packed rows on a GPU: one kernel call a layer, whatever the rows' lengths.
+"""Variable-length flash attention over packed rows on a GPU, one kernel call per layer.
 
 `VarlenPlan` is to CUDA what `RowPlan` is to a CPU. Queries lie end to end without padding; keys and values of a token
 that several rows share are computed once and laid before each of these rows, where the kernel's causal mask, aligned to
@@ -26,7 +26,7 @@ _MAX_HEAD = 256
 
 
 def takes_varlen(model: nn.Module, device: torch.device) -> bool:
-    """Whether the kernel can attend for `model`: on CUDA, in 16 bits, no dropout, caps or sinks, heads of 256."""
+    """True if the varlen kernel supports `model`: CUDA, 16 bits, no dropout, caps or sinks, heads up to 256."""
     if device.type != "cuda":
         return False
     parameter = next(model.parameters())
@@ -110,7 +110,7 @@ def _copies(laid: Ints, n_computed: int) -> tuple[Ints, Ints, Ints]:
 
 @torch.library.custom_op("rlhf::lay_out", mutates_args={})
 def lay_out(x: Tensor, laid: Tensor, first: Tensor, again: Tensor, copies: Tensor) -> Tensor:
-    """`x[laid]`, `[n_computed, G, D]` to `[n_read, G, D]`, whose gradient adds the copies of a token in order.
+    """Gather `x[laid]`, `[n_computed, G, D]` to `[n_read, G, D]`; its gradient adds a token's copies in order.
 
     Autograd's own gradient of an index adds rows by atomic operations, in 16 bits and in any order.
     """

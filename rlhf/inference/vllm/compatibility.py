@@ -15,7 +15,7 @@ _DESCRIBED = {"n_vocab": int, "max_context": int, "logprobs_mode": str, "shapes"
 
 
 async def describe(instance: Instance, timeout_s: float, token: str = "") -> dict[str, Any]:
-    """What an instance says of itself, once it is clear that it can be sampled from.
+    """Description of an instance, once it is known to be usable for sampling.
 
     Args:
         instance: to be asked.

@@ -84,7 +84,7 @@ class Deliverer:
         return str(self._folder / "token")
 
     def meet(self, instance: Instance, token: str, gpu: str = "") -> None:
-        """Note how an instance gets weights: in the GPU if both use one, from memory if it knows the token, else sent.
+        """Choose an instance's transport: same GPU, shared memory if it knows the token, else messages.
 
         Raises:
             EngineError: it does not see the memory through which it is to be delivered to.
@@ -116,7 +116,7 @@ class Deliverer:
             )
 
     def name_of(self, version: int) -> str:
-        """What instances call the weights of this sender; no other sender uses the name."""
+        """Name of these weights on instances, unique to this sender."""
         return f"{self.sender}.{version}"
 
     def version_of(self, name: str) -> int | None:
@@ -265,7 +265,7 @@ class Deliverer:
         shutil.rmtree(adapter.path, ignore_errors=True)
 
     async def withdraw(self, to: Receivers) -> None:
-        """Free all adapters on instances that may go on without this sender, as far as they still listen."""
+        """Unload this sender's adapters on instances that may outlive it, where they still answer."""
         with suppress(Exception):
             async with asyncio.timeout(_FINISH_S):
                 for adapter in tuple(self._adapters):
@@ -366,7 +366,7 @@ async def _prove(
 
 
 def delivery_error(error: BaseException, where: str, timeout_s: float) -> BaseException:
-    """What a delivery raises that ended in `error`."""
+    """Error that a failed delivery raises, from its cause `error`."""
     if isinstance(error, TimeoutError):
         return DeliveryError(
             "the delivery took too long",

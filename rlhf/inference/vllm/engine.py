@@ -1,4 +1,4 @@
-"""The vLLM rollout engine: one instance in a process of its own, or several servers, behind the same protocol.
+"""vLLM rollout engine: an instance in its own process, or several servers, behind one protocol.
 
 vLLM batches whatever calls are open, so every episode goes at its own pace. Calls of one session stay on the instance
 that holds the session's prefix; a new session goes to the instance with the fewest running calls. An instance that dies
@@ -229,7 +229,7 @@ class VllmEngine:
             self._fingerprint, self._broken = fingerprint, ""
 
     async def rest(self) -> None:
-        """Give the GPU's memory back, if it is to be: the next call of `generate` or `load` takes it again."""
+        """Release the GPU's memory, if configured; the next `generate` or `load` takes it again."""
         async with self._delivering:
             if self._sleeps and not self._is_asleep and not self._broken:
                 self._is_asleep = True

@@ -1,4 +1,4 @@
-"""One running vLLM, as `VllmEngine` sees it: the protocol, and what its implementations share."""
+"""Protocol of a running vLLM instance as `VllmEngine` uses it, and shared code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class InstanceDownError(EngineError):
 
 
 class InstanceStaleError(InstanceDownError):
-    """An instance answers and no longer holds the weights it was given: it was started again, or others changed it."""
+    """Instance that answers but lost its weights: restarted, or changed by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Sampled:
 
 
 class Instance(Protocol):
-    """One running vLLM. Every method raises InstanceDownError when it does not answer, else EngineError."""
+    """Running vLLM instance. Every method raises InstanceDownError when it does not answer, else EngineError."""
 
     name: str
 
@@ -89,7 +89,7 @@ class Instance(Protocol):
         ...
 
     async def put(self, place: int, data: bytes) -> None:
-        """Take in a piece of the buffer, given in base64, where the instance does not see the buffer itself."""
+        """Receive a base64 piece of the buffer, where the instance does not see the buffer itself."""
         ...
 
     async def update(self, slices: Sequence[Slice], address: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class Instance(Protocol):
         ...
 
     async def is_up(self) -> bool:
-        """Whether it answers."""
+        """True if it answers."""
         ...
 
     async def close(self) -> None:

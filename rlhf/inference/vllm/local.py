@@ -185,7 +185,7 @@ class LocalInstance:
             await self._engine.wake_up()
 
     async def is_up(self) -> bool:
-        """Whether the engine process lives."""
+        """True if the engine process lives."""
         return self._engine is not None and not self._engine.errored
 
     async def close(self) -> None:

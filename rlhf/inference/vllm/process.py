@@ -39,7 +39,7 @@ def detached() -> Iterator[dict[str, str]]:
 
 
 def detach() -> None:
-    """Leave the run's process group, and end when the process that started this one has ended, however it did.
+    """Leave the run's process group, and end whenever the parent process has ended.
 
     Does nothing in a process that was not started inside `detached`. From then on SIGTERM ends this process again, as
     it does when the engine is closed.

@@ -25,7 +25,7 @@ class Receivers:
         self._lose = lose
 
     async def each(self, do: Callable[[Instance], Awaitable[T]]) -> list[T]:
-        """`do` for all of them at once; the results of those that are left, in the order of `instances`.
+        """Results of `do` on all instances at once, of those that are left, in the order of `instances`.
 
         Raises:
             EngineError: the first error, once all have ended, of an instance that still answers, or of the last one.

@@ -1,4 +1,4 @@
-"""The instances of an engine: which are in use, which sessions live where, and who was lost or came back."""
+"""Instances of an engine: those in use, their sessions, and losses and recoveries."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class ReplicaSet:
 
     @property
     def in_use(self) -> list[Replica]:
-        """Those that can be sampled from."""
+        """Instances that can be sampled from."""
         return [seat for seat in self.all if not seat.fault]
 
     @property
     def faults(self) -> str:
-        """Why the others are out of use."""
+        """Reasons why the other instances are out of use."""
         return "; ".join(f"{seat.instance.name}: {seat.fault}" for seat in self.all if seat.fault)
 
     async def connect(self, shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> int:
@@ -54,7 +54,7 @@ class ReplicaSet:
         return min([await self._fitting(seat.instance) for seat in self.all])
 
     def of(self, session: str) -> Replica:
-        """Where the session lives, else the least busy instance. Raises EngineError where none is left."""
+        """Instance of a session, else the least busy one. Raises EngineError where none is left."""
         home = self._home.get(session)
         if home is not None and not home.fault:
             return home
@@ -75,12 +75,15 @@ class ReplicaSet:
         self._home.pop(session, None)
 
     async def lose(self, seat: Replica, error: EngineError) -> None:
-        """Take an instance out of use, unless it still answers and is what it was: then one connection broke."""
+        """Take an instance out of use, unless it still answers unchanged and only a connection broke."""
         if not seat.fault and (isinstance(error, InstanceStaleError) or not await seat.instance.is_up()):
             seat.fault = f"{error.what}: {error.got}"
 
     def receivers(self) -> Receivers:
-        """Those in use, to deliver to. Who vanishes meanwhile is out of use until a delivery finds it there again."""
+        """Instances in use, as receivers of a delivery.
+
+        Who vanishes meanwhile is out of use until a delivery finds it there again.
+        """
 
         def lose(instance: Instance, error: EngineError) -> None:
             seat = next(seat for seat in self.all if seat.instance is instance)

@@ -173,7 +173,7 @@ class ServerInstance:
         """Do nothing."""
 
     async def is_up(self) -> bool:
-        """Whether the server answers within the time of a connection."""
+        """True if the server answers within the connection timeout."""
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await self._request("GET", "/health")
@@ -193,7 +193,7 @@ class ServerInstance:
     async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None, *, is_json: bool = True
     ) -> Any:
-        """One exchange, the body as values or as JSON; a busy server is asked again until the caller's time is up."""
+        """HTTP request, body as values or as JSON; a busy server is retried until the caller's time is up."""
         try:
             import aiohttp
         except ImportError as error:

@@ -68,11 +68,11 @@ class StartOptions:
 
     @property
     def is_eager(self) -> bool:
-        """Whether the model runs without CUDA graphs."""
+        """True if the model runs without CUDA graphs."""
         return self.eager if self.eager is not None else not torch.cuda.is_available()
 
     def arguments(self) -> dict[str, Any]:
-        """As vLLM's engine takes them."""
+        """Arguments of vLLM's engine."""
         found: dict[str, Any] = {
             "model": self.model,
             "dtype": self.dtype,
@@ -157,7 +157,7 @@ def engine_environment(*, compile: bool = False) -> dict[str, str]:
 
 
 def missing_vllm(error: ImportError) -> MissingPackageError:
-    """What to install where vLLM cannot be imported."""
+    """Error of a missing vLLM, with the package to install."""
     return MissingPackageError(
         "vLLM is not installed" if error.name == "vllm" else "vLLM cannot be imported",
         where="engine.kind vllm",
@@ -167,7 +167,7 @@ def missing_vllm(error: ImportError) -> MissingPackageError:
 
 
 def start_error(text: str, options: StartOptions, log: Path | None) -> EngineError | ModelError:
-    """Why vLLM did not start, told from what it said."""
+    """Error of a failed start, with the reason found in vLLM's output."""
     lines = [line.strip() for line in text.splitlines() if "Error" in line and "EngineCore failed" not in line]
     causes = [line for line in lines if "Engine core initialization failed" not in line] or lines
     # Without a line that names an error it is pydantic's: what is wrong, then all arguments.

@@ -55,7 +55,7 @@ class MemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Loads what the trainer writes into memory of the machine or of the GPU, or sends of it."""
+    """Weight receiver in the worker: from shared memory, the GPU, or messages."""
 
     init_info_cls = MemoryInit
     update_info_cls = MemoryUpdate
@@ -83,7 +83,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         self.inbox = Inbox(Path(init_info.path)) if init_info.path else Copy()
 
     def start_weight_update(self) -> None:
-        """Begin to replace the model's parameters: where they are, if nothing else is made of them, or by layers."""
+        """Begin a weight update: in place where parameters are plain, else layer by layer."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self.digest, self.twins = Digest(), {}
@@ -148,7 +148,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             head.quant_method.process_weights_after_loading(head)
 
     def _abandon(self) -> None:
-        """Give layers that are not complete the parameters back that they had, so that they can be loaded again."""
+        """Restore the old parameters of incomplete layers, so that they can be loaded again."""
         from vllm.model_executor.model_loader.reload import layerwise
 
         if self.in_place:
@@ -204,7 +204,7 @@ class Worker:
         adapter_files.remove_adapter(name)
 
     def rlhf_describe(self, token: str) -> Mapping[str, Any]:
-        """What a client must know before it trusts this engine.
+        """Description of the engine that a client checks before it trusts it.
 
         Args:
             token: path of a small file in the client's memory; whoever knows its digest sees that memory.
@@ -249,7 +249,7 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
 
 
 def is_plain(model: torch.nn.Module, device: torch.device) -> bool:
-    """Whether a model computes with its parameters as they were loaded, so that they can be written over in place."""
+    """True if a model computes with its parameters as loaded, so that they can be overwritten in place."""
     from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
 
     if device.type != "cuda" or hasattr(model, "process_weights_after_loading"):

@@ -18,7 +18,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ALoL(Regularized):
-    """l = −A · w · log π where A > 0, else 0; w = clip(ρ, 1 − ε_low, 1 + ε_high) without gradient.
+    """Advantage-filtered loss (A-LoL): l = −A · w · log π where A > 0, else 0.
+
+    w = clip(ρ, 1 − ε_low, 1 + ε_high) without gradient.
 
     ρ is the ratio of the whole trajectory, the product over its tokens, or the token's own. What scored below the
     baseline is not pushed down but left out, so the loss stays a weighted likelihood and cannot run away: it is made
@@ -37,7 +39,7 @@ class ALoL(Regularized):
     reductions: ClassVar[tuple[str, ...]] = ("seq_mean_token_sum", "seq_mean_token_sum_norm")
 
     ratio: Literal["trajectory", "token", "none"] = "trajectory"
-    """Whose ratio: that of the trajectory, the token's own (A-LoL seq.), or none (A-LoL ref. free)."""
+    """Level of the ratio: the trajectory, the token (A-LoL seq.), or none (A-LoL ref. free)."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.9
     """ε_low: weights are at least 1 − ε_low; 1 is no bound."""
     clip_high: Annotated[float, Field(ge=0)] = 0.9
@@ -45,12 +47,12 @@ class ALoL(Regularized):
 
     @property
     def needs_whole(self) -> Whole | None:
-        """Whether `LossInputs.trajectories` must be given."""
+        """Level of `LossInputs.trajectories` that the ratio needs."""
         return "trajectory" if self.ratio == "trajectory" else None
 
     @property
     def needs_fresh_samples(self) -> bool:
-        """Whether the gradient is right for the first update of a step alone."""
+        """True if the gradient is right for the first update of a step alone."""
         return self.ratio == "none"
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -1,4 +1,4 @@
-"""CPGD: the log-ratio is clipped instead of the ratio, and a drift term holds the policy to the one that sampled."""
+"""CPGD: clipped log-ratio, and a drift penalty towards the sampling policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CPGD(Regularized):
-    """l = −min(A d, A clip(d, ln(1 − ε_low), ln(1 + ε_high))) + α · min(ρ − 1, c) · log π, with d = log ρ.
+    """CPGD loss: l = −min(A d, A clip(d, ln(1 − ε_low), ln(1 + ε_high))) + α · min(ρ − 1, c) · log π, d = log ρ.
 
     A ratio that is not clipped (A < 0, ρ large) multiplies PPO's gradient without bound; that of A d is A at most. The
     factor of the drift carries no gradient: while c does not bind, the term's gradient (ρ − 1) ∇log π is that of the k3

@@ -22,7 +22,7 @@ Teach = Literal["all", "wrong", "silent_groups"]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class KDRL(PPOClip):
-    """l = l_PPO + β k2(log π − log π_T) on the tokens that are taught, with k2(d) = d² / 2.
+    """PPO with distillation (KDRL): l = l_PPO + β k2(log π − log π_T) on taught tokens, k2(d) = d² / 2.
 
     The student's own samples are scored by a teacher of the same tokenizer, once per step, and the student is drawn to
     it with the unbiased gradient of KL(π ‖ π_T), while the reward decides where the two part. β falls linearly over the
@@ -46,7 +46,7 @@ class KDRL(PPOClip):
     teacher_coef_end: Annotated[float, Field(ge=0)] = 1e-3
     """β in the last step."""
     teach: Teach = "all"
-    """Which attempts: all, the wrong ones, or those of groups that are silent because every attempt is wrong."""
+    """Attempts that are distilled: all, the wrong ones, or those of groups whose every attempt is wrong."""
     right_above: float = 0.0
     """An attempt with a higher score is right."""
 

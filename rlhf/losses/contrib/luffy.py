@@ -18,7 +18,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LUFFY(Regularized):
-    """l = −A ρ on the policy's own tokens, −A f(p) on off-policy ones; f(p) = p / (p + γ), p = π of the token.
+    """LUFFY loss: −A ρ on the policy's own tokens, −A f(p) on off-policy ones.
+
+    f(p) = p / (p + γ), with p = π of the token.
 
     Demonstrations of another, whose probabilities are taken as 1, share a group with the policy's attempts. The plain
     ratio p / 1 would hardly move tokens that the policy finds unlikely, and these are what it can learn from: the

@@ -13,7 +13,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MinEntropy(Regularized):
-    """l = H(π), the entropy of the next-token distribution at the stage's temperature; advantages are not looked at.
+    """Entropy minimisation: l = H(π) of the next token at the stage's temperature; ignores advantages.
 
     A model that is right more often than not where it is sure gets better for some ten updates, then collapses to one
     answer: stop early, and watch the evaluation. The method takes one task, samples at temperature 0.5 and takes the
@@ -33,7 +33,7 @@ class MinEntropy(Regularized):
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether `LossInputs.entropy` must be given."""
+        """True, as it needs `LossInputs.entropy`."""
         return True
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

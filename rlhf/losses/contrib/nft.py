@@ -23,7 +23,9 @@ MIN_SHARE, MAX_SHARE = 0.02, 0.98
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class NFT(Regularized):
-    """l = −v log ρ for a right attempt, −v n log max((1 − q ρ) / (1 − q), c) for a wrong one.
+    """Negative-aware fine-tuning loss (NFT).
+
+    l = −v log ρ for a right attempt, −v n log max((1 − q ρ) / (1 − q), c) for a wrong one.
 
     q is the share of right attempts in the group. What samples right attempts with π⁺ and wrong ones with π⁻ is
     π_old = q π⁺ + (1 − q) π⁻; so a policy π that stands for π⁺ leaves (1 − q ρ) / (1 − q) for π⁻ / π_old, and to make

@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class REBEL(Regularized):
-    """Mean over the pairs of a group of [(D_i − D_j) − η (A_i − A_j)]², D = Σ log π − log π_old over a trajectory.
+    """REBEL: mean over the pairs of a group of [(D_i − D_j) − η (A_i − A_j)]².
+
+    D = Σ log π − log π_old over a trajectory.
 
     Policy optimisation as regression: no ratio, no clipping, no baseline. Rewards enter by their differences, and those
     of the advantages are the same with Dr.GRPO (GRPO divides them by the group's deviation); a trajectory whose tokens

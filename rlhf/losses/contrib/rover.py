@@ -17,7 +17,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ROVER(Regularized):
-    """l = (Q − A − λ q̄')², Q = log π − log π_old of the token, q̄' its mean over the vocabulary at the next token.
+    """ROVER: l = (Q − A − λ q̄')², Q = log π − log π_old of the token.
+
+    q̄' is its mean over the vocabulary at the next token.
 
     Where episodes are trees and only the end is scored, acting greedily on the value of the policy that picks uniformly
     is optimal, and that value needs no policy to evaluate it. Here the log-ratio stands for it; the target, advantage

@@ -16,7 +16,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ShiQ(Regularized):
-    """l_t = e_t², e_t = G_t − β Σ_{k ≥ t} (log π − log π_ref)(a_k) − v_t, with v_t = β (log Σ exp ℓ − log Σ exp ℓ_ref).
+    """ShiQ: l_t = e_t², e_t = G_t − β Σ_{k ≥ t} (log π − log π_ref)(a_k) − v_t.
+
+    v_t = β (log Σ exp ℓ − log Σ exp ℓ_ref), with logits ℓ.
 
     Logits ℓ that are Q-values of the task regularised by β KL(π ‖ π_ref) are consistent along every path: the value of
     a state is what the rest of the path brings, less what it costs to leave the reference. So the loss holds for tokens
@@ -48,7 +50,7 @@ class ShiQ(Regularized):
 
     @property
     def needs_ref(self) -> bool:
-        """Whether `LossInputs.ref_logprobs` must be given."""
+        """True if `LossInputs.ref_logprobs` must be given."""
         return True
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -15,7 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StableReinforce(Regularized):
-    """l = max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high)), ρ = exp(clip(log π − log π_old, ± b)).
+    """StableReinforce: PPO with a clipped log-ratio: l = max(−A ρ, −A clip(ρ, 1 − ε_low, 1 + ε_high)).
+
+    ρ = exp(clip(log π − log π_old, ± b)).
 
     PPO's clipping does not bound a token that became much likelier though its advantage is negative. Here its ratio is
     at most e^b, and beyond it the token pushes no longer. (`ppo_clip` has the dual clip for that, which binds at 3.)

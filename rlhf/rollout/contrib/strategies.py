@@ -56,7 +56,7 @@ class Strategy(Protocol):
 
     @property
     def rollout(self) -> GroupStructure:
-        """How the candidates come about."""
+        """Group structure that makes the candidates."""
         ...
 
     async def choose(self, task: Task, candidates: Sequence[Trajectory], *, timeout_s: float = _TIMEOUT_S) -> Choice:
@@ -77,7 +77,7 @@ class StrategyCapabilities(CapabilityView):
     """Optional attributes of a strategy, with a default for each that it leaves out."""
 
     needs_tokens = Capability(False, bool)
-    """Whether it reads log-probs of the candidates."""
+    """True if it reads log-probs of the candidates."""
     judge = Capability[object](None)
     """A reward that it chooses by, which is shown the policy's tokenizer before the first choice."""
 
@@ -96,7 +96,7 @@ def unseen(task: Task, candidates: Sequence[Trajectory]) -> tuple[Task, list[Tra
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class BestOfN:
-    """The candidate that a judge finds best; without a judge, the one that the policy itself is surest of.
+    """Best-of-n: the judge's choice or, without a judge, the candidate of highest likelihood.
 
     How sure is the mean log-prob of the sampled tokens, nats per token: (1/T) Σ_t log π(a_t), over all turns. Means of
     −0.5, −0.2 and −0.9 choose the second. A candidate without tokens is the last choice. Of equals the first is taken.
@@ -134,7 +134,7 @@ class BestOfN:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether log-probs of the policy are read."""
+        """True if log-probs of the policy are read."""
         return self.judge is None
 
     async def choose(self, task: Task, candidates: Sequence[Trajectory], *, timeout_s: float = _TIMEOUT_S) -> Choice:
@@ -197,7 +197,7 @@ class TreeSearch:
     judge: Reward | GroupReward | None = None
     """A reward, with its kind and keys; null goes by the log-probs of the policy."""
     rollout: GroupStructure = Field(default_factory=Tree)
-    """How they branch: a kind of `rollout`, with its keys."""
+    """Branching of the search: a kind of `rollout`, with its keys."""
 
     def __post_init__(self) -> None:
         """Refuse a number of leaves that the trees cannot have, and a judge that knows the answer."""
@@ -209,7 +209,7 @@ class TreeSearch:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether log-probs of the policy are read."""
+        """True if log-probs of the policy are read."""
         return self.judge is None
 
     async def choose(self, task: Task, candidates: Sequence[Trajectory], *, timeout_s: float = _TIMEOUT_S) -> Choice:
@@ -234,11 +234,11 @@ class ReflectAndRetry:
     n: Annotated[int, Field(ge=2)] = 3
     """Attempts of one answer at most."""
     until: Literal["solved", "end"] = "solved"
-    """Whether to stop at an attempt that the environment calls solved."""
+    """End of the chain: at a solved attempt, or at its last."""
     choose_by: Literal["last", "vote"] = "last"
-    """Which attempt is the answer."""
+    """Choice of the answer: the last attempt, or a vote."""
     ask: str | None = None
-    """What is said after the earlier attempts; null is the text of `rollout: {kind: retry}`."""
+    """Message after the earlier attempts; null is the text of `rollout: {kind: retry}`."""
 
     needs_tokens: ClassVar[bool] = False
 
@@ -267,7 +267,7 @@ def mean_logprob(trajectory: Trajectory) -> float:
 
 
 async def judged(judge: Any, task: Task, candidates: Sequence[Trajectory], timeout_s: float) -> dict[int, float]:
-    """Return what `judge` says of the candidates, by their indices; those on which it fails are left out.
+    """Judge scores of the candidates, by index; those on which it fails are left out.
 
     Raises:
         RewardError: it fails on all of them.

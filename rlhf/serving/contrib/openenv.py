@@ -1,4 +1,4 @@
-"""Any environment of ours, served in the protocol of OpenEnv: over a WebSocket, one episode at a time per connection.
+"""OpenEnv server of any environment: a WebSocket, one episode at a time per connection.
 
     GET /health, /metadata, /schema    WS /ws
 
@@ -83,7 +83,7 @@ class Server:
 
         @web.middleware  # type: ignore[untyped-decorator]  # aiohttp may be absent
         async def no_pages(request: Any, handler: Any) -> Any:
-            """Refuse what a page of a browser sends: it reaches this machine from wherever the page comes from."""
+            """Refuse requests from browser pages, which reach this machine from anywhere."""
             if "Origin" in request.headers and request.headers["Origin"] not in self.origins:
                 raise web.HTTPForbidden(text=f"{request.headers['Origin']} may not use this server")
             return await handler(request)
@@ -116,7 +116,7 @@ class Server:
         return web.json_response({"action": _ACTION, "observation": _OBSERVATION, "state": {"type": "object"}})
 
     async def _session(self, request: Any) -> Any:
-        """One connection, from its first message to its end."""
+        """Session of a connection, from its first message to its end."""
         from aiohttp import WSMsgType, web
 
         socket = web.WebSocketResponse(max_msg_size=2**20)

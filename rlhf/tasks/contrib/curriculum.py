@@ -25,7 +25,7 @@ Level = int | float | str
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Curriculum:
-    """Tasks of one level at a time, and of the next one when the policy does well on the last `window` of them.
+    """Curriculum of levels, advancing when the policy succeeds on the last `window` tasks of one.
 
     A task's level is what its environment wrote into `Task.info` under `key`. `environment: {kind: graded}` makes an
     environment with levels out of several settings of any other. Levels only go up. Within a level tasks come in a
@@ -43,7 +43,7 @@ class Curriculum:
     """The levels from easy to hard; tasks of other levels are left out. By default all that occur, which must be
     numbers, in rising order."""
     metric: str = "success"
-    """What a level is judged by: `success`, `score`, or `reward/<name>`, one reward as it is."""
+    """Metric that judges a level: `success`, `score`, or `reward/<name>`, one reward as it is."""
     threshold: float = 0.75
     """Mean of the metric, over tasks of the level, from which on the next level begins."""
     window: Annotated[int, Field(ge=1)] = 32
@@ -86,7 +86,7 @@ class Curriculum:
             )
         if self.levels is None and not all(isinstance(level, int | float) for level in found):
             raise RecipeError(
-                "the levels are no numbers, and nothing says which are harder",
+                "the levels are not numbers, and their order of difficulty is not declared",
                 where="sampler.levels",
                 got=", ".join(map(repr, found)),
                 expected="the levels, from easy to hard",

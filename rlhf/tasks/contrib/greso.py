@@ -25,7 +25,7 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GRESO:
-    """Tasks in a shuffled order, of which those are skipped that were too easy or too hard whenever they came last.
+    """Shuffled tasks that skip, by chance, those recently too easy or too hard (GRESO).
 
     A visit is easy if the mean of the metric over the attempts is at least `easy_from`, hard if it is at most
     `hard_up_to`. z is the number of the last visits of a task, without a break, that were all easy or all hard. It is
@@ -45,7 +45,7 @@ class GRESO:
     )
 
     metric: str = "success"
-    """What the mean is of: `success`, `score`, or `reward/<name>`, one reward as it is."""
+    """Metric of the mean: `success`, `score`, or `reward/<name>`, one reward as it is."""
     easy_from: float = 0.98
     """Mean from which on a visit was too easy to teach anything."""
     hard_up_to: float = 0.11
@@ -85,7 +85,7 @@ class GRESO:
         return max(p**z, self.min_keep)
 
     def next_p(self, p: float, share: float, target: float) -> float:
-        """Return the p of a class after a step in which it made up `share` of the tasks."""
+        """Next p of a class after a step in which it was `share` of the tasks."""
         return max(p - self.p_step, self.p_min) if share >= target else min(p + self.p_step, self.p_max)
 
 
@@ -166,7 +166,7 @@ class GresoTasks:
                 yield place, task
 
     def _visit(self, group: ScoredGroup) -> tuple[str, int] | None:
-        """Return the task and 1 if it was easy, -1 if it was hard, else 0; None if no attempt tells."""
+        """Task with 1 if it was easy, -1 if hard, else 0; None if no attempt tells."""
         values = measured(group, self.settings.metric)
         if not values:
             return None

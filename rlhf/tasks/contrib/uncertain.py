@@ -25,7 +25,7 @@ _SLACK = 0.01
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Uncertain:
-    """Keep the groups whose attempts differ most: the policy is least sure of those tasks and learns most from them.
+    """Uncertainty-based selection: keep the groups whose attempts differ most.
 
     Each group has u, the sample deviation of the metric over its attempts, 0 for fewer than two. The rule chooses by u:
 
@@ -43,12 +43,12 @@ class Uncertain:
     """
 
     rule: Rule = "top_k"
-    """How groups are chosen."""
+    """Rule that chooses groups."""
     value: Annotated[float, Field(ge=0)] | None = None
     """Number of the rule: a share of at most 1, for `top_k_abs` a whole number. By default .25 for `top_k` and .9 for
     `top_p` and `top_p_softmax`; `reweight` takes none."""
     metric: str = "score"
-    """What the deviation is of: `score`, `success`, or `reward/<name>`, one reward as it is."""
+    """Metric of the deviation: `score`, `success`, or `reward/<name>`, one reward as it is."""
     drop_equal: bool = True
     """Leave out groups whose attempts are all equal before the rule looks at the others. False is for critics, which
     find an advantage in them too."""
@@ -114,7 +114,7 @@ class Uncertain:
 
 
 def _n_until(falling: Sequence[float], threshold: float) -> int:
-    """Return how many of the numbers, from the first on, it takes to add up to `threshold`: at least one above 0."""
+    """Length of the shortest prefix of numbers that sums to `threshold`, at least one above 0."""
     total, n = 0.0, 0
     for x in falling:
         if x <= 0 or (n and total >= threshold):

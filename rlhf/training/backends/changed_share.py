@@ -26,7 +26,7 @@ MOVED_SHARE = 0.5
 
 
 def places_in(sizes: Sequence[int]) -> dict[int, npt.NDArray[np.int64]]:
-    """Return by the number of a tensor which of its weights are looked at: always the same, each equally likely.
+    """Fixed uniform sample of weight positions, by the number of the tensor.
 
     Few tensors, so that looking takes few kernels. Of 64 stretches of equal length of all weights, end to end, each
     picks the tensor at a random place in it, and a tensor picked k times gives one weight in each of 64 k stretches of
@@ -50,7 +50,7 @@ def places_in(sizes: Sequence[int]) -> dict[int, npt.NDArray[np.int64]]:
 
 
 class Changes:
-    """Counts the sampled weights that an update changes; of those that lie in pieces, what lies in this process.
+    """Counter of sampled weights that an update changes; of sharded ones, this process's part.
 
     Weights without a gradient count as not changed, such as the embedding of a token that was not seen. Weights of 0,
     such as half of a new adapter, change at any learning rate.

@@ -1,4 +1,4 @@
-"""Layers of a model compiled by torch.compile while a trainer is at work; everyone else calls them as they are."""
+"""torch.compile of a model's layers while a trainer uses them; eager for everyone else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_PROGRAMS = 32
 
 
 class CompiledLayers:
-    """The decoder layers of a transformers model, one program for all of them, with lengths that may change.
+    """Compiled decoder layers of a transformers model, one program for all, dynamic lengths.
 
     Args:
         model: the policy's module, adapters and all.

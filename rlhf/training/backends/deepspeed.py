@@ -22,7 +22,7 @@ from rlhf.training.throughput import Meter
 
 
 class _ZeroKeys(Protocol):
-    """What of the recipe the trainer reads; see `rlhf.training.backends.settings.DeepSpeed`."""
+    """Recipe keys that the trainer reads; see `rlhf.training.backends.settings.DeepSpeed`."""
 
     @property
     def zero(self) -> Literal[0, 1, 2, 3]: ...
@@ -71,7 +71,10 @@ class DeepSpeedTrainer(DistributedTrainer):
         self.config = self.kind.config(precision, limit, on_gpu=on_gpu)
         plain_optimizer = self.settings.build(self.policy.model.parameters(), masters=False)
         here = current()
-        with here.hearing("the start of DeepSpeed"), boundary(TrainingError, where="trainer", hint="see the message"):
+        with (
+            here.comm_errors("the start of DeepSpeed"),
+            boundary(TrainingError, where="trainer", hint="see the message"),
+        ):
             self._engine, *_ = deepspeed.initialize(
                 model=self.policy.model, optimizer=plain_optimizer, config=self.config, dist_init_required=False
             )
@@ -100,10 +103,10 @@ class DeepSpeedTrainer(DistributedTrainer):
         return _Live(self._engine)
 
     def close(self) -> None:
-        """Leave the policy with an ordinary module, whole in every process; one that was loaded in pieces stays so."""
+        """Restore an ordinary module, whole in every process; one loaded in shards stays sharded."""
         module = self._engine.module
         _destroy(self._engine)
-        with current().hearing("the end of a stage"):
+        with current().comm_errors("the end of a stage"):
             if self.policy.load is not None:
                 self.policy.load.keeper = _Resting(module, self.config)
             elif is_sharded(module):
@@ -115,7 +118,7 @@ class DeepSpeedTrainer(DistributedTrainer):
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
-        with current().hearing("a backward pass"):
+        with current().comm_errors("a backward pass"):
             # DeepSpeed takes the mean over the processes; their losses are shares of a sum.
             self._engine.backward(loss * current().n)
 
@@ -133,7 +136,7 @@ class ZeroLayout:
     timeout_s: float
 
     def lay_out(self, policy: Policy) -> Any:
-        """Cut a module whose weights have no memory; returns what gathers them for passes until a trainer starts."""
+        """Shard a module on the meta device; returns the gatherer of its weights until a trainer starts."""
         join(self.timeout_s)
         deepspeed, on_gpu = _library(), torch.cuda.is_available()
         precision = self.kind.precision or _format_of(policy.model)
@@ -153,7 +156,7 @@ class _Resting:
 
     def __init__(self, model: Any, config: dict[str, Any]) -> None:
         with (
-            current().hearing("the start of DeepSpeed"),
+            current().comm_errors("the start of DeepSpeed"),
             boundary(TrainingError, where="trainer", hint="see the message"),
         ):
             self._engine, *_ = _library().initialize(model=model, config=config, dist_init_required=False)
@@ -182,31 +185,34 @@ class _Live:
         return self._engine(**inputs)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Those of the module."""
+        """Parameters of the module."""
         found: Iterator[torch.nn.Parameter] = self._engine.module.parameters()
         return found
 
 
 @dataclass
 class _EngineStepper(Stepper):
-    """Lets DeepSpeed bound the gradient and make the update; it leaves out a gradient that is not finite."""
+    """DeepSpeed's clipping and update; non-finite gradients are skipped."""
 
     engine: Any = None
     moments: Any = None
     is_scaled: bool = False
 
-    def step(self, *, beside: bool = False) -> float:
-        """As `Stepper.step`. What float16's scale made too large is left out too, and the scale is lowered."""
-        self._set_lr(beside)
+    def step(self, *, off_schedule: bool = False) -> float:
+        """Make an update, as `Stepper.step`.
+
+        What float16's scale made too large is left out too, and the scale is lowered.
+        """
+        self._set_lr(off_schedule)
         self.moments.prepare()
-        with current().hearing("an update"):
+        with current().comm_errors("an update"):
             self.engine.step()
         if self.engine.optimizer.overflow:
             self._skip(math.inf, counts=not self.is_scaled)
             return math.inf
         self._n_skipped_in_a_row = 0
         self.n_updates += 1
-        self.n_beside += beside
+        self.n_off_schedule += off_schedule
         return float(self.engine.get_global_grad_norm())
 
 

@@ -22,7 +22,7 @@ from rlhf.training.backends.torch import R, T, TorchTrainer
 
 @dataclass
 class DistributedTrainer(TorchTrainer):
-    """Updates `policy` in place, together with the other processes: each must make the same calls in the same order."""
+    """Trainer of several processes: each must make the same calls in the same order."""
 
     @property
     def rounds_in_place(self) -> bool:
@@ -36,7 +36,7 @@ class DistributedTrainer(TorchTrainer):
 
     def _each(self, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
         here = current()
-        with here.hearing("a forward pass"):
+        with here.comm_errors("a forward pass"):
             own = [work(item) for item, _ in self._shared(items)]
         return in_turn(items, here.gather(own, "what a forward pass found"))
 
@@ -44,7 +44,7 @@ class DistributedTrainer(TorchTrainer):
         return self._shared(batches)
 
     def _shared(self, items: Sequence[T]) -> list[tuple[T, bool]]:
-        """Return every n-th item; where that is one fewer than another process has, the last of all, not to count."""
+        """Every n-th item; where another process has one more, the last again, not to count."""
         if not items:
             return []
         here = current()

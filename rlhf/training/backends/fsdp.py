@@ -33,7 +33,7 @@ _WARNING = "FSDP2-wrapped module .* returned a view tensor"
 
 
 class _FsdpKeys(Protocol):
-    """What of the recipe the trainer reads; see `rlhf.training.backends.settings.Fsdp`."""
+    """Recipe keys that the trainer reads; see `rlhf.training.backends.settings.Fsdp`."""
 
     @property
     def precision(self) -> Precision | None: ...
@@ -58,14 +58,14 @@ class FsdpLayout:
     timeout_s: float
 
     def lay_out(self, policy: Policy) -> None:
-        """Cut a module whose weights have no memory; what each process holds then is not set to anything."""
+        """Shard a module on the meta device; its shards are uninitialised."""
         join(self.timeout_s)
         wanted = format_for(self.precision, policy.model)
         for p in policy.model.parameters():
             if is_hollow(p):
                 p.data = torch.zeros((), dtype=wanted).expand(p.shape)
         policy.model.to(wanted)
-        with current().hearing("the start of FSDP"):
+        with current().comm_errors("the start of FSDP"):
             cut(policy, wanted)
 
 
@@ -76,7 +76,7 @@ def format_for(precision: Precision | None, model: Any) -> torch.dtype:
 
 
 def cut(policy: Policy, wanted: torch.dtype) -> None:
-    """Take the module of a policy to pieces, a layer after the other, and the rest as one."""
+    """Shard a policy's module, layer by layer, and the rest as one unit."""
     model = policy.model
     base = model.get_base_model() if policy.is_lora else model
     layers = [m for m in base.modules() if type(m).__name__ in set(base._no_split_modules or ())]
@@ -100,7 +100,7 @@ def cut(policy: Policy, wanted: torch.dtype) -> None:
 
 @torch.no_grad()
 def _round(model: Any) -> None:
-    """Leave pieces with the values that the model computes with, as a stage that makes it whole does."""
+    """Round shards to the model's format, as a stage does that gathers it."""
     for p in model.parameters():
         p.grad = None
         own = p.to_local()
@@ -137,18 +137,18 @@ class FsdpTrainer(DistributedTrainer):
     def _optimizer(self) -> Any:
         if self.policy.load is None:
             self._empty = empty_copy(self.policy.model)
-            with current().hearing("the start of FSDP"):
+            with current().comm_errors("the start of FSDP"):
                 cut(self.policy, self._format)
         return self.settings.build(self.policy.model.parameters(), kind=ShardedAdamW)
 
     def close(self) -> None:
-        """Leave the policy with an ordinary module, whole in every process; one that was loaded in pieces stays so."""
+        """Restore an ordinary module, whole in every process; one loaded in shards stays sharded."""
         if self.policy.load is not None:
             _round(self.policy.model)
             super().close()
             return
         device = device_of(self.policy.model)
-        with current().hearing("the end of a stage"):
+        with current().comm_errors("the end of a stage"):
             found = full_state(self.policy.model)
         made = {id(value): nn.Parameter(value) for value in found.values()}  # one for a tensor of two names
         names = [name for name, _ in self._empty.named_parameters(remove_duplicate=False)]
@@ -161,13 +161,13 @@ class FsdpTrainer(DistributedTrainer):
         (loss * current().n).backward()  # type: ignore[no-untyped-call]
 
     def _step(
-        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
+        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, off_schedule: bool = False
     ) -> dict[str, float]:
         model: FSDPModule = self.policy.model
         model.set_reshard_after_forward(self.kind.reshard_after_forward)
         try:
-            with current().hearing("an update"):
-                return super()._step(batches, compute, beside=beside)
+            with current().comm_errors("an update"):
+                return super()._step(batches, compute, off_schedule=off_schedule)
         except ProcessError:
             raise
         except Exception:

@@ -23,7 +23,7 @@ KEPT_SHARE = 0.05
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether this can run on a device: CUDA with Triton."""
+    """True if a device has the kernels: CUDA with Triton."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
@@ -81,7 +81,7 @@ class FusedHead(torch.autograd.Function):
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left @ right` to a total of as many bits or more, without rounding the product of a piece to fewer."""
+    """Add `left @ right` to a total of at least its precision, without rounding the product."""
     if left.is_cuda and left.dtype != total.dtype:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:

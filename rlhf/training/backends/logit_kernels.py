@@ -1,4 +1,4 @@
-"""Triton kernels over logits: statistics of each token's distribution in one pass, and the gradient by its logits.
+"""Triton kernels over logits: one-pass token statistics, and their gradient.
 
 Logits `[n, V]` are in any number format; all arithmetic is float32. With z the logits over the temperature and p their
 softmax, the statistics `[n, 4]` are log p_y, log Σ exp z, the entropy −Σ p log p, and the mean of log p.

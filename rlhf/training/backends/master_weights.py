@@ -30,7 +30,7 @@ class MasterAdamW(torch.optim.AdamW):
             self._accumulate_exactly(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's."""
+        """Add a parameter group, as torch does."""
         super().add_param_group(param_group)
         self._accumulate_exactly(self.param_groups[-1])
 
@@ -81,7 +81,7 @@ class MasterAdamW(torch.optim.AdamW):
             state["master"] = p.detach().float()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As torch's, which alone would round what is float32 to the parameters' format."""
+        """Load a state, as torch does, without rounding float32 to the parameters' format."""
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
@@ -93,5 +93,5 @@ class MasterAdamW(torch.optim.AdamW):
 
 
 def is_short(parameter: torch.Tensor) -> bool:
-    """Whether a parameter's format is too coarse to be updated in place."""
+    """True if a parameter's format is too coarse to be updated in place."""
     return parameter.dtype in (torch.bfloat16, torch.float16)

@@ -35,7 +35,7 @@ class Computed:
 
 
 def plain(computed: Sequence[Computed], count: torch.Tensor) -> tuple[list[Plain], float]:
-    """Return what each micro-batch came to, and `count`, a scalar, as numbers; a GPU is waited for once."""
+    """Micro-batch figures and `count`, a scalar, as numbers, with one GPU synchronisation."""
     tensors = [x for c in computed for x in (*c.metrics.values(), *c.metrics_max.values())]
     numbers = torch.stack([x.detach().double().reshape(()) for x in (*tensors, count)]).tolist()
     given = iter(numbers)

@@ -36,7 +36,7 @@ class AdamW:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After warm-up: stay, or fall towards `final_lr_share` of the peak, where the stage ends."""
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """What is left of the peak at the end of the stage, where the schedule falls."""
+    """Final learning rate as a share of the peak, for schedules that decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Updates over which the rate rises linearly from 0."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
@@ -69,7 +69,7 @@ class AdamW:
         return kind(trainable, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, **options)
 
     def lr_at(self, update: int, n_updates: int) -> float:
-        """Learning rate of update number `update` of `n_updates`, from 0; a pure function, so resume needs no state."""
+        """Learning rate of update `update` of `n_updates`, from 0; pure, so resume needs no state."""
         if update < self.warmup_steps:
             return self.lr * (update + 1) / (self.warmup_steps + 1)
         if self.schedule == "constant":
@@ -92,7 +92,7 @@ class Stepper:
         total_updates: the schedule's horizon.
         where: the settings' place in the stage, for messages.
         n_updates: applied so far.
-        n_beside: those among them that are no part of the schedule: each is made at the learning rate of the update
+        n_off_schedule: those among them that are no part of the schedule: each has the learning rate of the update
             before it, and the schedule goes on as if it had not been.
         n_skipped: left out.
     """
@@ -102,20 +102,20 @@ class Stepper:
     total_updates: int
     where: str = "optimizer"
     n_updates: int = 0
-    n_beside: int = 0
+    n_off_schedule: int = 0
     n_skipped: int = 0
     _n_skipped_in_a_row: int = 0
 
     @property
     def lr(self) -> float:
         """Learning rate of the last update."""
-        return self.settings.lr_at(max(self.n_updates - self.n_beside - 1, 0), self.total_updates)
+        return self.settings.lr_at(max(self.n_updates - self.n_off_schedule - 1, 0), self.total_updates)
 
-    def step(self, *, beside: bool = False) -> float:
+    def step(self, *, off_schedule: bool = False) -> float:
         """Update the parameters that have a gradient, and return its norm before it was bounded.
 
         Args:
-            beside: the update is no part of the schedule.
+            off_schedule: the update is no part of the schedule.
 
         Raises:
             TrainingError: too many gradients in a row were not finite.
@@ -128,14 +128,14 @@ class Stepper:
             self._skip(norm)
             return norm
         self._n_skipped_in_a_row = 0
-        self._set_lr(beside)
+        self._set_lr(off_schedule)
         self.optimizer.step()
         self.n_updates += 1
-        self.n_beside += beside
+        self.n_off_schedule += off_schedule
         return norm
 
-    def _set_lr(self, beside: bool) -> None:
-        lr = self.lr if beside else self.settings.lr_at(self.n_updates - self.n_beside, self.total_updates)
+    def _set_lr(self, off_schedule: bool) -> None:
+        lr = self.lr if off_schedule else self.settings.lr_at(self.n_updates - self.n_off_schedule, self.total_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
 

@@ -1,4 +1,4 @@
-"""Models that several processes hold whole and train together: each has a share of the work, all have the same weights.
+"""Data-parallel replicas: each process computes a share, and all hold the same weights.
 
 Coefficients of a loss are made over a whole minibatch, so the gradients of the shares add up to that of one process.
 """
@@ -13,7 +13,7 @@ from rlhf.processes import current
 
 
 def add_gradients(parameters: Iterable[torch.nn.Parameter], what: str) -> None:
-    """Give every process the sum of the gradients of all; one that has none of a parameter counts as 0 there.
+    """Sum gradients over all processes; a missing one counts as 0.
 
     Two processes with gradients of (1, 2) and none: (1, 2) in both. A parameter of which nobody has one keeps none, as
     in one process: an optimiser leaves it alone, where it would decay it, and its moments, by a gradient of 0.
@@ -33,7 +33,7 @@ def add_gradients(parameters: Iterable[torch.nn.Parameter], what: str) -> None:
     own = list(parameters)
     if not own:
         return
-    with here.hearing(what):
+    with here.comm_errors(what):
         given = torch.tensor([float(p.grad is not None) for p in own], device=own[0].device)
         dist.all_reduce(given)
         for parameter, n_given in zip(own, given.tolist(), strict=True):

@@ -54,11 +54,11 @@ class Sharding:
 class _TrainerCapabilities(CapabilityView):
     sharding = Capability(Sharding(), Sharding)
     layout = Capability[Any](None)
-    """How it lays out a policy that is loaded in shares; None where each process loads all of it."""
+    """Layout of a policy that is loaded in shards; None where each process loads all of it."""
 
 
 def sharding_of(kind: object) -> Sharding:
-    """Return what a trainer declares in its attribute `sharding`; one of a plug-in that has none works alone."""
+    """Sharding that a trainer declares; a plug-in without one works alone."""
     return _TrainerCapabilities(kind).sharding
 
 
@@ -130,7 +130,7 @@ class _CriticCapabilities(CapabilityView):
     """Optional attributes of a critic that trainers read."""
 
     spans_processes = Capability(False, bool)
-    """Whether it learns beside trainers of several processes."""
+    """True if it learns beside trainers of several processes."""
 
 
 def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckContext) -> Iterator[Problem]:
@@ -204,8 +204,8 @@ class DeepSpeed:
     """
 
     zero: Literal[0, 1, 2, 3] = 1
-    """What is sharded over the processes instead of held in each: 0 nothing, 1 the optimiser's moments and the weights
-    in float32, 2 gradients too, 3 the weights as well."""
+    """ZeRO stage, what is sharded over the processes: 0 nothing, 1 the optimiser's moments and the weights in float32,
+    2 gradients too, 3 the weights as well."""
     offload_optimizer: bool = False
     """Keep moments and weights in float32 in the memory of the CPU, and make the update there; from ZeRO 1 on."""
     offload_parameters: bool = False

@@ -1,4 +1,4 @@
-"""Sharded models: parameters that a trainer lays out as views of one buffer, or as shards in several processes.
+"""Sharded parameters: views of one buffer, or shards in several processes.
 
 Shards are DeepSpeed's, whose parameters have a `ds_id`, or DTensors, as FSDP has them.
 
@@ -35,29 +35,29 @@ class ShardInfo(CapabilityView):
 
     @property
     def is_zero(self) -> bool:
-        """Whether ZeRO 3 has sharded it."""
+        """True if ZeRO 3 has sharded it."""
         return self.ds_id is not None
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether ZeRO 3 has sharded the parameters over the processes."""
+    """True if ZeRO 3 has sharded the parameters over the processes."""
     return any(ShardInfo(p).is_zero for p in model.parameters())
 
 
 def is_laid_out(model: Any) -> bool:
-    """Whether a trainer holds the parameters in any way of its own."""
+    """True if a trainer holds the parameters in any layout of its own."""
     return any(
         ShardInfo(p).is_zero or ShardInfo(p)._hp_mapping is not None or is_dtensor(p) for p in model.parameters()
     )
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether a tensor is a DTensor: this process holds one shard of it."""
+    """True if a tensor is a DTensor: this process holds one shard of it."""
     return isinstance(tensor, DTensor)
 
 
 def is_hollow(parameter: torch.Tensor) -> bool:
-    """Whether all numbers of a parameter are one and the same in memory: it is still to be read."""
+    """True if all numbers of a parameter share one memory location: it is still to be read."""
     return parameter.numel() > 1 and not any(parameter.stride())
 
 
@@ -72,7 +72,7 @@ def full_tensor_of(tensor: Any) -> torch.Tensor:
     if not is_dtensor(tensor):
         found: torch.Tensor = tensor
         return found
-    with current().hearing("sharded tensors"):
+    with current().comm_errors("sharded tensors"):
         found = tensor.full_tensor()
     return found
 
@@ -88,7 +88,7 @@ def format_of(parameter: Any) -> torch.dtype:
 
 
 def shard_of(parameter: Any) -> tuple[torch.Tensor, int]:
-    """Return what this process holds of a parameter, flat, and the place of its first number; padding may follow.
+    """Flat local shard of a parameter, and the offset of its first number; padding may follow.
 
     Five rows of two numbers in two processes: DTensors have 6 and 4 numbers, at places 0 and 6.
     """
@@ -150,7 +150,7 @@ def assembled(owner: Any, wanted: Callable[[str], bool] = lambda path: True) -> 
 
 @torch.no_grad()
 def full_state(model: Any, *, trained_only: bool = False, keep: bool = True) -> dict[str, torch.Tensor]:
-    """Return the state dict of a model, gathered one parameter at a time, in memory of its own on the CPU.
+    """Full state dict of a model on the CPU, gathered one parameter at a time.
 
     Tensors that the model has under two names are one tensor here too.
 
@@ -178,7 +178,7 @@ def full_state(model: Any, *, trained_only: bool = False, keep: bool = True) -> 
 
 @torch.no_grad()
 def unshard(model: Any) -> None:
-    """Make a model that ZeRO 3 has sharded an ordinary one again, in place: new parameters of the same values.
+    """Restore an ordinary model from ZeRO 3 in place: new parameters of the same values.
 
     Its hooks must be gone.
     """

@@ -78,7 +78,7 @@ class TokenStats:
 
 
 class _Read(torch.autograd.Function):
-    """Figures `[N, 4]` of tokens from hidden states `[N, H]` and an output layer `[V, H]`, piece by piece.
+    """Token statistics `[N, 4]` from hidden states `[N, H]` and an output layer `[V, H]`, in chunks.
 
     With z the logits over the temperature and p their softmax, the columns are log p_y, log Σ exp z, the entropy
     −Σ p log p, and the mean of log p, which gets no gradient; the last two are 0 unless wanted. The gradients by z are
@@ -142,7 +142,7 @@ def _scaled(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
 def read(
     model: Any, forward: Callable[[], Tensor], targets: Tensor, temperature: float, wanted: Collection[Figure]
 ) -> TokenStats:
-    """What `forward`, a call of `model` that returns the logits `[N, V]` of the tokens, says of `targets` `[N]`.
+    """Statistics of `targets` `[N]` under `forward`, a call of `model` that returns logits `[N, V]`.
 
     The output layer is read piece by piece if it is a plain linear one: tied to the embedding or not, in any number
     format, frozen or trained, and also where its weights are gathered only while it is at work (ZeRO 3). Where it has a

@@ -98,13 +98,13 @@ class TorchTrainer:
         self._stepper.n_updates = value
 
     @property
-    def n_beside(self) -> int:
+    def n_off_schedule(self) -> int:
         """Updates among them that are no part of the schedule."""
-        return self._stepper.n_beside
+        return self._stepper.n_off_schedule
 
-    @n_beside.setter
-    def n_beside(self, value: int) -> None:
-        self._stepper.n_beside = value
+    @n_off_schedule.setter
+    def n_off_schedule(self, value: int) -> None:
+        self._stepper.n_off_schedule = value
 
     @property
     def n_skipped(self) -> int:
@@ -113,7 +113,7 @@ class TorchTrainer:
 
     @property
     def rounds_in_place(self) -> bool:
-        """Whether weights in 16 bits are updated without masters in float32."""
+        """True if 16-bit weights are updated without float32 masters."""
         trained = (p for p in self.policy.model.parameters() if p.requires_grad)
         return not isinstance(self.optimizer, MasterAdamW) and any(map(is_short, trained))
 
@@ -157,7 +157,7 @@ class TorchTrainer:
         max_tokens: int,
         model: torch.nn.Module | None = None,
     ) -> dict[str, list[Floats]]:
-        """As `score`, under `logprobs`, and by its name what else is wanted; of the policy, or of another `model`."""
+        """Per-token figures of the policy or of another `model`, by name: `logprobs` and what is `wanted`."""
         part: Part = "logprobs" if model is None else "reference"
         model = self.policy.model if model is None else model
         model.eval()
@@ -186,7 +186,7 @@ class TorchTrainer:
         temperature: float = 1.0,
         correction: Correction | None = None,
     ) -> dict[str, float]:
-        """One optimiser update from the micro-batches of one minibatch; their weights already share one normaliser.
+        """Optimizer update from a minibatch's micro-batches; their weights share one normaliser.
 
         Batches without old log-probs are compared with the engine here: with a `correction`, which must be `per_token`,
         their old log-probs are the policy's of this moment and it weighs their tokens; without, they are the engine's.
@@ -244,17 +244,17 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _all_tokens(self, batches: Sequence[PackedBatch], loss: PolicyLoss, temperature: float) -> LossInputs:
-        """The tokens of a minibatch, in order; the engine's log-probs are the old ones where they have no others."""
+        """Tokens of a minibatch, in order; the engine's log-probs stand in for missing old ones."""
         self.policy.model.eval()
         return whole_of(self._each(batches, lambda batch: self._inputs(batch, loss, temperature)))
 
     def imitate(
-        self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, beside: bool = False
+        self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, off_schedule: bool = False
     ) -> dict[str, float]:
-        """One update that raises the likelihood of the demonstrated tokens: loss Σ w · A · (−log π − c · entropy).
+        """Imitation update: loss Σ w · A · (−log π − c · entropy) over demonstrated tokens.
 
         Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of actions, in nats.
-        With `beside` the update is no part of the learning rate's schedule, and has the rate of the one before it.
+        With `off_schedule` the update is no part of the learning rate's schedule, and has the rate of the last one.
         """
         wanted: set[Figure] = {"entropy"} if entropy_coef else set()
         n_actions = max(sum(int((b.advantages == 1).sum()) for b in batches), 1)
@@ -270,7 +270,7 @@ class TorchTrainer:
             return Computed(value, {"supervised/loss": mean})
 
         with self._at_work():
-            return self._step(batches, of, beside=beside)
+            return self._step(batches, of, off_schedule=off_schedule)
 
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
         if batch.off_policy is not None and not LossNeeds(loss).takes_off_policy:
@@ -328,7 +328,7 @@ class TorchTrainer:
         return found, share_of([(n, self._changes.n)])
 
     def _step(
-        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, beside: bool = False
+        self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, off_schedule: bool = False
     ) -> dict[str, float]:
         self.policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -344,7 +344,7 @@ class TorchTrainer:
         leave_alone(self.policy.model, adapters_of(batches))
         with span("optimiser"):
             self._changes.begin()
-            norm = self._stepper.step(beside=beside)
+            norm = self._stepper.step(off_schedule=off_schedule)
             n_changed = self._changes.end()
         self.policy.model.eval()
         found, share = self._merged(batches, counted, n_changed)
@@ -353,7 +353,7 @@ class TorchTrainer:
 
 
 def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
-    """Figures of the trajectories whose tokens `batches` hold; log-probs `[N]` of all of them, one after the other."""
+    """Figures of the trajectories of `batches`; log-probs `[N]` of all, end to end."""
     names = ("advantages", "sequence_ids", "group_ids")
     tokens = (torch.cat([getattr(b, name) for b in batches]).to(policy.device) for name in names)
     return trajectories_of(policy, old, *tokens)

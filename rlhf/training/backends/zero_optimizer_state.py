@@ -1,4 +1,4 @@
-"""The optimiser's state under ZeRO, gathered parameter by parameter: one form for every stage and number of processes.
+"""ZeRO's optimiser state gathered by parameter, in one form for any stage and process count.
 
 AdamW looks at each number by itself, so whole moments, cut anew, continue a run exactly wherever the pieces lie.
 """
@@ -37,7 +37,7 @@ class GatheredOptimizerState:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those whose learning rate counts."""
+        """Parameter groups whose learning rate counts."""
         groups: list[dict[str, Any]] = self._engine.optimizer.param_groups
         return groups
 
@@ -94,7 +94,7 @@ class GatheredOptimizerState:
                     self._set(parameter, key, saved["parameters"][name][key])
 
     def _check_links(self) -> None:
-        """Raise TrainingError where DeepSpeed has lost track of what it holds: zeros would be saved in its place."""
+        """Raise TrainingError where DeepSpeed lost its optimiser state, which would be saved as zeros."""
         if self._zero not in (1, 2):
             return
         links = [ShardInfo(p)._hp_mapping for _, p in self._trained()]

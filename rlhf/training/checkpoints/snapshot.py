@@ -1,4 +1,4 @@
-"""Snapshot of live objects for a checkpoint: written as they are, or copied first and written in the background."""
+"""Snapshot of live objects for a checkpoint: written directly, or copied and written in background."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Snapshot:
         self.policy.tokenizer.save_pretrained(folder / "policy")
 
     def write(self, folder: Path, state: str, logs: Mapping[str, Mark]) -> None:
-        """Write all the rest: `state` is the text of `state.json`, and `logs` what of the run's logs belongs to it."""
+        """Write the rest: `state` is the text of `state.json`, `logs` the marks of the run's logs."""
         given = {} if self.weights is None else {"state_dict": self.weights}
         self.policy.model.save_pretrained(folder / "policy", **given)
         torch.save(self.trainer, folder / "trainer.pt")
@@ -69,7 +69,7 @@ class Snapshot:
 
 
 def n_bytes(policy: Any, kept: Any) -> int:
-    """Bytes of a checkpoint, about: the parameters, two moments for each that is trained, and what parts remember."""
+    """Approximate bytes of a checkpoint: parameters, two moments per trained one, and parts' states."""
     parameters = list(policy.model.parameters())
     return _n_bytes(kept) + sum(int(p.nbytes) * (3 if p.requires_grad else 1) for p in parameters)
 
@@ -82,7 +82,7 @@ def _n_bytes(state: Any) -> int:
 
 
 def _copied(value: Any) -> Any:
-    """Tensors and containers in memory of their own, on the CPU; whatever else a state has never changes."""
+    """Copy of tensors and containers on the CPU; other values never change."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -93,7 +93,7 @@ def _copied(value: Any) -> Any:
 
 
 def damage(folder: Path, hint: str = "") -> str | None:
-    """Say what a process that was killed, or a loss of power, left unfinished of a checkpoint; None where nothing is.
+    """Description of an incomplete checkpoint, after a kill or power loss; None if complete.
 
     Sizes tell; a checkpoint without the list of its files is taken for whole. What was changed later at its full size
     is found by `digests.verify`.

@@ -114,7 +114,7 @@ class State:
 
     @property
     def reference(self) -> str:
-        """Name of the checkpoint whose policy is the reference of this stage: its first, unless another took over."""
+        """Name of the reference policy's checkpoint: the stage's first, unless reset."""
         own = [name for name in self.references if name.startswith(f"{self.label}-")]
         return own[-1] if own else f"{self.label}-{0:06d}"
 
@@ -131,7 +131,7 @@ def save(
     beside: Callable[[Path], object] | None = None,
     logs: Mapping[str, Mark] = MappingProxyType({}),
 ) -> Path:
-    """Write a checkpoint under `root` and prune old ones; a crash at any point leaves the older ones whole.
+    """Write a checkpoint under `root` and prune old ones; crash-safe for the older ones.
 
     Of several processes all call this together, and the first one writes.
 
@@ -175,7 +175,7 @@ def save(
 
 
 def restate(root: Path, state: State, logs: Mapping[str, Mark]) -> None:
-    """Give the checkpoint of `state`, whose policy and live parts stay, another state; whole or not at all.
+    """Replace the state of a checkpoint atomically; its policy and live parts stay.
 
     Of several processes all call this together, and the first one writes.
     """
@@ -326,7 +326,7 @@ def load_state(folder: Path) -> State:
         return State(**json.loads((folder / STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            "this is not a readable checkpoint",
+            "the checkpoint is not readable",
             where=str(folder),
             got=f"{type(error).__name__}: {error}",
             expected="a folder with policy/, trainer.pt and state.json",
@@ -346,7 +346,7 @@ def way_out_of(saved: Path) -> str:
 
 
 def check_model(saved: Path, *, weights: bool = True) -> None:
-    """Raise CheckpointError where a folder with a model lies in a checkpoint or a run and is not what was written."""
+    """Raise CheckpointError where a model in a checkpoint or run differs from its digests."""
     verify_model(saved, weights=weights, hint=way_out_of(saved))
 
 
@@ -390,7 +390,7 @@ def load_trainer(
 
 
 def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError where a moment does not fit its parameter, which torch itself finds only in the next step."""
+    """Raise ValueError where a moment does not fit its parameter, before torch finds it a step later."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if torch.is_tensor(value) and value.ndim and value.shape != parameter.shape:

@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 
 class Writer:
-    """One piece of work at a time. What fails in it is raised here, by the next call of anything but `join`."""
+    """Background writer of one job at a time.
+
+    What fails in it is raised here, by the next call of anything but `join`.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None

@@ -1,4 +1,4 @@
-"""ArCHer's critic at work: it learns from a buffer of turns, then says what the turns of the present step are worth.
+"""ArCHer critic: trained on a turn replay buffer, then valuing the turns of a step.
 
 Unlike a critic of the present step's values, it learns before it is asked: its values of a turn are then to know what
 became of it. What is logged of how well it knew the step is measured before.
@@ -49,12 +49,12 @@ class ArcherCritic(OnBackbone):
     """
 
     bootstrap: bool = True
-    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
-    an end, after which nothing comes."""
+    """Bootstrap truncated trajectories with the critic's value; False takes the limit for an end, after which nothing
+    comes."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount per turn."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """How far the copy follows the critic in each update: 1 leaves no copy."""
+    """Rate of the target critic in each update; 1 leaves no copy."""
     updates_per_step: Annotated[int, Field(ge=1)] = 50
     """Updates of the critic in each step."""
     batch_size: Annotated[int, Field(ge=1)] = 16
@@ -182,8 +182,8 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
         """Updates made or tried so far, of the stage."""
         return self._n_tried
 
-    def look(self, groups: Sequence[ScoredGroup]) -> TurnValuePredictions:
-        """Add the turns of a step to the buffer, make the critic's updates, and return what it then expects of them."""
+    def predict(self, groups: Sequence[ScoredGroup]) -> TurnValuePredictions:
+        """Add a step's turns to the buffer, update the critic, and return its values of them."""
         begun = time.perf_counter()
         of_each = episodes_of(groups, bootstrap=self.settings.bootstrap)
         fresh = [e for e in of_each if e is not None]
@@ -204,7 +204,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
 
     @torch.no_grad()
     def _lower(self, episodes: Sequence[Episode]) -> Doubles:
-        """Return `[3, K]`, the lower of two values each: of every turn, of its state, and of the state after it."""
+        """Minimum of two heads, `[3, K]`: for every turn, its state, and the next state."""
         self.model.eval()
         found = [self.model.judge(part) for part in self._packed(episodes)]
         parts = ("actions", "states", "after")
@@ -246,7 +246,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
         }
 
     def _drawn(self, fresh: Sequence[Episode], rng: np.random.Generator) -> Shares:
-        """Draw the trajectories of an update, without replacement: of the buffer for Q, of the step for V."""
+        """Sample an update's trajectories without replacement: of the buffer for Q, of the step for V."""
         size = self.settings.batch_size
         pools = (self.buffer.kept, fresh)
         chosen = [[pool[i] for i in rng.choice(len(pool), min(size, len(pool)), replace=False)] for pool in pools]
@@ -278,7 +278,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
         return {f"critic/{name}": float(value) for name, value in figures.items()}
 
     def _losses(self, episodes: Sequence[Episode], actions_K: Bools, states_K: Bools) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the squared errors of both Q-heads and of both V-heads, summed, and the targets of the Q-values."""
+        """Summed squared errors of both Q-heads and both V-heads, and the targets of Q."""
         with torch.no_grad(), having(held_by(self.model, self.copy)):
             self.model.eval()
             slow = self.model.judge(episodes)
@@ -319,7 +319,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
 
 
 def _values_of(groups: Sequence[ScoredGroup], of_each: Sequence[Episode | None], found: Doubles) -> list[Values]:
-    """Give all tokens of a turn what was `found` for it, `[3, K]` for the turns of all groups, and cut it by group."""
+    """Values for all tokens of each turn from `found`, `[3, K]` over all groups, cut by group."""
     tokens_K = TokenLine.of([without_given(group) for group in groups]).tokens_K
     shapes = [shape_of(group) for group in groups]
     actions, states = (nested(shapes, np.repeat(values, tokens_K)) for values in found[:2])

@@ -43,7 +43,7 @@ class _Own:
         self.left = list(actions)
 
     def is_next(self, state: StepResult) -> bool:
-        """Whether a given action is left."""
+        """True if a given action is left."""
         return bool(self.left)
 
     def action(self, state: StepResult) -> str:
@@ -61,7 +61,7 @@ async def calibrated(
     max_per_task: int,
     needs: Collection[str] = (),
 ) -> list[Demonstration]:
-    """Correct attempts that are not solved: own actions up to the first bad step, the oracle's from there on.
+    """Corrected unsolved attempts: own actions up to the first bad step, then the oracle's.
 
     Each is played in a fresh episode, so an environment has to be replayable. A correction is left out where it does
     not solve the task, where another one of the task begins with the same actions, and where a task has `max_per_task`

@@ -45,7 +45,7 @@ def bins_of(
     least: float = 0.0,
     n_bins: int = 5,
 ) -> list[Bin]:
-    """Return what happened where a probability was said, in `n_bins` equal parts of [least, 1] but for empty ones.
+    """Calibration bins: observed frequency in `n_bins` equal parts of [least, 1], without empty ones.
 
     Args:
         said: `[N]` probabilities.
@@ -60,7 +60,7 @@ def bins_of(
     """
     if not len(said) == len(happened) == len(task_ids) or not all(least - 1e-9 <= p <= 1 + 1e-9 for p in said):
         raise DataError(
-            "no probabilities of what happened",
+            "invalid probabilities or outcomes",
             where="reliability",
             got=f"{len(said)} probabilities, {len(happened)} facts, {len(task_ids)} tasks",
             expected=f"as many of each, and probabilities in [{least:g}, 1]",
@@ -88,12 +88,12 @@ def calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def sureness(difference: float) -> float:
-    """How sure a model is of its choice between two whose scores differ by so much: σ(|r₁ − r₂|), from ½ to 1."""
+    """Confidence in a choice from a score difference: σ(|r₁ − r₂|), from ½ to 1."""
     return 1 / (1 + math.exp(-abs(difference)))
 
 
 def write_held_out(run: Path, name: str, values: dict[str, Any], bins: Sequence[Bin]) -> None:
-    """Keep what was found beside the model in the folder `name` of a run, in `held_out.json`; the report draws it."""
+    """Write held-out figures beside a model in `held_out.json`, which the report draws."""
     if not current().is_main:
         return
     path = run / name / HELD_OUT

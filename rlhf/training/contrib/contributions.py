@@ -1,4 +1,4 @@
-"""A critic that learns how much of the score each turn of a trajectory contributed, and the recipe keys of one."""
+"""Critic of turn contributions to the score, and its recipe keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Contributions(OnBackbone):
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
     frozen: bool = True
-    """Whether it learns in its warm-up only, from the policy as the stage finds it, and then stays as it is."""
+    """Train it in its warm-up only, from the policy as the stage finds it, and keep it frozen then."""
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over the trajectories of a step."""
     batch_size: Annotated[int, Field(ge=1)] = 8
@@ -99,7 +99,7 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
         super().__init__(settings, model, optimizer_of(settings, model), n_steps * settings.epochs * n_batches)
 
     @torch.no_grad()
-    def look(self, groups: Sequence[ScoredGroup]) -> ContributionPredictions:
+    def predict(self, groups: Sequence[ScoredGroup]) -> ContributionPredictions:
         """Return what each turn of a step contributed, as far as it knows; dropout is off."""
         begun = time.perf_counter()
         self.model.eval()
@@ -135,7 +135,7 @@ class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
     def learn(
         self, seen: ContributionPredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
     ) -> dict[str, float]:
-        """Make the updates of a step, in its warm-up or where it goes on learning; return what is logged."""
+        """Update on a step, in its warm-up or unless frozen; returns metrics."""
         begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
         learns = self.is_warming(step) or not self.settings.frozen
         self.model.holds_backbone = self.model.shared and self.is_warming(step)

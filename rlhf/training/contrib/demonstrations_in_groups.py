@@ -1,4 +1,4 @@
-"""Demonstrations among the attempts: a group that fails on its own still sees how the task is solved."""
+"""Demonstrations in groups of attempts: a group that fails still has a solved example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlhf.training.shown import unshowable
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Expert:
-    """Join the policy's attempts at a task with a demonstration by the environment's oracle, scored as they are.
+    """Add the oracle's demonstration to the policy's attempts at a task, scored as they are.
 
     The estimator sees them all (`guided` can leave demonstrations out of the mean), the loss is told which tokens are
     off-policy. What is said of the policy, from its success to the sampler's and the selection's figures, is of its own
@@ -36,7 +36,7 @@ class Expert:
     """
 
     per_group: Annotated[int, Field(ge=1)] = 1
-    """How many times the demonstration joins its group; beyond 1 it weighs as many attempts."""
+    """Copies of the demonstration in its group; beyond 1 it weighs as many attempts."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse parts that cannot demonstrate, or cannot tell demonstrations from attempts."""

@@ -37,23 +37,23 @@ class Attempts:
     """
 
     rounds: Annotated[int, Field(ge=1)] = 1
-    """How often tasks are attempted and what is kept is imitated."""
+    """Rounds of attempting tasks and imitating what is kept."""
     tasks_per_round: Annotated[int, Field(ge=1)] = 64
     """Different tasks attempted in a round; the next round goes on to others."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Attempts at each task."""
     rollout: GroupStructure = Field(default_factory=Independent)
-    """How they come about: with `retry`, attempts that do better for being shown earlier ones are imitated (RISE)."""
+    """Group structure of the attempts: with `retry`, those improved by earlier ones are imitated (RISE)."""
     keep: Literal["solved", "best"] = "solved"
-    """Which attempts: those that the environment calls solved, or those that score above the mean of their group."""
+    """Attempts to imitate: `solved` ones, or the `best`, above the mean score of their group."""
     max_per_task: Annotated[int, Field(ge=1)] = 2
     """Most attempts kept of a task, the best first, so that easy tasks do not crowd out the hard ones."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
     calibrate: bool = False
-    """Whether attempts that are not solved are corrected and imitated too, as far as `max_per_task` has room: own
-    actions up to the first bad step, after which the environment's oracle is no nearer to the goal, and the oracle's
-    from there on (STeCa)."""
+    """Correct attempts that are not solved and imitate them too, as far as `max_per_task` has room: own actions up to
+    the first bad step, after which the environment's oracle is no nearer to the goal, and the oracle's from there on
+    (STeCa)."""
 
     def __post_init__(self) -> None:
         """Refuse groups of one that would be compared, and groups of a size that `rollout` cannot make."""
@@ -71,7 +71,7 @@ class Attempts:
             ) from error
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse to compare by nothing, to replay what is not repeated, and to correct what cannot be corrected."""
+        """Refuse comparisons without company, replay of what cannot be repeated, and impossible corrections."""
         recipe = context.recipe
         yield from unreplayable("rollout", self.rollout, context.path, context)
         environment = context.kind_of("environment", recipe.environment)

@@ -132,7 +132,7 @@ def check_kept(kept: Sequence[Trajectory], source: Attempts, collected: RolloutB
 
 
 def _over_round(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the updates of a round; its tokens in all, and the learning rate of its last update."""
+    """Means over a round's updates; its total tokens, and the last learning rate."""
     merged = {name: sum(values[name] for values in updates) / len(updates) for name in updates[0]}
     n_tokens = sum(values["supervised/n_tokens"] for values in updates)
     return merged | {"supervised/n_tokens": n_tokens, "optimizer/lr": updates[-1]["optimizer/lr"]}

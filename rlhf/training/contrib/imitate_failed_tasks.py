@@ -24,7 +24,7 @@ from rlhf.training.stages.imitation import imitation_samples
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImitateFailed:
-    """Collect the tasks that all attempts of a group failed, and imitate demonstrations of them when enough wait.
+    """Queue the tasks that a whole group failed, and imitate their demonstrations in batches.
 
     A task waits once, however often it is failed, and only if the environment's oracle solves it. When `size` wait, the
     step ends with one supervised update on the demonstrations of those that wait longest, by the same optimiser:
@@ -80,7 +80,7 @@ class FailedTaskQueue:
         self.waiting, self.n_updates = self.after, n_updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Who waits, and what was done."""
+        """Waiting tasks and counters."""
         return {"waiting": list(self.waiting), "n_updates": self.n_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class FailedImitation(StageHook):
 
     def open(self, run: RunContext, parts: LiveStage) -> None:
         """Tell the trainer how many of its updates were no part of the schedule."""
-        parts.trainer.n_beside = self.hard.n_updates
+        parts.trainer.n_off_schedule = self.hard.n_updates
 
     async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """Take in the groups of a step after its updates, and imitate where enough tasks wait.
@@ -128,10 +128,10 @@ class FailedImitation(StageHook):
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `FailedTaskQueue.learn`."""
-        self.hard.learn(parts.trainer.n_beside)
+        self.hard.learn(parts.trainer.n_off_schedule)
 
     def state_dict(self) -> dict[str, Any]:
-        """Who waits, and what was done."""
+        """Waiting tasks and counters."""
         return self.hard.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def _imitated(parts: LiveStage, settings: ImitateFailed, shown: Sequence[Traject
     samples = imitation_samples(shown)
     budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
     [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), budget, None, n_least=n_least)
-    values = trainer.imitate(batches, entropy_coef=settings.entropy_coef, beside=True)
+    values = trainer.imitate(batches, entropy_coef=settings.entropy_coef, off_schedule=True)
     return {
         "relift/loss": values["supervised/loss"],
         "relift/grad_norm": values["optimizer/grad_norm"],

@@ -1,4 +1,4 @@
-"""A judge that is the policy of some steps ago: who it is, how it is audited, and when it is renewed."""
+"""Judge that is an earlier policy: its identity, audit and renewal."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class PolicyJudge(StageHook):
         self.learn(step.number + 1)
 
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
-        """Audit a judge where that is due, log it, let it judge if it passes, and say what came of it."""
+        """Audit a judge where due, log it, and install it if it passes."""
         if not self.is_due:
             return
         with span("reward models"):
@@ -140,14 +140,15 @@ class PolicyJudge(StageHook):
             run.progress.say(self._told(figures, run.state.step, passed=asking is not None))
 
     def _told(self, figures: Mapping[str, float], step: int, *, passed: bool) -> str:
-        """What came of an audit, for the user."""
+        """Text on an audit's result."""
         accuracy = f"{figures['judge/audit_accuracy']:.1%} (95% interval {figures['judge/audit_accuracy_low']:.1%} to "
         accuracy += f"{figures['judge/audit_accuracy_high']:.1%}) of {figures['judge/n_audited']:.0f} audited pairs"
         if passed:
             return f"the judge of {self.name} after step {step} is right on {accuracy}"
         return (
             f"caution: the policy of step {self.next_step} does not become the judge of {self.name}, as it is right on "
-            f"{accuracy} and judge_refresh.least is {self.settings.least:g}; the judge stays until the stage ends"
+            f"{accuracy} and judge_refresh.min_accuracy is {self.settings.min_accuracy:g}; "
+            "the judge stays until the stage ends"
         )
 
     def on_stage_end(self, run: RunContext) -> None:
@@ -179,7 +180,7 @@ class PolicyJudge(StageHook):
         # From here on nothing waits.
         self.audit, self.n_audits, self.is_due = audit, self.n_audits + 1, False
         if not is_first:
-            passed = found.value >= self.settings.least
+            passed = found.value >= self.settings.min_accuracy
             self._decide(passed, step)
             asking = asking if passed else None
         ties = sum(x == 0.5 for x in preferred) / len(preferred)
@@ -235,7 +236,7 @@ class PolicyJudge(StageHook):
     # --- checkpoints ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Who judges and who is next, by their trained parameters, and the audit."""
+        """Current and next judge, by their trained parameters, and the audit."""
         audit = [
             [p.task_id, *([told[0], [list(t) for t in told[1]]] for told in (p.right, p.wrong))] for p in self.audit
         ]
@@ -288,7 +289,7 @@ def model_of(policy: Policy, weights: Weights) -> Any:
 
 
 async def _judged(run: RunContext, reward: Any, audit: Sequence[Audited], split: str) -> tuple[list[float], int]:
-    """Whether the right attempt of each pair is preferred: 1, a tie ½, else 0; and how often there was no verdict."""
+    """Scores of each pair (1 if the right attempt is preferred, ½ tie, else 0), and the number of missing verdicts."""
     preferred, n_unread = [], 0
     tasks = {task.id: task for task in tasks_of(run.collector.environment, split)}
     for number, pair in enumerate(audit, start=1):

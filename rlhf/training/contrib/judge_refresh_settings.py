@@ -37,12 +37,12 @@ class JudgeRefresh:
     """Truth from which an attempt is right."""
     every: Annotated[int, Field(ge=1)] = 20
     """Steps between two renewals, and least number of steps that a judge is behind."""
-    least: Annotated[float, Field(ge=0, le=1)] = 0.6
+    min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.6
     """Least share of audited pairs of which a new judge has to prefer the right attempt; ½ is chance."""
     split: str = "dev"
-    """Where the tasks of the audit come from."""
+    """Split of the audit's tasks."""
     tasks: Annotated[int, Field(ge=2)] = 64
-    """How many of its tasks are attempted; those of which no attempt is right, or all are, say nothing."""
+    """Number of attempted audit tasks; those with no right attempt, or only right ones, are uninformative."""
     group_size: Annotated[int, Field(ge=2)] = 4
     """Attempts at each, of which one right and one wrong are audited."""
 
@@ -86,7 +86,7 @@ class JudgeRefresh:
 
 
 def doubled(preferred: Sequence[float]) -> list[bool]:
-    """Count each pair twice, so that a tie can count once: 1, ½ and 0 become two, one and none of two.
+    """Each pair counted twice, so that a tie counts once: 1, ½ and 0 become two, one and none of two.
 
     Of a right verdict, a tie and a wrong one half are right: (1 + ½ + 0) / 3 = 3 / 6. An interval that knows which two
     belong together is no narrower for it.

@@ -1,4 +1,4 @@
-"""Older versions of the policy that play against it: which there are, who plays when, and who wins."""
+"""League of older policies to play against: versions, matchmaking and results."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class League(StageHook):
 
     @classmethod
     def of(cls, settings: Opponents | None, policy: Policy, seats: Sequence[str]) -> League | None:
-        """Stand before the first step of a stage, the present policy being the first version; None without settings."""
+        """League before the first step, with the present policy as first version; None without settings."""
         if settings is None:
             return None
         return cls(settings, policy, seats, {0: Version(learnt(policy), policy.version)})
 
     @asynccontextmanager
     async def rollout(self, run: RunContext) -> AsyncIterator[Players]:
-        """Give who plays in the policy's place during a step, and free what they needed when it is over.
+        """Context of the opponents of a step, whose resources are freed at its end.
 
         Raises:
             TrainingError: the engine does not compute with the trainer's module.

@@ -110,7 +110,7 @@ class StoreKeeper:
 
 
 def _check_kind(store: Store, kind: str, folder: Path) -> None:
-    """Refuse a store of another kind; one that says nothing of its kind, as a new one, is of this kind from now on."""
+    """Refuse a store of another kind; an unmarked one takes this kind."""
     before = store.kept(KIND)
     if before and before != kind:
         store.close()

@@ -1,4 +1,4 @@
-"""Labels of nodes: turns by themselves and merged with those before them, and the trees that compression makes."""
+"""Node labels of trees: turns alone and merged with earlier ones, and compressed trees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Compression:
 
 
 def compressions(shared: Shared, merging: Merging, draw: random.Random) -> Iterator[Compression]:
-    """Give what is merged in the tree of a group: of each turn with enough children, in order, one child or none.
+    """Yield the merges in a group's tree: for each turn with enough children, one child or none.
 
     The tree is as it was when the next turn is looked at: each is a tree of its own, compressed in one place.
     """
@@ -55,7 +55,7 @@ def compressions(shared: Shared, merging: Merging, draw: random.Random) -> Itera
 def labelled_nodes(
     groups: Iterable[ScoredGroup], merging: Merging, *, enough: float, eta: float, mark: int, draw: random.Random
 ) -> Iterator[Labelled]:
-    """Give one row for each node of each attempt, with the label of its last turn, and then what compression adds.
+    """Yield a row for each node of each attempt, labelled by its last turn, then those of compression.
 
     Labels of turns are those of `labelled`. Nodes of several turns lie within one row of the attempt: where the context
     is rewritten, nothing is merged. A turn of which 4 attempts took 4 different ones next, 2 of them right, has the
@@ -91,7 +91,7 @@ class _Attempts:
         self.rows_G = [step_rows(trajectory) for trajectory in group.trajectories]
 
     def ends_in(self, i: int, turn: int) -> bool:
-        """Whether attempt `i` ends in a turn, which then has its own label."""
+        """True if attempt `i` ends in a turn, which then has its own label."""
         return bool(self.rows_G[i]) and self.rows_G[i][-1].turns[-1] == turn
 
     def nodes(self, longest: int) -> Iterator[Labelled | None]:
@@ -103,7 +103,7 @@ class _Attempts:
                         yield self.row(i, first, turn, self.shared[i][turn], ends=True)
 
     def row(self, i: int, first: int, last: int, among: Sequence[int], *, ends: bool = False) -> Labelled | None:
-        """The node of attempt `i` from one turn to another, labelled by `among`; None where no row holds it.
+        """Node of attempt `i` between two turns, labelled by `among`; None where no row holds it.
 
         It may stand for the end of the attempt where `ends` says so and it is its last turn alone.
         """

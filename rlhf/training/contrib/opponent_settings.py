@@ -17,7 +17,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Opponents:
-    """Let older versions of the policy have a seat of some of the games that it plays against itself.
+    """Older versions of the policy as opponents in some of its self-play games.
 
     The policy of the stage's begin is the first version; after every `every` steps the present one joins, and of all of
     them the last `keep` stay. In about `share` of the games one seat is played by one of them, each as likely as
@@ -34,7 +34,7 @@ class Opponents:
     every: Annotated[int, Field(ge=1)] = 10
     """Steps after which the present policy joins the older ones."""
     keep: Annotated[int, Field(ge=1)] = 4
-    """How many older versions stay: the last so many."""
+    """Number of latest older versions to keep."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Chance that an older version has a seat of a game."""
 

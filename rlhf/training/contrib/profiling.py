@@ -1,4 +1,4 @@
-"""A profile of some steps: a trace of what ran, and a table of where the seconds went.
+"""Profile of some steps: a trace, and a table of seconds by part.
 
     profile/1-policy_gradient-000003.json.gz    Chrome trace of a step, for https://ui.perfetto.dev or chrome://tracing
     profile/table.txt                           seconds and shares of the parts of a step
@@ -102,7 +102,7 @@ def _operators(on: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledStep:
-    """One step: its number from 1, its wall clock, the seconds of its parts, and the name of its trace."""
+    """Profile of a step: number from 1, wall clock, seconds of its parts, and trace name."""
 
     step: int
     wall_s: float
@@ -129,7 +129,7 @@ class Profiler:
 
     @contextmanager
     def at(self, stage: int, label: str, step: int, say: Callable[[str], None]) -> Iterator[None]:
-        """What happens inside is a step; profile it if it is one of those that are wanted. One that fails is not kept.
+        """Context of a step, profiled if it is a wanted one. One that fails is not kept.
 
         Args:
             stage: its index.
@@ -185,13 +185,13 @@ class Profiler:
 
 
 def totals(steps: Sequence[ProfiledStep]) -> dict[str, float]:
-    """Seconds of each part that took any, over all steps, in the order that a step goes through them."""
+    """Total seconds of each part that took any, in the order of a step."""
     sums = {part: sum(one.seconds.get(part, 0.0) for one in steps) for part in (*get_args(Part), _OTHER)}
     return {part: seconds for part, seconds in sums.items() if seconds > 0}
 
 
 def table(steps: Sequence[ProfiledStep]) -> str:
-    """Seconds a step, share, and the least and the most seconds in a step, of each part that took any."""
+    """Table of the parts: seconds a step, share, minimum and maximum."""
     n, whole = len(steps), sum(one.wall_s for one in steps)
     lines = [f"{'':<15}{'s a step':>10}{'share':>8}{'least':>10}{'most':>10}"]
     for part, seconds in totals(steps).items():
@@ -225,7 +225,7 @@ def _longest(events: Sequence[Mapping[str, Any]], share: float) -> list[Mapping[
 
 
 def profiler_of(stages: Sequence[Any], n: int, folder: Path, state: State) -> Profiler:
-    """Return what profiles `n` steps of a run: of its last policy-gradient stage, or else of its last supervised one.
+    """Profiler of `n` steps of a run: of its last policy-gradient stage, else its last supervised one.
 
     The first step that this process makes of the stage is left out where there are more than `n`: it warms up.
 
@@ -269,7 +269,7 @@ def profiler_of(stages: Sequence[Any], n: int, folder: Path, state: State) -> Pr
 
 
 def n_steps(stage: PolicyGradient | Supervised) -> int:
-    """Steps of a stage: rounds, where it imitates attempts in rounds, or else updates, where it imitates others."""
+    """Number of steps of a stage: rounds of attempts, or updates."""
     if isinstance(stage, PolicyGradient):
         return stage.steps
     if stage.attempts is not None:

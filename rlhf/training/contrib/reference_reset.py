@@ -1,4 +1,4 @@
-"""A reference that is renewed: where training stands still, or has gone far, KL terms compare with the present policy.
+"""Reference reset: the present policy becomes the KL reference when training stalls or drifts.
 
 A reference holds a policy near where it began, and in the end keeps it there. ProRL (arXiv 2505.24864) lets the present
 policy take its place now and then and starts the optimiser afresh, by hand; the rule here is our own. Watched
@@ -33,7 +33,7 @@ class ReferenceReset:
     """Divergence from the reference in nats per token, `loss/kl_ref`, beyond which a step has gone far; null is no
     bound."""
     reset_optimizer: bool = True
-    """Whether the optimiser's running means begin anew too; its learning rate goes on by its schedule."""
+    """Reset the optimiser's moments too; its learning rate goes on by its schedule."""
 
     def __post_init__(self) -> None:
         if self.patience is None and self.max_kl is None:
@@ -122,7 +122,7 @@ class ResetClock(StageHook):
         self.n_since, self.is_due, self.n_resets = 0, False, self.n_resets + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has seen."""
+        """State of the clock."""
         return {"best": self.best, "n_since": self.n_since, "is_due": self.is_due, "n_resets": self.n_resets}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ class Compares(Protocol):
 
     @property
     def needs_ref(self) -> bool:
-        """Whether it does."""
+        """True if the loss compares with a reference."""
         ...
 
 

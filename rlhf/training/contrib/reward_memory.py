@@ -1,4 +1,4 @@
-"""Rewards that remember: what they are told, when they may answer, and what a checkpoint keeps of them."""
+"""Stateful rewards: updates, warm-up, and state in checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StatefulRewards(StageHook):
 
     @classmethod
     def begun(cls, rewards: Mapping[str, Weighted]) -> StatefulRewards:
-        """Those of a stage that begins: empty, whatever an earlier stage has left in them."""
+        """Stateful rewards of a new stage, emptied of earlier stages' state."""
         plain = {name: weighted.reward for name, weighted in rewards.items()}
         memories = cls({path: reward.episodes for path, reward in remembering("", plain)})
         for memory in memories.of_path.values():

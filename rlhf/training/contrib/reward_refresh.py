@@ -1,4 +1,4 @@
-"""A reward model at work that is trained further: what it collects, how it learns, and whether it is right."""
+"""Refresh of a reward model during training: data collection, updates and accuracy."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Refresher(StageHook):
 
     @property
     def live(self) -> LiveReward:
-        """What the policy is scored with."""
+        """Reward that scores the policy."""
         return LiveReward(self.reward, self.model)
 
     @property
@@ -108,7 +108,7 @@ class Refresher(StageHook):
 
     @property
     def is_of_pairs(self) -> bool:
-        """Whether it learns which of two attempts is better."""
+        """True if it learns from pairs of attempts."""
         return self.reward.learnt == "pairs"
 
     # --- as a hook ---
@@ -122,13 +122,15 @@ class Refresher(StageHook):
         self.learn(step.all_groups, step.number + 1)
 
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
-        """Train the model further where that is due, log it, and say so where it has become worse."""
+        """Train the model further where due, log it, and caution where it became worse."""
         if not self.is_due:
             return
         await run.check_stop()
         with span("reward models"):
             if run.estimate is None:
-                raise TrainingError("nothing says how sure a share is", where="reward_refresh", expected="Run.estimate")
+                raise TrainingError(
+                    "no interval estimator for a share", where="reward_refresh", expected="Run.estimate"
+                )
             run.progress.note(f"training the reward model of {self.name} further")
             figures = self.refresh(run.estimate)
             run.log(run.state.step, figures, delivered=False)
@@ -245,7 +247,7 @@ class Refresher(StageHook):
         return [x for i in range(0, len(rows), n) for x in self._said(rows[i : i + n]).tolist()]
 
     def _accuracy(self, when: str, estimate: Estimate) -> dict[str, float]:
-        """How often the better of two held-out attempts is found better, with its interval; nothing without any."""
+        """Pairwise accuracy on held-out attempts, with its interval; empty without any."""
         ahead = self._compared()
         if not ahead:
             return {"refresh/n_held_out": 0.0}

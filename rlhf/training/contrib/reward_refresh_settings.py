@@ -1,4 +1,4 @@
-"""A reward model that is trained further while a policy learns from it: its recipe keys, and what stays of its scale.
+"""Recipe keys of a reward refresh, and the preservation of its reward's scale.
 
 Held-out pairs are of the policy that made them. A policy that has moved says other things, of which the model knows
 less, and it moves where the model is wrong in its favour. So every few steps the model learns from what the policy does
@@ -69,7 +69,7 @@ class RewardRefresh:
     pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
     """Pairs or attempts of one forward pass; changes memory and speed alone."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
-    """How the weights are updated; its running means go on from one time to the next."""
+    """Optimizer of the reward model; its moments persist between refreshes."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse names of no reward model and of no truth, keys of other models, and a schedule."""
@@ -93,7 +93,7 @@ class RewardRefresh:
         yield from unused(self, reward.unrefreshed, context.path, why)
         if self.optimizer.schedule != "constant":
             yield Problem(
-                "nobody knows how many updates there will be, so the learning rate cannot fall towards the last",
+                "the number of updates is unknown, so the learning rate cannot decay over them",
                 where=context.at("optimizer.schedule"),
                 got=self.optimizer.schedule,
                 expected="constant",
@@ -112,7 +112,7 @@ class RewardRefresh:
             remove = "remove the key: what the environment calls solved is then true"
             unwatch = f"write weight: 0 in place of watch in rewards.{truth}, or add a second reward to watch"
             yield Problem(
-                "what is watched cannot be learnt from" if watched else "this names no reward that could be the truth",
+                "a watched reward cannot be trained on" if watched else "this names no reward that could be the truth",
                 where=context.at("truth"),
                 got=truth,
                 expected="the name of another reward, or null",
@@ -132,7 +132,7 @@ class RewardRefresh:
 def kept_scale(
     before: Sequence[float], after: Sequence[float], scale: tuple[float, float] = (1.0, 0.0)
 ) -> tuple[float, float]:
-    """Return (a, b) with which a · after + b has the mean and the deviation of a₀ · before + b₀.
+    """Affine (a, b) that gives a · after + b the mean and deviation of a₀ · before + b₀.
 
     Numbers 1 and 3 that became 0 and 8: the deviation 1 became 4 and the mean 2 became 4, so a = 1/4 and b = 2 − 1 = 1,
     and 0 and 8 are served as 1 and 3. Where all are equal, before or after, a stays and the mean alone is kept.

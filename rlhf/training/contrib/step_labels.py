@@ -1,4 +1,4 @@
-"""Labels of attempts and of their steps: how likely it is that what was done up to here comes out right."""
+"""Labels of attempts and steps: probability of success from here on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def soft_mean(rewards_J: Sequence[float], eta: float) -> float:
     """
     if not rewards_J or eta < 0:
         raise DataError(
-            "there is no such mean",
+            "the soft mean is not defined",
             where="soft_mean",
             got=f"{len(rewards_J)} rewards, eta {eta}",
             expected="at least one reward, and eta at least 0",
@@ -93,7 +93,7 @@ def labelled(groups: Iterable[ScoredGroup], *, steps: bool, enough: float, eta: 
 
 
 def passing(group: ScoredGroup) -> list[dict[int, tuple[int, ...]]]:
-    """Return, of each attempt of a group, turn -> the attempts that did and read the same up to the end of that turn.
+    """Attempts through each turn, by attempt: those identical up to the end of that turn.
 
     The turns are those that the policy took. Each attempt is among its own.
     """

@@ -1,4 +1,4 @@
-"""A critic that is told what the policy is not, and learns from pairs of attempts which turns made the better one."""
+"""SWEET-RL critic: sees the reference answer, trained on trajectory pairs to score turns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REFERENCE = "{reference}"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SweetCritic(OwnModel):
-    """Learns from pairs of attempts at one task, and told its reference answer, which turns made the better one.
+    """SWEET-RL critic: scores turns, trained on pairs of attempts and given the reference answer.
 
         A_k = mean over the tokens of turn k of log π_φ(token | what is told, what was read) − log π_ref(the same)
         loss = −log σ(β (Σ_k A_k of the better attempt − Σ_k A_k of the worse one))
@@ -58,25 +58,25 @@ class SweetCritic(OwnModel):
     backbone: ClassVar[str] = "own"
     trains_backbone: ClassVar[bool] = True
 
-    told: str = "Known in hindsight: {reference}\n\n"
-    """What the critic reads before everything that the policy read; `{reference}` is the task's. Empty tells nothing
-    more than the policy was told."""
+    privileged_text: str = "Known in hindsight: {reference}\n\n"
+    """Privileged text before what the policy read; `{reference}` is the task's. Empty tells nothing more than the
+    policy was told."""
     over: Literal["turns", "tokens"] = "turns"
-    """What makes the score of an attempt: the sum of the means of its turns, or one mean over all its tokens."""
+    """Score of an attempt: the sum of its turns' means, or one mean over all its tokens."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """β, how much a difference of the scores says."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
     frozen: bool = False
-    """Whether it learns in its warm-up only, from the policy as the stage finds it, and then stays as it is."""
+    """Train it in its warm-up only, from the policy as the stage finds it, and keep it frozen then."""
     epochs: Annotated[int, Field(ge=1)] = 4
     """Passes over the tasks of a step."""
     batch_size: Annotated[int, Field(ge=1)] = 4
     """Tasks in one update, with all their pairs."""
 
     def __post_init__(self) -> None:
-        if self.told and _REFERENCE not in self.told:
-            raise ValueError(f"told does not say where {_REFERENCE} goes; leave it empty to tell the critic nothing")
+        if self.privileged_text and _REFERENCE not in self.privileged_text:
+            raise ValueError(f"privileged_text lacks {_REFERENCE}; leave it empty to tell the critic nothing")
         if self.frozen and not self.warmup_steps:
             raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
 
@@ -175,7 +175,7 @@ class Compared:
 
 
 def pair_loss(scores_A: Tensor, earned_A: Sequence[float], beta: float) -> Tensor:
-    """Return the mean of −log σ(β (s_i − s_j)) over all pairs of attempts at one task of which i earned more than j.
+    """Bradley-Terry loss: mean −log σ(β (s_i − s_j)) over pairs of attempts at a task where i earned more.
 
     Args:
         scores_A: Σ_k A_k of each attempt; carries the gradient.
@@ -211,40 +211,40 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
 
     # --- what it is told ---
 
-    def meet(self, tasks: Sequence[Task]) -> None:
+    def set_references(self, tasks: Sequence[Task]) -> None:
         """Read the references of the tasks that the stage draws from.
 
         Raises:
             TrainingError: some have none.
         """
-        if not self.settings.told:
+        if not self.settings.privileged_text:
             return
         without = [task.id for task in tasks if task.reference is None]
         if without:
             raise TrainingError(
                 "this critic is told the reference of each task, and there are tasks without one",
-                where="critic.told",
+                where="critic.privileged_text",
                 got=f"{len(without)} of {len(tasks)} tasks without a reference, such as {without[0]}",
                 expected="Task.reference of every task of the split",
-                hint="write critic.told: '' to tell the critic no more than the policy is told",
+                hint="write critic.privileged_text: '' to tell the critic no more than the policy is told",
             )
         for task in tasks:
-            text = self.settings.told.replace(_REFERENCE, task.reference or "")
+            text = self.settings.privileged_text.replace(_REFERENCE, task.reference or "")
             self._told[task.id] = np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int64)
 
     def _prefix(self, task_id: str) -> Ints:
-        """Token ids of what is told of a task; of one that begins in the middle, what is told of the whole of it."""
-        if not self.settings.told:
+        """Token ids of a task's privileged text; a task from a mid-episode state has that of the whole."""
+        if not self.settings.privileged_text:
             return np.zeros(0, np.int64)
         origin = task_id.rpartition("@")[0]
         found = self._told.get(task_id, self._told.get(origin))
         if found is None:
             raise TrainingError(
                 "this critic is told the reference of each task, and this one is not of the stage's split",
-                where="critic.told",
+                where="critic.privileged_text",
                 got=task_id,
                 expected=f"one of {len(self._told)} tasks",
-                hint="write critic.told: '' to tell the critic no more than the policy is told",
+                hint="write critic.privileged_text: '' to tell the critic no more than the policy is told",
             )
         return found
 
@@ -264,8 +264,8 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
     # --- before anything is learnt from a step ---
 
     @torch.no_grad()
-    def look(self, groups: Sequence[ScoredGroup]) -> Compared:
-        """Return how much better than the model that the critic began as it finds each turn of a step."""
+    def predict(self, groups: Sequence[ScoredGroup]) -> Compared:
+        """Score of each turn of a step, relative to the critic's initial model."""
         begun = time.perf_counter()
         self.model.eval()
         attempts = [a for a in self._attempts(groups) if a is not None]
@@ -301,7 +301,7 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
         return read(model, forward, batch.targets.to(device), 1.0, ()).logprobs
 
     def _score(self, gained_N: Tensor, attempts: Sequence[Attempt]) -> Tensor:
-        """Return Σ_k A_k of each attempt, `[A]`, from the log-ratios of their tokens, one attempt after the other."""
+        """Scores Σ_k A_k of attempts, `[A]`, from the log-ratios of their tokens end to end."""
         if self.settings.over == "tokens":
             counts = torch.tensor([int(a.tokens_K.sum()) for a in attempts])
             whose = torch.arange(len(attempts)).repeat_interleave(counts).to(gained_N.device)
@@ -314,7 +314,7 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
     # --- after ---
 
     def learn(self, seen: Compared, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
-        """Make the updates of a step, in its warm-up or where it goes on learning; return what is logged."""
+        """Update on a step, in its warm-up or unless frozen; returns metrics."""
         begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
         learns = self.is_warming(step) or not self.settings.frozen
         logged: dict[str, list[float]] = {}
@@ -391,7 +391,7 @@ def _values_of(groups: Sequence[ScoredGroup], found_K: Any) -> list[Values]:
 
 
 def _figures(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, float]:
-    """Compare scores of the critic and what was earned, of the attempts at each task; an equal score is half right."""
+    """Ranking accuracy of critic scores against earned ones at each task; ties count half."""
     right, n = 0.0, 0
     for scores, earned in tasks:
         pairs = list(zip(*_pairs(earned), strict=True))

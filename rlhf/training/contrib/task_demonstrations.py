@@ -25,7 +25,7 @@ class Guide:
     known: dict[str, Trajectory | None] = field(default_factory=dict)
 
     async def show(self, task_ids: Iterable[str], run: RunContext) -> dict[str, Trajectory]:
-        """Return a demonstration of each of these tasks that the oracle solves; ids of other tasks have none."""
+        """Demonstrations of these tasks by id, of those that the oracle solves."""
         ids = [i for i in dict.fromkeys(task_ids) if i in self.tasks]
         for task_id in ids:
             if task_id not in self.known:

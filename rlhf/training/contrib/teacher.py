@@ -21,7 +21,8 @@ from rlhf.losses.policy_loss import PolicyLoss
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.context import LiveStage, RunContext, StageKeys
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.policy.model import Policy, load_folder
+from rlhf.training.policy.model import Policy
+from rlhf.training.policy.model_files import load_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Teacher:
         return cls(model, where)
 
     def teach(self, stage: StageKeys, trainer: TorchTrainer, rows: Sequence[Sample]) -> list[Floats]:
-        """Return the log-probs of the policy tokens of each row, at the temperature that they were sampled at.
+        """Teacher log-probs of each row's policy tokens, at their sampling temperature.
 
         Raises:
             ModelError: a row is longer than the teacher's context.
@@ -78,7 +79,7 @@ def teacher_of(stage: StageKeys, policy: Policy) -> Teacher | None:
 
 @dataclass(frozen=True)
 class Teaching(StageHook):
-    """A teacher in the steps of a stage: its coefficient in the loss, and its log-probs on the rows.
+    """Teacher hook of a stage: its loss coefficient, and its log-probs on the rows.
 
     Attributes:
         teacher: of the stage.

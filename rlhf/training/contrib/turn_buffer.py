@@ -1,4 +1,4 @@
-"""Turns to learn from again: each trajectory with the places of its turns, what each earned, and how it ended.
+"""Replay buffer of turns: trajectories with turn places, rewards and endings.
 
 The turns of a trajectory are transitions (o, a, r, o', done) that share their tokens: o ends where the turn begins, o'
 where the next one does. They are therefore kept, drawn and read together: a forward pass over a trajectory is one over
@@ -93,7 +93,7 @@ def episodes_of(groups: Sequence[ScoredGroup], *, bootstrap: bool) -> list[Episo
 
 
 def packed(episodes: Sequence[_Long], max_tokens: int) -> Iterator[list[_Long]]:
-    """Cut `episodes`, in order, into parts of at most so many tokens; a longer one is a part of its own."""
+    """Batches of `episodes`, in order, of at most `max_tokens`; a longer episode is alone."""
     part: list[_Long] = []
     for episode in episodes:
         if part and sum(map(len, part)) + len(episode) > max_tokens:
@@ -106,7 +106,7 @@ def packed(episodes: Sequence[_Long], max_tokens: int) -> Iterator[list[_Long]]:
 
 @dataclass
 class TurnBuffer:
-    """Trajectories, the oldest first, of at most `capacity` turns; at least one, however long, once there was one."""
+    """Replay buffer of trajectories, oldest first, of at most `capacity` turns, at least one trajectory."""
 
     capacity: int
     kept: list[Episode] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Further along the way that training took: the first singular direction of what it changed, weight by weight.
+"""Weight extrapolation along the first singular direction of each weight's change.
 
 What reinforcement learning changes in a matrix, ΔW = W_t − W_0 = Σ σ_i u_i v_iᵀ, does most of its work along u_1 v_1ᵀ,
 and σ_1 u_1 moves nearly on a line while training goes on. So a finished policy can be reduced to that direction, or
@@ -108,7 +108,7 @@ def rank_one(direction: Direction, alpha: float = 1.0) -> torch.Tensor:
 def at_success(
     found: Sequence[Direction], successes: Sequence[float], target: float, alpha: float = 1.0
 ) -> torch.Tensor:
-    """Return α · y(target) · vᵀ, `[M, N]`, from the same parameter's direction at several checkpoints, oldest first.
+    """Update α · y(target) · vᵀ, `[M, N]`, of a parameter from its directions at several checkpoints, oldest first.
 
     y(s) = mean y + (s − mean s) · Σ (s_j − mean s) y_j / Σ (s_j − mean s)². Successes .2, .4 of (1, 0), (2, 0) give
     (3, 0) at .6.

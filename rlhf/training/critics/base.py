@@ -38,11 +38,11 @@ class OwnUpdates(Generic[S, M]):
         return self._stepper.n_updates
 
     def is_warming(self, step: int) -> bool:
-        """Whether it learns alone in a step, counted from 0."""
+        """True in warm-up steps, counted from 0, in which the critic learns alone."""
         return step < self.settings.warmup_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """What its updates have changed, the policy's weights left out: those are saved with the policy."""
+        """State changed by its updates, without the policy's weights, which are saved with the policy."""
         return {
             "model": {name: p.detach() for name, p in self.model.kept()},
             "optimizer": self._stepper.optimizer.state_dict(),
@@ -57,7 +57,7 @@ class OwnUpdates(Generic[S, M]):
 
 
 def optimizer_of(settings: OnBackbone, model: BackboneModel) -> torch.optim.Optimizer:
-    """Return the optimiser of a critic's head, at a rate of its own, and of its backbone where that is trained."""
+    """Optimiser of a critic's head, at its own rate, and of its backbone where trained."""
     head, backbone = list(model.head.parameters()), model.trained_backbone()
     optimizer = settings.optimizer.build([*backbone] or head)
     if backbone:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlhf.training.policy.model import Policy
 
 
-class Look(Protocol):
+class Predictions(Protocol):
     """Predictions of a critic for a step."""
 
     @property
@@ -35,22 +35,22 @@ class LiveCritic(Stateful, Protocol):
 
     @property
     def n_updates(self) -> int:
-        """Updates made or tried so far, of the stage; it moves in every step that changes what is remembered."""
+        """Updates made or tried so far in the stage; it moves with every change of memory."""
         ...
 
     def is_warming(self, step: int) -> bool:
-        """Whether it learns alone in a step, counted from 0."""
+        """True in warm-up steps, counted from 0, in which the critic learns alone."""
         ...
 
-    def look(self, groups: Sequence[ScoredGroup]) -> Look:
+    def predict(self, groups: Sequence[ScoredGroup]) -> Predictions:
         """Return what it expects of the states of a step. An off-policy critic may learn from them first."""
         ...
 
     def learn(self, seen: Any, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
-        """Make what updates are left of a step once it has credit, and return what is logged of all.
+        """Remaining updates of a step once it has credit; returns metrics of all.
 
         Args:
-            seen: what `look` returned in this step.
+            seen: what `predict` returned in this step.
             samples: all rows of the step, with the returns that the estimator gave.
             rng: draws.
             step: counted from 0.
@@ -62,7 +62,7 @@ class LiveCritic(Stateful, Protocol):
 class PrivilegedCritic(Protocol):
     """Critic that is told more of the tasks than the policy is."""
 
-    def meet(self, tasks: Sequence[Task]) -> None:
+    def set_references(self, tasks: Sequence[Task]) -> None:
         """Take in the tasks that the stage draws from, with their references. Asked once, before the first step."""
         ...
 
@@ -96,13 +96,13 @@ class CriticCapabilities(CapabilityView):
     """Optional attributes of a critic's settings, with None for each that they leave out."""
 
     optimizer = Capability[object](None)
-    """How it is updated."""
+    """Optimizer of the critic."""
     trains_backbone = Capability[bool | None](None, bool)
-    """Whether the gradient goes on into its backbone; None where nothing is known of its model."""
+    """True if the gradient reaches its backbone; None where its model is unknown."""
     tau = Capability[object](None)
     """Share by which a copy follows it in each update."""
-    told = Capability[object](None)
-    """What it reads before what the policy read; such a critic is compared with what it began as."""
+    privileged_text = Capability[object](None)
+    """Privileged text that it reads first; such a critic is compared with its initial model."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class CriticHook(StageHook):
     key: ClassVar[str] = "critic"
 
     critic: LiveCritic
-    seen: Look | None = None
+    seen: Predictions | None = None
 
     @property
     def n_critic_updates(self) -> int:
@@ -131,7 +131,7 @@ class CriticHook(StageHook):
     def expected(self, step: Step) -> Sequence[Values]:
         """Return what the critic expects of the states of a step."""
         with span("critic"):
-            self.seen = self.critic.look(step.groups)
+            self.seen = self.critic.predict(step.groups)
         return self.seen.values
 
     async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:
@@ -140,7 +140,7 @@ class CriticHook(StageHook):
             step.values |= self.critic.learn(self.seen, step.rows, step.rng, step.number)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the critic remembers."""
+        """State of the critic."""
         return self.critic.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Models of critics: a transformer without its output layer, and one linear layer that reads a value off each state."""
+"""Critic models: a transformer without its output layer, and a linear value head."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.policy.lora import causal_of, no_base
-from rlhf.training.policy.model import Lora, Policy, load_folder
+from rlhf.training.policy.model import Lora, Policy
+from rlhf.training.policy.model_files import load_folder
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -33,7 +34,7 @@ class OwnModel:
     lora: Lora | None = None
     """Of a model of its own: train adapters instead of all weights."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
-    """How the critic's weights are updated."""
+    """Optimizer of the critic."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
 
@@ -96,7 +97,7 @@ class OnBackbone(OwnModel):
     """The transformer below the value head: a model of the critic's own, or the policy's, whose forward pass it then
     shares the weights of."""
     gradient: Literal["backbone", "head"] | None = None
-    """How far down the value loss trains: head and backbone, or the head alone. None is backbone where that is the
+    """Depth of the value loss's gradient: head and backbone, or the head alone. None is backbone where that is the
     critic's own, and head where it is the policy's."""
     head_lr: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the head, which begins at 0 and has further to go than a trained backbone; None is
@@ -117,7 +118,7 @@ class OnBackbone(OwnModel):
 
     @property
     def trains_backbone(self) -> bool:
-        """Whether the value loss moves the backbone."""
+        """True if the value loss trains the backbone."""
         return (self.gradient or ("backbone" if self.backbone == "own" else "head")) == "backbone"
 
     def backbone_for(self, policy: Policy, start: Path | None, seed: int) -> nn.Module:
@@ -159,7 +160,7 @@ class KeptModel(nn.Module):
     """A module of which checkpoints hold what is trained, by name."""
 
     def kept(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What training changes and no other checkpoint has: parameters by name."""
+        """Trained parameters by name, which no other checkpoint has."""
         return ((name, p) for name, p in self.named_parameters() if p.requires_grad)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -207,7 +208,7 @@ class BackboneModel(KeptModel):
         return [p for p in self.backbone.parameters() if p.requires_grad] if self.trains_backbone else []
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; a backbone that is not trained stays as it is in use, without dropout."""
+        """Set training mode as any module; a frozen backbone stays in evaluation mode, without dropout."""
         super().train(mode)
         self.backbone.train(mode and self.trains_backbone and not self.holds_backbone)
         return self

@@ -1,4 +1,4 @@
-"""The critic at work: values of the states of a step before anything is learnt from it, and its own updates after.
+"""Value critic: state values before the updates of a step, and its own updates after.
 
 It is updated apart from the policy, by an optimiser of its own. The trainer of the policy cannot tell that there is a
 critic; and the critic learns from every row of a step, also from those that filters and corrections keep from the
@@ -51,11 +51,10 @@ class Critic(OnBackbone):
     spans_processes: ClassVar[bool] = True
 
     bootstrap: bool = True
-    """What follows a trajectory that a limit cut counts as much as the critic expects of it; False takes the limit for
-    an end, after which nothing comes."""
+    """Bootstrap truncated trajectories with the critic's value; False takes the limit for an end, after which nothing
+    comes."""
     clip: Annotated[float, Field(gt=0)] | None = 0.5
-    """How far a value may move in one step towards its return before the error stops pulling it, in units of the
-    score; None is no bound."""
+    """Bound on a value's move in one step before its error is clipped, in units of the score; None is no bound."""
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Tell of a bound on how far values move in a step that moves none."""
@@ -92,7 +91,7 @@ class ValuePredictions:
 
 
 def value_rows(groups: Sequence[ScoredGroup], layout: Layout) -> tuple[list[Sample], list[Bools]]:
-    """Return the rows of `make_samples`, one for one, with a mask for a critic: True where it is asked for a value.
+    """Rows of `make_samples`, one for one, with a mask of the tokens that need a value.
 
     That is at each sampled token, for the state before it, and at the place after each generation, for the state that
     its last token led to, in which the environment's reply is still unread. A token without meaning is added at the
@@ -132,7 +131,7 @@ class CriticTrainer(OwnUpdates[Critic, ValueModel]):
     # --- before anything is learnt from a step ---
 
     @torch.no_grad()
-    def look(self, groups: Sequence[ScoredGroup]) -> ValuePredictions:
+    def predict(self, groups: Sequence[ScoredGroup]) -> ValuePredictions:
         """Return what the critic expects of the states of a step; dropout is off."""
         begun = time.perf_counter()
         rows, sampled = value_rows(groups, self._stage.layout)
@@ -159,7 +158,7 @@ class CriticTrainer(OwnUpdates[Critic, ValueModel]):
     def learn(
         self, seen: ValuePredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
     ) -> dict[str, float]:
-        """Make the critic's updates of a step: as many passes and minibatches as the policy's, over all rows.
+        """Critic updates of a step: as many passes and minibatches as the policy's, over all rows.
 
         Args:
             seen: of this step.
@@ -231,7 +230,7 @@ def _by_trajectory(rows: Sequence[Sample], parts: Sequence[Floats]) -> dict[int,
 def _values_of(
     rows: Sequence[Sample], sampled: Sequence[Bools], groups: Sequence[ScoredGroup], *, bootstrap: bool
 ) -> Iterator[Values]:
-    """Cut the values of the rows into those of each group, by generation, and of the states that limits cut."""
+    """Yield each group's values from those of the rows, by generation, and of truncated states."""
     values = [np.zeros(0, np.float32) if row.values is None else row.values for row in rows]
     tokens = _by_trajectory(rows, [v[s] for v, s in zip(values, sampled, strict=True)])
     last = {row.sequence: float(v[-1]) for row, v in zip(rows, values, strict=True)}
@@ -249,7 +248,7 @@ def _values_of(
 
 
 def _with_returns(seen: ValuePredictions, samples: Sequence[Sample], *, bootstrap: bool) -> list[Sample]:
-    """Return the critic's rows with what each value should have been; where nobody knows, the mask is False.
+    """Critic rows with their value targets; the mask is False where there is none.
 
     At a sampled token that is its return; after a generation it is the return of the next token that the trajectory
     sampled, before which nothing is earned. After the last one it is unknown, or 0 and never asked for. Without
@@ -274,7 +273,7 @@ def _with_returns(seen: ValuePredictions, samples: Sequence[Sample], *, bootstra
 
 
 def _demonstrated(sample: Sample) -> Bools:
-    """Of a critic's row, the places of tokens that another than the policy wrote, and those right after one."""
+    """Mask of a critic's row: tokens not written by the policy, and the token after each."""
     off = np.zeros(len(sample) + 1, np.bool_)
     if sample.off_policy is not None:
         off[:-1] |= sample.off_policy
@@ -283,7 +282,7 @@ def _demonstrated(sample: Sample) -> Bools:
 
 
 def _figures(seen: ValuePredictions, samples: Sequence[Sample]) -> dict[str, float]:
-    """Compare the values that the advantages were made with, and the returns, of all tokens that the policy sampled."""
+    """Metrics of values against returns over all sampled tokens."""
     own = [s.mask & ~_demonstrated(s)[:-1] for s in samples]
     values = [row.values[:-1][m] for row, m in zip(seen.rows, own, strict=True) if row.values is not None]
     returns = [s.returns[m] for s, m in zip(samples, own, strict=True) if s.returns is not None]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Step:
-    """One step, as the loop and the hooks have it so far.
+    """State of a step, as the loop and the hooks have it so far.
 
     Attributes:
         number: counted from 0.
@@ -57,7 +57,7 @@ class Step:
 
 
 class StageHook:
-    """Base of what takes part in the steps of a stage; every method does nothing unless a subclass says otherwise.
+    """Base of hooks in a stage's steps; every method does nothing by default.
 
     Methods are called in the order they have here, each of all hooks of the stage before the next. A step may be begun
     and never finished, so `state_dict` changes in `on_step_end` and the methods below it alone.
@@ -84,7 +84,7 @@ class StageHook:
     # --- a step ---
 
     def ends_stage(self, run: RunContext, parts: LiveStage) -> bool:
-        """Whether the stage ends before its next step."""
+        """True if the stage ends before its next step."""
         return False
 
     def loss_of(self, run: RunContext, loss: PolicyLoss, number: int) -> PolicyLoss:
@@ -115,7 +115,7 @@ class StageHook:
     def extend_samples(
         self, samples: Sequence[Sample], rng: np.random.Generator
     ) -> tuple[Sequence[Sample], dict[str, float]]:
-        """Return the rows after that comparison, ready for the update, and what is logged; where there is an update."""
+        """Rows ready for the update after that comparison, and metrics; only in steps with an update."""
         return samples, {}
 
     async def after_update(self, run: RunContext, parts: LiveStage, step: Step) -> None:

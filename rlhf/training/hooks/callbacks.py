@@ -18,7 +18,7 @@ from rlhf.training.hooks.base import StageHook
 
 @dataclass(frozen=True)
 class StepInfo:
-    """One line of a run's metrics, as callbacks are given it: a step of a stage, or an evaluation after it.
+    """Line of metrics for callbacks: a step of a stage, or an evaluation after it.
 
     Attributes:
         run: folder of the run.
@@ -37,7 +37,7 @@ class StepInfo:
 
 @dataclass
 class Callbacks(StageHook):
-    """Keeps the lines that a run logs, and hands them to functions between two steps, where a checkpoint is whole.
+    """Callback hook: hands logged lines to functions between steps, where checkpoints are whole.
 
     A line is written before the step's state is: what raised there would lose the step.
 

@@ -1,4 +1,4 @@
-"""Signs that a policy is collapsing, looked for in every step: what it says, how alike attempts score, how it trains.
+"""Signs of policy collapse in each step: replies, score variance and training figures.
 
 RAGEN (arXiv 2504.20073) names the pattern that multi-turn training dies of the echo trap: attempts at one task come to
 score alike, the policy grows certain of the same phrases, then gradients spike and the return is lost for good. The
@@ -65,7 +65,7 @@ def collapse_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _said(trajectory: Trajectory) -> Iterator[tuple[list[tuple[int, ...]], set[tuple[int, ...]]]]:
-    """Yield the 4-grams of each generation, and those of its prompt; a prompt that extends the last is read once."""
+    """Yield 4-grams of each generation and of its prompt; a prompt that extends the last is read once."""
     seen: Prompt | None = None
     known: set[tuple[int, ...]] = set()
     for generation in trajectory.generations:
@@ -84,7 +84,7 @@ def _grams(ids: Sequence[int]) -> Iterable[tuple[int, ...]]:
 
 @dataclass
 class Monitor(StageHook):
-    """Compares each step with the best before it; kept in checkpoints, so that a resumed run warns as one that ran on.
+    """Collapse monitor against the best step so far; its state is in checkpoints.
 
     Attributes:
         recent: the last `WINDOW` values of each figure that is averaged.

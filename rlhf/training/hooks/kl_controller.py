@@ -1,4 +1,4 @@
-"""The KL coefficient of a loss whose `kl_target` is set: a number that a step leaves to the next.
+"""Adaptive KL coefficient for losses with `kl_target`, carried from step to step.
 
 It is part of the run's state, so that a resumed run goes on with the very same one.
 """

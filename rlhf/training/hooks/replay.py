@@ -30,7 +30,7 @@ _NUMBERS = ("sequence", "group")
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Replay:
-    """Fill a step that has fewer trajectories to train on than it drew with some of the last steps.
+    """Replay of recent trajectories in steps with fewer to train on than drawn.
 
     A step is full with `tasks_per_step` x `group_size` trajectories. What is missing was dropped by the selection or
     the filters, mostly for want of an advantage, or failed. It is made up for with trajectories of earlier steps,
@@ -153,7 +153,7 @@ class ReplayBuffer(StageHook):
         return [_with_old(s) for s in (*samples, *again)], figures
 
     def learn(self) -> None:
-        """Remember what the finished step was trained on and forget what is too old for the next one."""
+        """Add the finished step, and drop what is too old for the next one."""
         self.n_steps += 1
         young = [t for t in (*self.kept, *self.seen) if self.n_steps - t.step <= self.settings.max_age]
         self.kept, self.seen = young[-self.settings.capacity :], []
@@ -178,7 +178,7 @@ class ReplayBuffer(StageHook):
 
 
 def _with_old(sample: Sample) -> Sample:
-    """Return the row with old log-probs: the engine's, where they are taken for those of the policy that sampled."""
+    """Row with old log-probs: the engine's, where they stand for the sampling policy's."""
     return sample if sample.old_logprobs is not None else replace(sample, old_logprobs=sample.sampler_logprobs)
 
 

@@ -1,4 +1,4 @@
-"""Rewards that are watched: whether what is trained on rises while a held-out reward falls, looked for in every step.
+"""Reward watch: detects a rising trained reward with a falling held-out reward.
 
 A policy finds what a reward pays for without its being done: the reward rises and the quality falls. A second reward
 that is never trained on shows it, as long as nothing is chosen by it. Over the last `window` steps, and over twice and
@@ -62,7 +62,7 @@ def trend(values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
 
 @dataclass
 class Watches(StageHook):
-    """Takes in each step; kept in checkpoints, so that a resumed run warns as one that ran on.
+    """Watch of each step's rewards; its state is in checkpoints.
 
     Attributes:
         settings: of each watched reward, by its name in the recipe.
@@ -136,7 +136,7 @@ class Watches(StageHook):
     def _alarm(self, name: str, where: str) -> str:
         """Say how the trained reward and the watched one part, if they do."""
         settings = self.settings[name]
-        what = f"the reward {settings.of}" if settings.of else "the score"
+        what = f"the reward {settings.compare_with}" if settings.compare_with else "the score"
         for n in _windows(settings.window, len(self.trained[name])):
             trained, watched = (trend(values[name][-n:]) for values in (self.trained, self.watched))
             if trained.low > 0 and watched.high < 0:
@@ -174,7 +174,7 @@ class Watches(StageHook):
 
 
 def _trained(score: Score, settings: Watch) -> float:
-    return score.total if settings.of is None else score.parts[settings.of].value
+    return score.total if settings.compare_with is None else score.parts[settings.compare_with].value
 
 
 def _windows(window: int, n_steps: int) -> Iterator[int]:

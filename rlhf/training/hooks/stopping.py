@@ -25,7 +25,7 @@ class EarlyStop(StageHook):
     _was_measured: bool = False
 
     def ends_stage(self, run: RunContext, parts: LiveStage) -> bool:
-        """Whether `patience` evaluations of the stage went by since the best one of all.
+        """True if `patience` evaluations of the stage passed since the best one.
 
         Without a best one in this stage they count from its begin. Nothing but the state is looked at, so that a
         resumed run ends where one that ran on does.
@@ -59,7 +59,7 @@ class Bounded(Protocol):
 
     @property
     def max_empty_steps(self) -> int | None:
-        """How many in a row; None is any number."""
+        """Allowed empty steps in a row; None is any number."""
         ...
 
 
@@ -95,7 +95,7 @@ class EmptyStop(StageHook):
             step.cautions |= cautions
 
     def state_dict(self) -> dict[str, Any]:
-        """How many there were."""
+        """Number of empty steps."""
         return self.empty.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ class Lora:
     rank: Annotated[int, Field(ge=1)] = 16
     """Columns of the two factors of an adapter."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
-    """What an adapter adds is scaled by alpha/rank."""
+    """LoRA alpha: adapter outputs are scaled by alpha/rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that training drops at random."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
@@ -272,7 +272,7 @@ def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, A
 
 
 def load_adapters(base: Any, saved: Path) -> Any:
-    """Put the adapters in a folder, that of every role, around their base, in the number format they were saved in.
+    """Load a folder's adapters, of every role, onto their base, in their saved format.
 
     Raises:
         ModelError: one cannot be read, or is of another model.
@@ -296,7 +296,7 @@ def load_adapters(base: Any, saved: Path) -> Any:
 
 
 def _is_in_float32(saved: Path) -> bool:
-    """Whether the adapter in a folder has float32 weights, whatever its base has."""
+    """True if the adapter in a folder has float32 weights, whatever its base has."""
     from safetensors import safe_open
 
     with safe_open(str(saved / "adapter_model.safetensors"), "pt") as file:
@@ -315,7 +315,7 @@ def causal_of(model: Any) -> Any:
 
 
 def unadapted(model: Any) -> Any:
-    """Return the plain model that PEFT's `model` is, its adapter merged into the weights below; takes `model` apart.
+    """Plain model under PEFT's `model`, its adapter merged; dismantles `model`.
 
     Raises:
         ModelError: roles have adapters of their own, which are no one set of weights.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.checking import CheckContext, Problem
 from rlhf.errors import CheckpointError, ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
-from rlhf.inference.embedded.model_probe import check_rows, without_dropout
+from rlhf.inference.embedded.model_probe import check_rows
 from rlhf.inference.embedded.swapped_weights import having, held_by
 from rlhf.inference.role_adapters import adapter_names, adapter_of, role_adapters
 from rlhf.processes import current
@@ -26,8 +26,8 @@ from rlhf.training.backends.master_weights import is_short
 from rlhf.training.backends.sharded import device_of, full_state, is_laid_out
 from rlhf.training.checkpoints.store import check_model, way_out_of
 from rlhf.training.policy.lora import Lora as Lora
-from rlhf.training.policy.lora import load_adapters, loading_options
-from rlhf.training.policy.templates import give_template
+from rlhf.training.policy.lora import load_adapters
+from rlhf.training.policy.model_files import Loader, first_line, load_folder
 from rlhf.training.policy.tokenizer import train_tokenizer
 
 
@@ -141,87 +141,6 @@ class Pretrained:
         return Policy.of(model, tokenizer, self.lora, self.chat_template_kwargs)
 
 
-#: Files of which a tokenizer has at least one.
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-
-
-#: Loads a source in a number format with further options: model, tokenizer, and names of what the files do not hold.
-Loader = Callable[[str, torch.dtype, dict[str, Any]], tuple[Any, Any, list[str]]]
-
-
-def load_folder(
-    path: str,
-    *,
-    dtype: str = "float32",
-    where: str = "",
-    quantization: str | None = None,
-    template: Path | None = None,
-    loader: Loader | None = None,
-) -> tuple[Any, Any]:
-    """Model and tokenizer of a Hugging Face folder or hub name, with the chat template that is named if one is.
-
-    Raises:
-        ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
-        CheckpointError: the folder lies in a checkpoint or a run, and a file of it is not what was written.
-    """
-    folder = Path(path).expanduser()
-    local = folder.exists() or path.startswith((".", "/", "~"))
-    where = where or f"policy.path {path}"
-    if local:
-        check_model(folder)
-    if local and not (folder / "config.json").is_file():
-        raise ModelError(
-            "no model in this folder",
-            where=where,
-            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder",
-            expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
-            hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
-        )
-    if local and not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise ModelError(
-            "there is no tokenizer in this folder",
-            where=where,
-            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]),
-            expected=f"one of {', '.join(_TOKENIZERS)}",
-            hint="copy the tokenizer's files there from the model it was trained from, as save_pretrained writes them",
-        )
-    options = loading_options(quantization, getattr(torch, dtype))
-    try:
-        model, tokenizer, missing = (loader or _load)(str(folder) if local else path, getattr(torch, dtype), options)
-    except Exception as error:  # tokenizers raises bare Exception, safetensors one of its own
-        raise ModelError(
-            "the model cannot be loaded",
-            where=where,
-            got=_first_line(error),
-            expected="a readable causal language model with tokenizer",
-            hint="check the files" if local else "check the name and that the hub can be reached, or give a folder",
-        ) from error
-    if missing:
-        raise ModelError(
-            "the files lack some of the model's weights",
-            where=where,
-            got=f"nothing for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
-            expected="every parameter of the model that config.json describes",
-            hint="complete the files; weights drawn at random instead would look like a model that has learnt nothing",
-        )
-    give_template(tokenizer, template, where)
-    return model, tokenizer
-
-
-def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any, Any, list[str]]:
-    """Model, tokenizer, and the names of parameters that the files do not hold."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
-    without_dropout(loaded[0])
-    return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
 @plain_dataclass
 class Policy:
     """A live policy. The rollout engine and the trainer share `model`.
@@ -260,7 +179,7 @@ class Policy:
 
     @property
     def compiles_well(self) -> bool:
-        """Whether torch.compile is known to make this model's layers faster: on a GPU, in 16 bits, one adapter."""
+        """True if torch.compile speeds this model up: on a GPU, in 16 bits, one adapter."""
         first = next(self.model.parameters())
         is_plain = role_adapters(self.model) is None and getattr(self.model, "quantization_method", None) is None
         return bool(first.is_cuda and is_short(first) and is_plain)
@@ -392,7 +311,7 @@ def resume(
 
 
 def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
-    """The adapter in a folder, by the names and on the devices of the trained parameters of `model`."""
+    """Weights of the adapter in a folder, by name and device of `model`'s trained parameters."""
     from safetensors.torch import load_file
 
     check_model(saved)
@@ -405,11 +324,11 @@ def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         return {name: found[adapter_of(name) or "", _name_in_file(name)].to(p) for name, p in trained.items()}
     except Exception as error:  # safetensors raises one of its own
-        raise _unusable(saved, _first_line(error), "the adapter that is the reference") from error
+        raise _unusable(saved, first_line(error), "the adapter that is the reference") from error
 
 
 def _name_in_file(name: str) -> str:
-    """PEFT leaves the adapter's name out of the names in its file, and of DoRA's lengths the last part too."""
+    """Parameter name in PEFT's file: without the adapter's name, and DoRA's magnitude suffix."""
     name = re.sub(r"(\.lora_\w+)\.[^.]+", r"\1", name)
     return name.removesuffix(".weight") if name.endswith(".lora_magnitude_vector.weight") else name
 

@@ -1,4 +1,4 @@
-"""Loading a policy in shares: each process reads its part of the weights, and none ever holds all of them.
+"""Sharded policy loading: each process reads its part, and none holds all weights.
 
 The module is made with accelerate on empty weights, a trainer lays it out over the processes, and what lies in each is
 read from the safetensors files. Values, and the random numbers of adapters, are those of an ordinary load.
@@ -32,7 +32,7 @@ class Layout(Protocol):
     """Layout of weights over processes; equal for trainers that shard alike."""
 
     def lay_out(self, policy: Policy) -> Any:
-        """Take the module of a policy to pieces, in all processes together; its weights have no memory so far.
+        """Shard a policy's meta-device module, in all processes together.
 
         Returns what its trainers need to find again, if anything (`ShardedLoad.keeper`).
         """
@@ -66,7 +66,7 @@ class SavedWeights:
         return None
 
     def flat(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """Return numbers `begin` to `end` of a tensor laid end to end; reads the rows that they lie in."""
+        """Elements `begin` to `end` of a flattened tensor; reads the rows that hold them."""
         from safetensors import safe_open
 
         with safe_open(self.files[name], "pt") as file:
@@ -91,7 +91,7 @@ class SavedWeights:
         return found
 
     def missing(self, model: nn.Module) -> list[str]:
-        """Return the names of a model's parameters that are not here or have another shape, and of stored buffers."""
+        """Names of a model's parameters that are missing or of another shape, and of stored buffers."""
         known, parameters = self.shapes(), dict(model.named_parameters())
         buffers = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
         return sorted({name for name, p in parameters.items() if known.get(name) != tuple(p.shape)} | buffers)
@@ -158,7 +158,7 @@ class ShardedLoad:
 
 
 def can_be_sharded(source: str) -> bool:
-    """Whether a folder or hub name has safetensors with every parameter under the name that the model has for it.
+    """True if safetensors hold every parameter under the model's own name.
 
     Some architectures are stored otherwise than they compute; transformers alone knows how to load them.
     """
@@ -170,7 +170,7 @@ def can_be_sharded(source: str) -> bool:
 
 
 def model_without_memory(source: str, dtype: torch.dtype) -> Any:
-    """A model of a folder or hub name whose parameters have shapes, and share one number each: none takes memory."""
+    """Model of a folder or hub name with shapes only: each parameter shares one number."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 

@@ -28,5 +28,5 @@ def other_stage(stage: Any) -> tuple[str, Work] | None:
 
 
 def is_played(stage: Any) -> bool:
-    """Whether the policy learns from attempts of its own, so that what it could do before is worth knowing."""
+    """True if the policy learns from its own attempts, so that its initial success matters."""
     return stage.attempts is not None if isinstance(stage, Supervised) else not isinstance(stage, RewardModel)

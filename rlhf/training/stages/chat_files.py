@@ -30,7 +30,7 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message of a chat.
+    """Message of a chat.
 
     Attributes:
         role: who speaks.
@@ -47,7 +47,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One row of a file.
+    """Row of a chat file.
 
     Attributes:
         number: its line, or its number from 1 where a file has no lines.
@@ -133,7 +133,7 @@ class _Form:
             found = ("prompt and completion", (prompt, completion)) if prompt and completion else None
         if found is None:
             raise RecipeError(
-                "these columns are no chat",
+                "these columns do not form a chat",
                 where=f"{where}, {settings.path}, line {number}",
                 got=", ".join(map(str, row)),
                 expected=f"messages ({', '.join(_MESSAGES)}), a prompt with a completion, or text",

@@ -1,4 +1,4 @@
-"""Chats as token rows: the ids that the policy would have sampled, and which of them are learnt.
+"""Chats as token rows, with masks of the assistant tokens to learn.
 
 The assistant's messages are encoded as replies of the policy and put between prompts by the renderer, as in a rollout.
 The mask is therefore known by construction: the chat template needs no `{% generation %}` part, and what it rewrites of
@@ -57,7 +57,7 @@ def split_rows(rows: Sequence[Sequence[Sample]], settings: Chats, seed: str, whe
 def chat_samples(
     chats: Iterable[Chat], renderer: Renderer, max_context: int, settings: Chats, where: str, style: Style = "hermes"
 ) -> tuple[list[Sample], int]:
-    """Return a row of each chat, and how many are left out as they are longer than the context.
+    """Row of each chat, and the number left out as longer than the context.
 
     Args:
         chats: of a file.

@@ -42,10 +42,10 @@ class Chats:
     max_rows: Annotated[int, Field(ge=1)] | None = None
     """Only so many rows, the first."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """What becomes of rows longer than the policy's context: an error before training begins, or nothing."""
+    """Handling of rows longer than the policy's context: `refuse` before training begins, or `drop`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the rows that is not learnt, whose loss is measured after each epoch."""
-    least: float | None = None
+    min_score: float | None = None
     """Score from which an attempt of `from_run` is imitated; null takes those that are solved."""
     max_per_task: Annotated[int, Field(ge=1)] | None = None
     """Most attempts of a task, the best first."""
@@ -63,6 +63,6 @@ class Chats:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse keys of the other source."""
         blank = Chats(path=self.path, from_run=self.from_run)
-        names = ("least", "max_per_task") if self.path else ("messages", "prompt", "completion", "text", "tools")
+        names = ("min_score", "max_per_task") if self.path else ("messages", "prompt", "completion", "text", "tools")
         source = "path" if self.path else "from_run"
         yield from unused(self, names, context.path, f"the data is that of {context.at(source)}", default=blank)

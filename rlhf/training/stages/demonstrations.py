@@ -66,7 +66,7 @@ class Demonstration:
         yield from self.subgoals
 
     def shown(self, turn: int) -> Shown:
-        """What it has for one turn."""
+        """Demonstrated content of a turn."""
         before, subgoal = (("", *self.subgoals)[turn : turn + 2]) if self.subgoals else ("", "")
         recalled, recall = (("", *self.recalls)[turn : turn + 2]) if self.recalls else ("", "")
         return Shown(self.trajectory.turns[turn].action.text, recall, subgoal, before, recalled=recalled)
@@ -84,7 +84,7 @@ async def play(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Demonstration]:
-    """Play each task once with the oracle; a random action now and then, and some tasks at random throughout.
+    """Oracle demonstrations of each task, with occasional random actions, and some tasks wholly random.
 
     Half of the random actions are possible where they are taken, the other half were possible somewhere else: what the
     environment answers to a mistake is then in the demonstrations too.
@@ -137,7 +137,7 @@ async def play(
 
 
 def _check_failures(failures: Sequence[str], n_tried: int, n_tasks: int, limits: Limits) -> None:
-    """Raise EnvError where too many failed, judged when some have been tried and not only at the end."""
+    """Raise EnvError where too many plays failed, checked early and at the end."""
     if len(failures) > limits.max_error_fraction * max(n_tried, min(n_tasks, FEW)):
         raise EnvError(
             "too many demonstrations failed",
@@ -152,11 +152,11 @@ class Strays(Protocol):
     """Departures of demonstrations from the plan of the oracle."""
 
     def is_next(self, state: StepResult) -> bool:
-        """Whether the next action is not the oracle's; asked once before each."""
+        """True if the next action is not the oracle's; asked once before each."""
         ...
 
     def action(self, state: StepResult) -> str:
-        """What is done instead, or where the oracle knows no way on."""
+        """Action in place of the oracle's, also where the oracle has none."""
         ...
 
 
@@ -174,7 +174,7 @@ class AtRandom:
     rng: random.Random
 
     def is_next(self, state: StepResult) -> bool:
-        """Whether the next action is a random one; remembers what is possible."""
+        """True if the next action is random; remembers the possible ones."""
         self.pool.update(dict.fromkeys(state.admissible_actions))
         return self.rng.random() < self.share
 
@@ -187,7 +187,7 @@ class AtRandom:
 async def play_one(
     environment: Environment, task: Task, strays: Strays, limits: Limits, lane: Lane, needs: Collection[str]
 ) -> Demonstration:
-    """Play one task with the oracle, and leave its plan where `strays` says so; `needs` as in `play`.
+    """Oracle demonstration of one task, deviating where `strays` says so; `needs` as in `play`.
 
     Raises:
         Ended: the environment fails or takes too long.
@@ -211,7 +211,7 @@ async def play_one(
 async def _steps(
     environment: Environment, task: Task, live: EnvSession, strays: Strays, limits: Limits, lane: Lane
 ) -> tuple[Trajectory, tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """What was done, the actions that were possible before each turn, and who had it. Raises Ended."""
+    """Trajectory, possible actions before each turn, and the seat of each. Raises Ended."""
     opening = state = await live.start()
     turns: list[Turn] = []
     shown: list[tuple[str, ...]] = []
@@ -241,7 +241,7 @@ async def _steps(
 async def _said(
     environment: Environment, name: str, task: Task, taken: Sequence[str], limits: Limits, lane: Lane
 ) -> tuple[str, ...]:
-    """What the environment says before each action, where it has such a method. Raises Ended."""
+    """Environment's explanation before each action, where it has such a method. Raises Ended."""
     if not callable(getattr(environment, name, None)):  # what stands for another environment passes its methods on
         return ()
     said: list[str] = []
@@ -259,7 +259,7 @@ async def _said(
 
 
 async def plan_of(environment: Environment, task: Task, taken: list[str], limits: Limits, lane: Lane) -> list[str]:
-    """What the environment's oracle would do after `taken`; nothing where it knows no way on. Raises Ended."""
+    """Oracle's plan after `taken`; empty where it has none. Raises Ended."""
     try:
         found = await lane.call(cast(Oracle, environment).plan, task, taken, timeout_s=limits.start_timeout_s)
     except CallTimeout as error:
@@ -277,7 +277,7 @@ class NeedsMore(Protocol):
 
     @property
     def needs(self) -> Collection[str]:
-        """What else: `recall`, `subgoal`, both or nothing."""
+        """Further needs: `recall`, `subgoal`, both or nothing."""
         ...
 
 
@@ -291,7 +291,7 @@ class Writes(Protocol):
 
 
 def needs_of(agent: object) -> Collection[str]:
-    """What an agent is to be demonstrated beside actions: `recall`, `subgoal`, both or nothing (its `needs`)."""
+    """Needs of an agent's demonstrations beside actions: `recall`, `subgoal`, both or nothing."""
     return tuple(agent.needs) if isinstance(agent, NeedsMore) else ()
 
 
@@ -346,7 +346,7 @@ class _Demonstrator:
         self.n_calls += 1
         if self.n_calls > _MAX_CALLS:
             raise AgentError(
-                "the agent asks without end for what is demonstrated", where="agent", got=f"{self.n_calls} calls"
+                "the agent keeps asking for demonstrations without acting", where="agent", got=f"{self.n_calls} calls"
             )
         asked = messages[-1].content if messages else ""
         shown = replace(self.shown, role=role, n_calls=self.n_words, asked=asked)

@@ -67,7 +67,7 @@ def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> f
 def updates_of(
     run: RunContext, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
 ) -> Iterator[dict[str, float]]:
-    """Make the updates of all epochs over the rows of each demonstration; yields what is logged of each.
+    """Make the updates of all epochs over the demonstrations' rows; yields metrics of each.
 
     Args:
         run: with the policy.

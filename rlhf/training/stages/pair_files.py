@@ -1,4 +1,4 @@
-"""Pairs in files: those that people wrote, read strictly, and those that a stage was trained on, kept to be read."""
+"""Preference pairs in files: strict reading of written ones, and storing of trained ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Written:
 
 
 def read(path: Path, where: str) -> list[Written]:
-    """Read rows with prompt, chosen and rejected, or with two conversations that part at the end; at least one.
+    """Rows with prompt, chosen and rejected, or two conversations that differ at the end; at least one.
 
     Args:
         path: of the file.
@@ -68,7 +68,7 @@ def read(path: Path, where: str) -> list[Written]:
 
 
 def _of_table(path: Path, where: str) -> list[Written]:
-    """Read rows of a file that has no lines of JSON, or of a folder of the package `datasets`."""
+    """Rows of a table file, or of a `datasets` folder."""
     try:
         return [_Line(path, number, where).pair(dict(row)) for number, row in read_rows(path, where)]
     except EnvError as error:
@@ -118,7 +118,7 @@ class _Line:
         return values | {"prompt": chosen[:n], "chosen": chosen[n:], "rejected": rejected[n:]}
 
     def said(self, values: Mapping[str, Any], name: str) -> str:
-        """What the assistant says: a text, or one message of its own."""
+        """Assistant text: a string, or one message."""
         value = values[name]
         if isinstance(value, str):
             return value

@@ -24,7 +24,7 @@ class OnPairs:
     knows_roles: ClassVar[bool] = False
 
     pairs: Pairs = Field(default_factory=Pairs)
-    """Where the pairs come from."""
+    """Source of the pairs."""
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over the pairs."""
     batch_size: Annotated[int, Field(ge=1)] = 32
@@ -33,11 +33,11 @@ class OnPairs:
     """Pairs of one forward pass; they are padded to the longest. A larger `batch_size` is a multiple of it. Changes
     memory and speed only: means are over the pairs, or the chosen tokens, of an update."""
     optimizer: AdamW = Field(default_factory=AdamW)
-    """How the weights are updated."""
+    """Optimizer of the stage."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass and keep those between layers only."""
     split: str = "train"
-    """Where the tasks come from."""
+    """Split of the tasks."""
     rewards: dict[str, float] | None = None
     """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
     says. A model that a later stage trains is not asked."""
@@ -101,7 +101,7 @@ class OnPairs:
 
     @property
     def reads_file(self) -> bool:
-        """Whether it learns from a file, and from no task of its split."""
+        """True if it learns from a file, and from no task of its split."""
         return self.pairs.file is not None
 
     @property

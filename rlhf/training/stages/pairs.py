@@ -1,4 +1,4 @@
-"""Pairs: of two attempts at one task, or two actions in one state, which one came to more.
+"""Preference pairs: the better of two attempts at a task, or of two actions in a state.
 
 Attempts that score 1, 0 and .4 make three pairs; a margin of .5 leaves (1, 0) and (1, .4), and one per task the first,
 which are furthest apart. Both sides of a pair are the ids that were sampled, with a mask over what the policy wrote.
@@ -22,7 +22,7 @@ from rlhf.settings import STRICT
 
 @plain_dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two.
+    """Side of a pair.
 
     Attributes:
         token_ids: `[L]` everything the model reads, the last thing being what the policy said.
@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Pairs:
-    """Source of pairs: attempts that the policy makes when the stage begins, those of a run, or a file."""
+    """Source of pairs: fresh attempts of the policy, those of a run, or a file."""
 
     tasks: Annotated[int, Field(ge=1)] = 128
     """Different tasks that the policy attempts."""
@@ -66,18 +66,18 @@ class Pairs:
     """JSON lines, JSON, CSV, TSV, Parquet or a folder of `datasets` with prompt, chosen and rejected instead: texts, or
     messages with role and content; conversations that part in their last message need no prompt."""
     level: Literal["trajectory", "state", "parting"] = "trajectory"
-    """What is compared: whole attempts by their score; actions taken in the same state of the environment, or the first
-    actions by which two attempts part, both by what was earned from there on."""
+    """Level of comparison: whole attempts by their score; actions taken in the same state of the environment, or the
+    first actions by which two attempts part, both by what was earned from there on."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount per turn of what is earned after an action; below 1 the shorter way is better."""
     margin: Annotated[float, Field(ge=0)] = 0.0
-    """How much better the chosen one must be, in units of the score; with 0, better at all."""
+    """Minimal score difference of a pair; with 0, any difference."""
     max_per_task: Annotated[int, Field(ge=1)] = 4
     """Most pairs of a task; those furthest apart first, and equals at random."""
 
     @property
     def is_attempted(self) -> bool:
-        """Whether the policy makes the attempts."""
+        """True if the policy makes the attempts."""
         return self.file is None and self.from_run is None
 
     def of(self, groups: Iterable[ScoredGroup], seed: int | str) -> list[Pair]:
@@ -98,7 +98,7 @@ class Pairs:
         return [p for p in pairs if different[p.chosen, p.rejected] is p][: self.max_per_task]
 
     def _of_states(self, group: ScoredGroup) -> Iterator[Pair]:
-        """Actions in states of one key, both read after the prompt of the chosen one, so that nothing else differs."""
+        """Pairs of actions in equal states, both under the chosen one's prompt, so that nothing else differs."""
         states: dict[str, list[tuple[Turn, float]]] = {}
         for trajectory, score in zip(group.trajectories, group.scores, strict=True):
             first = len(trajectory.turns) - len(trajectory.own_turns)
@@ -149,7 +149,7 @@ def _of_turns(task_id: str, better: Turn, worse: Turn, margin: float) -> Iterato
 
 
 def _parting(one: Trajectory, other: Trajectory) -> int | None:
-    """The first turn in which two attempts say something else, having read the same; None where there is none."""
+    """First turn at which two attempts differ after equal input; None where there is none."""
     for k, (a, b) in enumerate(zip(one.turns, other.turns, strict=False)):
         if [g.token_ids for g in a.generations] != [g.token_ids for g in b.generations]:
             both = a.generations and b.generations
@@ -177,7 +177,7 @@ def _row(generations: Sequence[Generation], where: str) -> Side | None:
         prompt = generation.prompt.token_ids
         if prompt[: len(ids)] != ids:
             raise TrainingError(
-                "this is no single row of tokens: its prompts do not extend each other",
+                "the attempt is not a single row of tokens: its prompts do not extend each other",
                 where=where,
                 got=f"a prompt of {len(prompt)} tokens that does not begin with the {len(ids)} before it",
                 expected="an agent whose context only grows, such as {kind: chat} with history: null",

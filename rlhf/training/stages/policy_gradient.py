@@ -60,28 +60,26 @@ class PolicyGradient:
     group_size: Annotated[int, Field(ge=1)] = 8
     """Attempts at each task; the group whose statistics give the advantage."""
     rollout: GroupStructure = Field(default_factory=Independent)
-    """How these attempts come about: each on its own, or as the branches of trees."""
+    """Group structure of the attempts: independent, trees, or retry chains."""
     sampler: TaskSampler = Field(default_factory=Shuffled)
-    """Which tasks come next."""
+    """Sampler of tasks."""
     selection: GroupSelection = Field(default_factory=All)
-    """Which groups of a step are trained on, and whether more tasks are to be drawn first."""
+    """Selection of groups to train on, and of whether to draw more tasks first."""
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
     """The estimator that gives each sampled token its number."""
     critic: CriticKind | None = None
-    """What learns the values that some estimators compare with: `gae`, `turn_gae`, `bilevel_gae`, `archer`,
-    `sweet`."""
+    """Critic of value-based estimators: `gae`, `turn_gae`, `bilevel_gae`, `archer`, `sweet`."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
-    """What is minimised."""
+    """Policy loss."""
     reference_reset: ReferenceReset | None = None
-    """When the present policy becomes what the loss's KL term compares with; null keeps the policy of the stage's
-    begin."""
+    """Reset of the KL term's reference to the present policy; null keeps the policy of the stage's begin."""
     correction: Correction = Field(default_factory=Truncated)
-    """What is done about an engine whose log-probs are not the trainer's; one that shares the trainer's weights needs
+    """Importance-sampling correction for sampler/trainer mismatch; an engine that shares the trainer's weights needs
     none."""
     reduction: Reduction = Field(default_factory=Reduction)
-    """How the losses of single tokens become one number."""
+    """Reduction of token losses to one number."""
     filters: Filters = Field(default_factory=Filters)
-    """Which rows are left out of the update."""
+    """Filters of rows that the update leaves out."""
     expert: Expert | None = None
     """Demonstrations that join the attempts at their task, for a loss that takes them; null brings none."""
     imitate_failed: ImitateFailed | None = None
@@ -89,30 +87,30 @@ class PolicyGradient:
     replay: Replay | None = None
     """Trajectories of the last steps that take the place of those left out; null replays nothing."""
     reward_refresh: RewardRefresh | None = None
-    """When and how the reward model that the policy learns from is trained further; null leaves it as it is."""
+    """Further training of the reward model during the stage; null leaves it as it is."""
     judge_refresh: JudgeRefresh | None = None
-    """When the policy of some steps ago becomes the judge of a reward; null keeps the judge that the reward names."""
+    """Replacement of a reward's judge by a recent policy; null keeps the judge that the reward names."""
     opponents: Opponents | None = None
     """Games of self-play in which an older version of the policy has a seat; null plays all against the present one."""
     train_roles: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Roles whose generations are trained, such as `plan` or a seat of a game; the empty role is that of plain actions.
     Null trains all. The others count in the credit as ever."""
     layout: Literal["trajectory", "generation"] = "trajectory"
-    """One row per trajectory (folded where prompts extend each other), or one row per generation."""
+    """Row layout: one row per trajectory (folded where prompts extend each other), or one per generation."""
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over the step's samples."""
     minibatches: Annotated[int, Field(ge=1)] = 1
     """Optimiser updates in one pass; trajectories are kept whole."""
     optimizer: AdamW = Field(default_factory=AdamW)
-    """How the weights are updated."""
+    """Optimizer of the policy."""
     trainer: TrainerKind = Field(default_factory=Torch)
-    """What computes the updates, in one process or in several: plain torch is for one."""
+    """Trainer of the updates, in one process or in several: plain torch is for one."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by it too."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
-    """Where the tasks come from."""
+    """Split of the tasks."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
     patience: Annotated[int, Field(ge=1)] | None = None
@@ -121,11 +119,11 @@ class PolicyGradient:
     checkpoint_every: Annotated[int, Field(ge=0)] = 20
     """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: Annotated[int, Field(ge=2)] | Literal["all"] = 2
-    """How many checkpoints of this stage stay: the last so many, or all. The stage's start, every policy that a KL term
+    """Number of latest checkpoints of this stage to keep, or `all`. The stage's start, every policy that a KL term
     compares with, and the best one that `evaluate_every` has found stay anyway. `rlhf extrapolate` needs early ones."""
     checkpoint_in_background: bool = False
-    """Whether a thread writes checkpoints while the next step runs. Needs memory of the CPU for a copy of everything
-    that is trained, and of the optimiser's state."""
+    """Write checkpoints in a thread while the next step runs. Needs memory of the CPU for a copy of everything that is
+    trained, and of the optimiser's state."""
 
     @property
     def n_evaluations(self) -> int:
@@ -234,7 +232,7 @@ class PolicyGradient:
                 yield no_effect(context.at(f"loss.{field.name}"), value, why, do)
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of a warm-up without an end, and of losses with more updates or another reduction than they are for."""
+        """Caution on an endless warm-up, and on losses with unsuited updates or reduction."""
         n_updates, traits = self.updates_per_step, LossNeeds(self.loss)
         if self.optimizer.warmup_steps >= self.steps * n_updates:
             warmup = f"its optimizer.warmup_steps is {self.optimizer.warmup_steps}"

@@ -27,15 +27,15 @@ class Preference(OnPairs):
     """
 
     loss: Literal["dpo", "ipo"] = "dpo"
-    """What is minimised."""
+    """Preference loss."""
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """How much it costs to leave the reference; larger stays nearer."""
+    """Strength of the pull to the reference; larger stays nearer."""
     imitation_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the cross-entropy of the chosen tokens beside it, which keeps them from becoming less likely too."""
     reference: Literal["start", "base"] = "start"
-    """What the policy is compared with: itself as the stage finds it, or the model under its adapter."""
+    """Reference policy: the one at the stage's start, or the model under its adapter."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=5e-6, schedule="linear", warmup_steps=5))
-    """How the weights are updated."""
+    """Optimizer of the policy."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse, too, to compare with a base where there is no adapter over it."""

@@ -89,7 +89,7 @@ async def prefer(run: RunContext, stage: Preference) -> None:
 
 
 def seed_of(run: RunContext) -> int:
-    """What TRL draws from: a function of the run's seed and the stage."""
+    """TRL's seed: a function of the run's seed and the stage."""
     return (run.seed * 1_000_003 + run.state.stage) % 2**32
 
 
@@ -128,7 +128,7 @@ async def groups_for(
     split: str,
     grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
 ) -> tuple[Sequence[ScoredGroup], RolloutBatch | None]:
-    """Make the attempts of a stage, or return those of the run that is named; and what was collected, if anything was.
+    """Groups of a stage, attempted now or of the named run; and the rollout batch, if any.
 
     Raises:
         RecipeError: the run that is named is of other tokens.
@@ -222,7 +222,7 @@ def _rows(policy: Policy, stage: Preference, pairs: Sequence[Pair]) -> list[dict
 
 
 def reference_logps(policy: Policy, sides: Sequence[Side], reference: str) -> list[float]:
-    """Sum of log π over the compared tokens of each side, in nats, under the policy or the model under its adapter."""
+    """Summed log π of each side's compared tokens, in nats, under the policy or its base model."""
     samples = [_sample(side, number) for number, side in enumerate(sides)]
     scorer = TorchTrainer(policy, Preference().optimizer, 1)
     with policy.model.disable_adapter() if reference == "base" else nullcontext():

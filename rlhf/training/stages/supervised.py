@@ -51,20 +51,20 @@ class Supervised:
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Demonstrations per optimiser update."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-3, schedule="cosine", warmup_steps=10))
-    """How the weights are updated."""
+    """Optimizer of the policy."""
     trainer: TrainerKind = Field(default_factory=Torch)
-    """What computes the updates, in one process or in several: plain torch is for one."""
+    """Trainer of the updates, in one process or in several: plain torch is for one."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
-    """Where the tasks come from."""
+    """Split of the tasks."""
     rewards: dict[str, float] | None = None
     """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
     says. A model that a later stage trains is not asked."""
 
     @property
     def reads_file(self) -> bool:
-        """Whether it learns from a file, and from no task of its split."""
+        """True if it learns from a file, and from no task of its split."""
         return self.data is not None and self.data.path is not None
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

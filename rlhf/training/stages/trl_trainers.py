@@ -1,4 +1,4 @@
-"""TRL's trainers, taught to leave data and model as they are: the only file that knows that library.
+"""TRL's trainers on our rows and model: the only file that imports that library.
 
 Its trainers take text, tokenise it and cut it; here they are given rows of ids and masks, which go to the model as they
 are. They also change the model that they are given: its forward, its dropout, its configuration. `borrowed` gives it
@@ -195,7 +195,7 @@ class _PairCollator:
 
 
 def padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Rows of ids, padded on the right to the longest, and the mask that tells what is padding."""
+    """Right-padded ids of rows, and their padding mask."""
     ones = [[1] * len(row) for row in rows]
     return {"input_ids": _filled(rows, pad_token_id), "attention_mask": _filled(ones, 0)}
 
@@ -212,7 +212,7 @@ def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _arguments(model: Any, folder: str, stage: OnPairs, seed: int) -> dict[str, Any]:
-    """What all of TRL's trainers are told: rows as they are, our optimiser and schedule, no files, no reports."""
+    """Shared arguments of TRL's trainers: our rows, optimiser and schedule, no files, no reports."""
     return {
         "output_dir": folder,
         "per_device_train_batch_size": stage.at_once,
@@ -256,7 +256,7 @@ def _run(
     on_update: OnUpdate,
     **settings: Any,
 ) -> None:
-    """Train, telling of every update; a cancellation of the present task ends it after the update that it is in."""
+    """Train with a callback per update; cancelling the task ends it after the current update."""
     from transformers import PrinterCallback, TrainerCallback
 
     total = stage.n_updates(len(rows))

@@ -73,7 +73,7 @@ def test_what_is_shown_tells_solved_ones_from_the_others_and_leaves_the_task_its
     found = Cases(k=2).recollect(store, begin("d", "the red key"))
     assert found == Recollection("Solved before:\nred key\n> n, e\nNot solved before:\nred door\n> s", (1, 2))
     assert Cases(k=3).recollect(store, begin("a", "red key")).entries == (2, 3)
-    assert 1 in Cases(k=3, own=True).recollect(store, begin("a", "red key")).entries
+    assert 1 in Cases(k=3, include_same_task=True).recollect(store, begin("a", "red key")).entries
     assert Cases(k=1, max_chars=3).recollect(store, begin("d", "red key")).text == "Solved before:\nred\n> n, "
     empty = Store(store.path.with_name("empty"), split="train")
     assert Cases().recollect(empty, begin("d", "x")) == Recollection()

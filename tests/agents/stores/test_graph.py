@@ -222,7 +222,10 @@ def test_another_task_is_shown_what_this_one_left_and_this_one_is_not(store: Sto
     shown = "Known:\n- key, in, box\n- box, in, hall\nSeen before:\n- The box is in the hall."
     assert turn.action.notes[RECALLED] == shown and turn.action.notes[ENTRIES] == "1 2 4"
     assert play(graph, store, ["Where is the key?"], task="a")[0].action.notes[RECALLED] == ""
-    assert play(replace(graph, own=True), store, ["Where is the key?"], task="a")[0].action.notes[ENTRIES] == "1 2 4"
+    assert (
+        play(replace(graph, include_same_task=True), store, ["Where is the key?"], task="a")[0].action.notes[ENTRIES]
+        == "1 2 4"
+    )
     assert content_hash(store) == before, "an episode only reads"
 
 

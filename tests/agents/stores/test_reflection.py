@@ -19,7 +19,7 @@ from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.stores import copies
 from agents.stores.contrib.reflection import AMONG, CITED, UNKNOWN, Reflection, weights_of
-from agents.stores.contrib.rerank import Weights, draw, gradient, log_prob, scores, vector
+from agents.stores.contrib.rerank import Weights, draw, gradient, scores, vector
 from agents.stores.copies import content_hash
 from agents.stores.entry import Origin
 from agents.stores.faults import StoreLeak
@@ -29,6 +29,17 @@ from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull
 from tests.agents.spoken import Speaks
+
+
+def log_prob(values: Sequence[float], order: Sequence[int], tau: float) -> float:
+    """Log-prob of drawing `order`: Σ_j log softmax(s / τ)_j among what is left, in nats."""
+    total, left = 0.0, list(range(len(values)))
+    for chosen in order:
+        parts = np.array([values[i] / tau for i in left])
+        top = float(parts.max())
+        total += values[chosen] / tau - top - float(np.log(np.exp(parts - top).sum()))
+        left.remove(chosen)
+    return total
 
 
 def attempt(task: str, opening: str, action: str = "go", solved: bool = False, **notes: str) -> Trajectory:
@@ -243,7 +254,7 @@ def test_a_summary_becomes_an_entry_or_goes_into_a_known_one(store: Store) -> No
     # No task is shown what it has a part in; another one is.
     for task, entries in (("a", ()), ("b", ()), ("c", (1,))):
         assert kind.recollect(store, History(Task(task), "blue keys")).entries == entries
-    assert replace(kind, own=True).recollect(store, History(Task("a"), "blue keys")).entries == (1,)
+    assert replace(kind, include_same_task=True).recollect(store, History(Task("a"), "blue keys")).entries == (1,)
 
 
 def test_a_task_is_asked_about_when_it_is_new_and_when_it_is_first_solved(store: Store) -> None:

@@ -306,7 +306,7 @@ def test_where_there_is_no_file_there_is_nothing_to_read(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("fields", [{"x": object()}, {"x": float("nan")}])
 def test_fields_are_plain_values(store: Store, fields: dict[str, object]) -> None:
-    with pytest.raises(StoreError, match="no plain JSON values"):
+    with pytest.raises(StoreError, match="not plain JSON values"):
         store.add("note", "x", HERE, fields)
     assert store.entries() == []
 

@@ -54,7 +54,7 @@ def texts(store: Store, kind: str) -> list[str]:
 @pytest.mark.parametrize("most", [20, 21, 25, 26, 60])
 @pytest.mark.parametrize("solved", [False, True])
 def test_the_text_of_an_episode_is_never_longer_than_it_may_be(store: Store, most: int, solved: bool) -> None:
-    kind = Typed(**ALL | {"episodic": Episodic(max_chars=most)}, asks=False)
+    kind = Typed(**ALL | {"episodic": Episodic(max_chars=most)}, ask_policy=False)
     long = group("a", "find the red key of the old door in the hall", ("north north north", solved))
     kind.learn(store, [long], "train")
     [text] = texts(store, "episodic")
@@ -64,14 +64,14 @@ def test_the_text_of_an_episode_is_never_longer_than_it_may_be(store: Store, mos
 
 def test_rules_leave_no_more_facts_of_an_attempt_than_are_new_at_once(store: Store) -> None:
     rules = Pattern(patterns=(r"(?P<subject>\w+) is (?P<relation>on) the (?P<object>\w+)",))
-    kind = Typed(**ALL | {"semantic": Semantic(extractor=rules, max_new=2)}, asks=False)
+    kind = Typed(**ALL | {"semantic": Semantic(extractor=rules, max_new=2)}, ask_policy=False)
     opening = "Key is on the box. Key is on the box. Lamp is on the table. Cat is on the mat."
     kind.learn(store, [group("a", opening, ("n", True))], "train")
     assert texts(store, "semantic") == ["key, on, box", "lamp, on, table"]
 
 
 def test_of_two_groups_of_one_task_the_best_attempt_of_both_is_told(store: Store) -> None:
-    kind = Typed(**ALL | {"procedural": Procedural()}, asks=False)
+    kind = Typed(**ALL | {"procedural": Procedural()}, ask_policy=False)
     groups = [
         group("a", "o", ("n n n", True)),
         group("b", "p", ("s", True)),
@@ -209,7 +209,7 @@ def test_a_fact_is_kept_once_and_remembers_who_told_it(store: Store) -> None:
 
 def test_rules_may_read_the_facts(store: Store) -> None:
     rules = Pattern(patterns=(r"(?P<subject>\w+) (?P<relation>is) (?P<object>\w+)",))
-    kind = Typed(**{**ALL, "semantic": Semantic(extractor=rules)}, asks=False)
+    kind = Typed(**{**ALL, "semantic": Semantic(extractor=rules)}, ask_policy=False)
     with store.transaction():
         kind.learn(store, [group("a", "The key is red. The key is red.", ("n", False))], "train")
     assert texts(store, "semantic") == ["key, is, red"]
@@ -262,8 +262,8 @@ def test_an_engine_that_fails_leaves_nothing_and_a_task_that_judges_neither(stor
     ("keys", "says"),
     [
         (ALL, "at least one"),
-        ({"asks": False}, "semantic has no extractor"),
-        ({"asks": False, "semantic": None}, "core.begin is empty"),
+        ({"ask_policy": False}, "semantic has no extractor"),
+        ({"ask_policy": False, "semantic": None}, "core.begin is empty"),
     ],
 )
 def test_a_memory_that_nobody_writes_is_refused(keys: dict[str, Any], says: str) -> None:
@@ -279,7 +279,7 @@ def test_a_core_begins_within_its_bounds(begin: tuple[str, ...]) -> None:
 
 def test_it_is_a_kind_that_asks_and_an_agent(store: Store) -> None:
     assert isinstance(Typed(), Asks) and isinstance(Typed(), StoreKind) and asks_policy(Typed())
-    assert not asks_policy(Typed(asks=False, core=None, semantic=None))
+    assert not asks_policy(Typed(ask_policy=False, core=None, semantic=None))
     assert check_agent(Remembering(inner=ChatAgent(system=""), store=Typed())).ok
     store.add("case", "of another kind", Origin("a", "train"))
     assert shown(Typed(), store, "of another kind") == []

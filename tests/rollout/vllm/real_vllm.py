@@ -20,7 +20,7 @@ from rlhf.inference.vllm.start import StartOptions
 from rlhf.training.policy.model import FromScratch, Lora, Policy
 from rlhf.training.publisher import adapter_config, adapter_parameters, parameters
 
-MAX_CONTEXT = 512
+MAX_CONTEXT = 4096
 
 #: Makes every tiny policy know the same words.
 TEXTS = ("alpha beta gamma", "the poison waits", "omega") * 10

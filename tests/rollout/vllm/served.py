@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ import psutil
 from rlhf.build.engine import SHAPES
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.server import ServerInstance
-from rlhf.rollout.group import Progress
+from rlhf.rollout.progress import Progress
 from rlhf.training.policy.model import Policy
 from tests import recipe_parts
 from tests.rollout.vllm.real_vllm import MAX_CONTEXT
@@ -43,12 +42,6 @@ def write_recipe(folder: Path, policy: Policy) -> Path:
         "engine: {kind: vllm, kv_cache_gb: 0.03, max_sessions: 64}",
     ]
     return recipe_parts.write(folder, "\n".join(kept).replace("max_tokens: 8", f"max_context: {MAX_CONTEXT}"))
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Served:

@@ -30,7 +30,7 @@ MODES = ["drain", "keep", "abort_and_resume"]
 N_CALLS = 16
 
 #: Long enough that it is still running when weights arrive, and beyond.
-LONG = SamplingParams(max_tokens=330, temperature=0.9, seed=4)
+LONG = SamplingParams(max_tokens=1500, temperature=0.9, seed=4)
 
 
 def by_version(generation: Generation) -> list[int]:
@@ -108,7 +108,7 @@ def weights_as(engine: VllmEngine, policy: Policy, version: int) -> PolicyWeight
 def test_full_weights_arrive_while_generations_run(runner, full, at_update):
     policies = [policy_like(seed) for seed in (1, 2, 3)]
     found, _ = runner.run(across_deliveries(full, policies, at_update=at_update))
-    assert all(g.finish is Finish.LENGTH and len(g.token_ids) == 330 for g in found)
+    assert all(g.finish is Finish.LENGTH and len(g.token_ids) == LONG.max_tokens for g in found)
     first, later = found[:N_CALLS], found[N_CALLS:]
     assert [{g.policy_version for g in part} for part in (first, later)] == [{1}, {2, 3}]
     if at_update == "drain":
@@ -123,7 +123,7 @@ def test_full_weights_arrive_while_generations_run(runner, full, at_update):
 def test_adapters_arrive_while_generations_run(runner, adapted, at_update):
     policies = [lora_policy(seed) for seed in (1, 2, 3)]
     found, _ = runner.run(across_deliveries(adapted, policies, at_update=at_update))
-    assert all(len(g.token_ids) == 330 for g in found)
+    assert all(len(g.token_ids) == LONG.max_tokens for g in found)
     first = found[:N_CALLS]
     assert {g.policy_version for g in first} == {1}
     if at_update == "abort_and_resume":

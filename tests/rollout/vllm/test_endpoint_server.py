@@ -24,10 +24,13 @@ from aiohttp import web
 
 from rlhf.evaluation.store import read_failures, read_trajectories
 from rlhf.inference.vllm.start import engine_environment
+from rlhf.processes import free_port
 from tests.commands import last_json, run
 from tests.loopback import loopback
 from tests.rollout.vllm.real_vllm import MAX_CONTEXT, policy_like
-from tests.rollout.vllm.served import PATIENCE_S, free_port
+from tests.rollout.vllm.served import PATIENCE_S
+
+pytestmark = pytest.mark.extended  # tests/test_endpoint.py has servers that answer to order
 
 NAME = "tiny"
 SUITE = """

@@ -18,6 +18,7 @@ from rlhf.data import SamplingParams
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.vllm.instance import InstanceDownError
 from rlhf.inference.vllm.server import ServerInstance
+from rlhf.processes import free_port
 from rlhf.training.publisher import Publisher
 from tests.rollout.vllm.real_vllm import (
     adapter_weights,
@@ -28,8 +29,7 @@ from tests.rollout.vllm.real_vllm import (
     prompt_of,
     weights,
 )
-from tests.rollout.vllm.served import Served, engine_on, free_port, write_recipe
-from tests.tiers import tiered
+from tests.rollout.vllm.served import Served, engine_on, write_recipe
 
 #: Runs a command where /dev/shm is another, which only root may make: the user is that in a namespace of its own.
 APART = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
@@ -48,7 +48,8 @@ def _can_be_apart() -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(not _can_be_apart(), reason="no mount namespaces here")
+# `make test` delivers over HTTP in test_servers.py.
+pytestmark = [pytest.mark.extended, pytest.mark.skipif(not _can_be_apart(), reason="no mount namespaces here")]
 
 
 class Told(ServerInstance):
@@ -214,7 +215,7 @@ def test_a_server_that_is_cut_off_in_a_delivery_is_taken_back_in_the_middle_of_i
     runner.run(go())
 
 
-@pytest.mark.parametrize("point", tiered(["put", "rlhf_write_adapter"], "rlhf_write_adapter"))
+@pytest.mark.parametrize("point", ["put", "rlhf_write_adapter"])
 def test_a_server_that_vanishes_in_a_delivery_is_left_out_and_taken_back(
     runner: asyncio.Runner, two: Two, tmp_path: Path, point: str
 ) -> None:

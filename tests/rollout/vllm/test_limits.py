@@ -23,7 +23,7 @@ from tests.rollout.vllm.real_vllm import (
     weights,
 )
 
-LONG = SamplingParams(max_tokens=450, seed=3)
+LONG = SamplingParams(max_tokens=4000, seed=3)
 SHORT = SamplingParams(max_tokens=5)
 
 
@@ -156,7 +156,7 @@ def test_release_ends_what_a_session_runs_and_nothing_else(runner, full):
 
     ended, took, unborn, untouched = runner.run(go())
     assert took < 60 and {g.finish for g in ended} == {Finish.ABORT}
-    assert all(0 < len(g.token_ids) < 450 for g in ended)
+    assert all(0 < len(g.token_ids) < LONG.max_tokens for g in ended)
     assert max(float(gaps(policy, g, LONG).max()) for g in ended) < 1e-3
     assert {g.finish for g in unborn} == {Finish.ABORT}
     assert (untouched.finish, len(untouched.token_ids)) == (Finish.LENGTH, 100)
@@ -188,7 +188,7 @@ def test_release_ends_what_waits_for_a_delivery(runner, full):
 
     (waiting, frozen), took = runner.run(go())
     assert took < 60 and (waiting.finish, frozen.finish) == (Finish.ABORT, Finish.ABORT)
-    assert waiting.token_ids == () and 0 < len(frozen.token_ids) < 450
+    assert waiting.token_ids == () and 0 < len(frozen.token_ids) < LONG.max_tokens
 
 
 def test_a_cancelled_call_is_aborted_in_vllm(runner, full):

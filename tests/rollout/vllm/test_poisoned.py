@@ -172,7 +172,7 @@ def test_what_arrives_otherwise_than_sent_is_caught(runner, full, monkeypatch, p
         engine = await engine_over(instance, policy=policies[0], at_update="keep", delivery=delivery)
         await engine.load(full_weights(policies[0], 1))
         instance.poisons = True
-        running = asyncio.create_task(engine.generate(prompt_of(30), SamplingParams(max_tokens=400)))
+        running = asyncio.create_task(engine.generate(prompt_of(30), SamplingParams(max_tokens=4000)))
         await asyncio.sleep(0.2)
         with pytest.raises(DeliveryError, match=told):
             await engine.load(full_weights(policies[1], 2))

@@ -114,13 +114,13 @@ def test_death_of_the_engine_ends_a_rollout_in_errors_of_the_engine(own, runner)
     async def go():
         engine = await engine_over(own.instance, policy=policy)
         await engine.load(full_weights(policy, 1))
-        limits = Limits(max_turns=4, max_tokens=300, max_error_fraction=1.0)
+        limits = Limits(max_turns=4, max_tokens=2000, max_error_fraction=1.0)
         collector = RolloutRunner(
             environment=Echoes(n_turns=4), agent=ChatAgent(system=""), engine=engine, limits=limits, seed=0,
             rewards={"env": Weighted("env", 1.0, EnvironmentReward())}, renderer=Renderer(policy.tokenizer),
         )  # fmt: skip
         calls = [
-            asyncio.create_task(engine.generate(prompt_of(20 + i), SamplingParams(max_tokens=450))) for i in range(8)
+            asyncio.create_task(engine.generate(prompt_of(20 + i), SamplingParams(max_tokens=4000))) for i in range(8)
         ]
         rollout = asyncio.create_task(
             collector.collect(Echoes().tasks("train"), group_size=4, sampling=SamplingParams(), step=0)
@@ -186,6 +186,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extended
 def test_a_signal_to_the_whole_group_leaves_the_engine_to_the_run_and_its_death_ends_the_engine(tmp_path):
     program = tmp_path / "run.py"
     program.write_text(RUN)

@@ -133,6 +133,7 @@ def test_an_adapter_in_the_place_of_another_is_noticed(runner: asyncio.Runner, i
     assert "canary of the adapter memory" in runner.run(go(Swaps(instance), policy, policy))
 
 
+@pytest.mark.extended
 def test_a_planner_with_an_adapter_of_its_own_trains_with_vllm(tmp_path: Path) -> None:
     gradient = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 4, "group_size": 4}
     recipe = runs.write(

@@ -25,8 +25,10 @@ from rlhf.data import Generation, Outcome, SamplingParams, ScoredGroup
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.vllm.engine import AtUpdate, VllmEngine
 from rlhf.inference.vllm.server import ServerInstance
-from rlhf.rollout.group import Progress, run_groups
+from rlhf.processes import free_port
+from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.progress import Progress
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.training.policy.model import Policy
@@ -40,7 +42,7 @@ from tests.rollout.vllm.real_vllm import (
     policy_like,
     prompt_of,
 )
-from tests.rollout.vllm.served import Counting, Cut, Served, engine_on, free_port, post, write_recipe
+from tests.rollout.vllm.served import Counting, Cut, Served, engine_on, post, write_recipe
 from tests.tiers import tiered
 from tests.training.tiny import Echoes
 
@@ -137,11 +139,13 @@ def test_serving_what_cannot_be_served(pair: Pair, tmp_path: Path) -> None:
 # --- one engine over both --------------------------------------------------------------------------------------------
 
 
-def test_a_full_delivery_reaches_both_and_is_proven(runner: asyncio.Runner, pair: Pair) -> None:
+@pytest.mark.parametrize("way", ["shared_memory", "http"])  # the second is how servers elsewhere get theirs
+def test_a_full_delivery_reaches_both_and_is_proven(runner: asyncio.Runner, pair: Pair, way: str) -> None:
     async def go() -> None:
         policy = policy_like(3)
         params = SamplingParams(max_tokens=16, temperature=0.8, seed=5)
-        async with engine_on(pair.urls, policy, buffer_bytes=4096) as engine:  # in many pieces
+        pieces = {"buffer_bytes": 4096} if way == "shared_memory" else {}
+        async with engine_on(pair.urls, policy, delivery=way, **pieces) as engine:
             await engine.load(full_weights(policy, 7))
             fingerprints = [await ServerInstance(url).call("rlhf_fingerprint") for url in pair.urls]
             assert fingerprints == [[engine.policy_fingerprint]] * 2
@@ -302,6 +306,7 @@ def test_weights_from_elsewhere_are_refused(runner: asyncio.Runner, pair: Pair) 
     runner.run(go())
 
 
+@pytest.mark.extended
 def test_a_server_dies_while_episodes_run_and_comes_back(runner: asyncio.Runner, pair: Pair, tmp_path: Path) -> None:
     policy = policy_like(4)
     clients = [Counting(url) for url in pair.urls]
@@ -338,6 +343,7 @@ def test_a_server_dies_while_episodes_run_and_comes_back(runner: asyncio.Runner,
     runner.run(go())
 
 
+@pytest.mark.extended
 def test_when_no_server_is_left_episodes_fail_by_type_and_nothing_hangs(runner: asyncio.Runner, pair: Pair) -> None:
     """The one is stopped by Ctrl-C, as its user would; the other loses its engine."""
     policy = policy_like(4)

@@ -12,6 +12,7 @@ import pytest
 
 from rlhf.build.evaluate import evaluate
 from rlhf.recipe.evaluation_request import EvaluationRequest
+from tests.tiers import tiered
 from tests.training import runs
 
 #: Enough that some attempts succeed and some fail.
@@ -27,7 +28,7 @@ POLICY_GRADIENT = {
 GREEDY = {"n_tasks": 48, "temperature": 0.0}
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full weights", "adapter"])
+@pytest.mark.parametrize("lora", tiered([None, {"rank": 4}], None), ids=["full weights", "adapter"])
 def test_a_run_trains_with_vllm_and_is_evaluated_alike_by_both_engines(tmp_path: Path, lora: Any) -> None:
     stages = [{**SUPERVISED, "optimizer": {"lr": 5.0e-3 if lora is None else 2.0e-2}}, POLICY_GRADIENT]
     policy = {**runs.BASE["policy"], "head_dim": 32, **({} if lora is None else {"lora": lora})}

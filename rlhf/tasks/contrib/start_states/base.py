@@ -9,12 +9,12 @@ from rlhf.data import ScoredGroup, Task
 
 
 def is_due(place: int, share: float) -> bool:
-    """Whether the draw number `place` belongs to a share of all draws: as evenly spread as that share allows."""
+    """True if draw number `place` belongs to a `share` of all draws, spread evenly."""
     return math.floor((place + 1) * share + 1e-9) > math.floor(place * share + 1e-9)
 
 
 def start_metrics(tasks: Sequence[Task], groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
-    """Tell how far on the tasks of a step began, and how it went from the beginning and from further on.
+    """Metrics of start depth, and of success from the beginning and from later states.
 
     Args:
         tasks: drawn in the step.

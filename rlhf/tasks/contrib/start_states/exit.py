@@ -133,7 +133,7 @@ class ExItTasks:
             place += 1
 
     def _new_start(self, task: Task, group: ScoredGroup, place: int) -> Task | None:
-        """Return a state that one attempt of a group went through; None where that attempt was too short."""
+        """State that an attempt of the group passed through; None where that attempt was too short."""
         rng = random.Random(f"{self.seed}/{self.n_steps}/{place}/start")
         attempt = rng.choice(group.trajectories)
         if len(attempt.turns) - attempt.n_given < 2:

@@ -21,7 +21,7 @@ _COUNTS = ("n_steps", "n_drawn", "n_beginnings", "n_starts")
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReverseCurriculum:
-    """Episodes that begin inside a demonstration, so that the goal is within reach of a policy that cannot solve tasks.
+    """Reverse curriculum: episodes begin inside a demonstration, with the goal within reach.
 
     A solved demonstration of n turns is cut into M segments: its start states are those after ⌊n·j/M⌋ turns, for j from
     M − 1, one segment before the goal, down to 0, the task itself. Four turns in four segments give starts with 3, 2, 1
@@ -148,7 +148,7 @@ class ReverseTasks:
         return logged
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is."""
+        """Progress of the curriculum."""
         return {name: getattr(self, name) for name in _COUNTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,98 @@
+"""Figures of a memory estimate: parts, their sum, and how to need less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+#: What to change about each part of a stage; `{stage}` is its path as an override has it.
+_CHANGES = {
+    "weights": "use a smaller model, policy.dtype=bfloat16 or '{stage}.trainer={{kind: deepspeed, zero: 3}}'",
+    "gradients": "train adapters, policy.lora={{}}, or shard them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
+    "masters": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
+    "moments": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
+    "buffers": "change {stage}.trainer: a lower bucket_mb, or reshard_after_forward: true, whichever it has",
+    "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
+    "teacher": "name a smaller teacher in {stage}.loss.teacher",
+    "critic": "set {stage}.critic.lora={{}} or {stage}.critic.backbone=policy",
+    "rewards": "ask a server instead, by the url of the reward, or use smaller models",
+    "reward_copy": "remove {stage}.reward_refresh, or use a smaller reward model",
+    "judges": "remove {stage}.judge_refresh, or ask a judge that stays",
+    "background": "set {stage}.checkpoint_in_background=false",
+    "engine": "use engine={{kind: vllm}} with engine.dtype=bfloat16, or servers on other GPUs: engine.servers",
+    "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
+    "activations": "lower {stage}.max_tokens_per_microbatch, or set {stage}.trainer.gradient_checkpointing=true",
+    "logits": "lower {stage}.max_tokens_per_microbatch",
+    "critic_activations": "lower {stage}.max_tokens_per_microbatch",
+    "update": "train adapters, policy.lora={{}}",
+    "loading": "use a smaller model",
+    "program": "start fewer processes",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Category of memory, with its bytes.
+
+    Attributes:
+        name: of `_CHANGES`.
+        n_bytes: of it, in each process.
+        on_host: whether it lies in the machine's memory where the policy is on a GPU.
+    """
+
+    name: str
+    n_bytes: int
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory of each process in one stage.
+
+    Attributes:
+        path: of the stage.
+        n_processes: that share it.
+        held: throughout.
+        passing: of these, whose parts are there together, one comes after the other.
+        max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held`.
+        is_whole: False where activations could not be found for this model, and are left out.
+    """
+
+    path: str
+    n_processes: int
+    held: tuple[Part, ...]
+    passing: tuple[tuple[Part, ...], ...]
+    max_kv_cache: int
+    is_whole: bool = True
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Parts of memory at the peak."""
+        return self.held + max(self.passing, key=total)
+
+    def change(self, part: Part) -> str:
+        """Say what to change so that there is less of it."""
+        return _CHANGES[part.name].format(stage=self.path.replace("[", ".").replace("]", ""))
+
+    def values(self) -> dict[str, Any]:
+        """Return plain values, in bytes."""
+        found = {part.name: part.n_bytes for part in self.held}
+        kept = sum(n for name, n in found.items() if name not in ("kv_cache", "program"))
+        there = {part.name: part.n_bytes for group in self.passing for part in group}
+        return {
+            "stage": self.path,
+            "n_processes": self.n_processes,
+            **found,
+            **there,
+            "training_total": kept,
+            "max_kv_cache": self.max_kv_cache,
+            "on_host": total(part for part in self.parts if part.on_host),
+            "peak": total(self.parts),
+            "is_whole": self.is_whole,
+        }
+
+
+def total(parts: Iterable[Part]) -> int:
+    """Bytes of all parts."""
+    return sum(part.n_bytes for part in parts)

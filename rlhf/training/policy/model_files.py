@@ -1,0 +1,95 @@
+"""Loading of model and tokenizer from a Hugging Face folder or hub name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf.errors import ModelError
+from rlhf.inference.embedded.model_probe import without_dropout
+from rlhf.training.checkpoints.store import check_model
+from rlhf.training.policy.lora import loading_options
+from rlhf.training.policy.templates import give_template
+
+#: Files of which a tokenizer has at least one.
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+
+#: Loads a source in a number format with further options: model, tokenizer, and names of what the files do not hold.
+Loader = Callable[[str, torch.dtype, dict[str, Any]], tuple[Any, Any, list[str]]]
+
+
+def load_folder(
+    path: str,
+    *,
+    dtype: str = "float32",
+    where: str = "",
+    quantization: str | None = None,
+    template: Path | None = None,
+    loader: Loader | None = None,
+) -> tuple[Any, Any]:
+    """Model and tokenizer of a Hugging Face folder or hub name, with a named chat template if any.
+
+    Raises:
+        ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
+        CheckpointError: the folder lies in a checkpoint or a run, and a file of it is not what was written.
+    """
+    folder = Path(path).expanduser()
+    local = folder.exists() or path.startswith((".", "/", "~"))
+    where = where or f"policy.path {path}"
+    if local:
+        check_model(folder)
+    if local and not (folder / "config.json").is_file():
+        raise ModelError(
+            "no model in this folder",
+            where=where,
+            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder",
+            expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
+            hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
+        )
+    if local and not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise ModelError(
+            "there is no tokenizer in this folder",
+            where=where,
+            got=", ".join(sorted(p.name for p in folder.iterdir())[:8]),
+            expected=f"one of {', '.join(_TOKENIZERS)}",
+            hint="copy the tokenizer's files there from the model it was trained from, as save_pretrained writes them",
+        )
+    options = loading_options(quantization, getattr(torch, dtype))
+    try:
+        model, tokenizer, missing = (loader or _load)(str(folder) if local else path, getattr(torch, dtype), options)
+    except Exception as error:  # tokenizers raises bare Exception, safetensors one of its own
+        raise ModelError(
+            "the model cannot be loaded",
+            where=where,
+            got=first_line(error),
+            expected="a readable causal language model with tokenizer",
+            hint="check the files" if local else "check the name and that the hub can be reached, or give a folder",
+        ) from error
+    if missing:
+        raise ModelError(
+            "the files lack some of the model's weights",
+            where=where,
+            got=f"nothing for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
+            expected="every parameter of the model that config.json describes",
+            hint="complete the files; weights drawn at random instead would look like a model that has learnt nothing",
+        )
+    give_template(tokenizer, template, where)
+    return model, tokenizer
+
+
+def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any, Any, list[str]]:
+    """Model, tokenizer, and the names of parameters that the files do not hold."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    without_dropout(loaded[0])
+    return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])
+
+
+def first_line(error: Exception) -> str:
+    """Class of an error, and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
